@@ -27,15 +27,21 @@ from benchmarks.lake import fill, new_topic, own_services
 from benchmarks.left_behind import commit
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
-from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.ledger import Account, encode
+from kafka_liveness_dagster.core.commit_metadata import (
+    CATCH_UP_SUFFIX,
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
+from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.spark.connect.session import connect
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,8 +93,11 @@ def _scene(services: Services, session: SparkSession) -> tuple[str, dict[int, Ic
     tables = {size: IcebergTable(f"lake.bench.audit_{size}") for size in SIZES}
     for size, table in tables.items():
         _make(services, session, table, _history(topic, topic_id, size))
-    origin, target = Origin(0, topic_id), tables[COMMITTED].name
-    mark, log = LiveMark(Mark.RELEASED, "0badcafe", origin=origin), DoneLog(origin=origin, target=target)
+    origin, target = GroupOrigin(0, topic_id), tables[COMMITTED].name
+    mark, log = (
+        LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", origin=origin),
+        CatchUpCommitMetadata(origin=origin, target=target),
+    )
     for group, offset, told in ((_GROUP, COMMITTED, mark), (_GROUP + CATCH_UP_SUFFIX, 0, log)):
         offsets = [KafkaTopicPartition(topic, at, offset, told.encode()) for at in range(PARTITIONS)]
         commit(services.bootstrap_servers, group, offsets)
@@ -99,8 +108,8 @@ def _history(topic: str, topic_id: str, size: int) -> list[dict[str, str]]:
     """What each of so many snapshots says: a batch of all partitions, to ``COMMITTED`` with the last one."""
 
     def ledger(start: int, end: int) -> str:
-        account = Account((Span(start, end),), start=0, topic_id=topic_id)
-        return encode({TopicPartition(topic, at): account for at in range(PARTITIONS)})
+        account = LedgerEntry((Span(start, end),), first_offset=0, topic_id=topic_id)
+        return encode_entries({TopicPartition(topic, at): account for at in range(PARTITIONS)})
 
     each = max(1, COMMITTED // size)
     told = []
@@ -118,7 +127,7 @@ def _history(topic: str, topic_id: str, size: int) -> list[dict[str, str]]:
 def _make(services: Services, session: SparkSession, table: IcebergTable, told: list[dict[str, str]]) -> None:
     """A table with this history: its metadata file is written anew, and the catalog pointed to it."""
     row = "SELECT 'none' AS topic, 0 AS partition, 0L AS offset"
-    write(session, table, [OffsetRange("none", 0, 0, 1)], lambda: session.sql(row))
+    write_table(session, table, [OffsetRange("none", 0, 0, 1)], lambda: session.sql(row))
     name = table.name.rpartition(".")[2]
     with closing(sqlite3.connect(services.catalog_uri.removeprefix("sqlite:///"))) as catalog, catalog:
         where = "WHERE table_name = ?"
@@ -166,8 +175,8 @@ def _ledger(session: SparkSession, topic: str, table: IcebergTable) -> float:
     """Seconds of a writer's first look, which must find what was made."""
     asked = [TopicPartition(topic, at) for at in range(PARTITIONS)]
     ledger = TableLedger(table, lambda: session)
-    seconds = _timed(lambda: ledger.accounts(asked))
-    done = {account.done for account in ledger.accounts(asked).values()}
+    seconds = _timed(lambda: ledger.entries(asked))
+    done = {account.written for account in ledger.entries(asked).values()}
     if len(done) != 1 or next(iter(done))[0].end < COMMITTED:
         raise RuntimeError(f"{table.name} says {done}: what was measured is wrong")
     return seconds

@@ -82,7 +82,7 @@ def webserver(home: Path) -> Iterator[tuple[dg.DagsterInstance, str]]:
         with dg.DagsterInstance.from_config(str(home)) as instance:
             yield instance, url
     finally:
-        processes.end([psutil.Process(child.pid)])
+        processes.end_processes([psutil.Process(child.pid)])
         child.wait()
 
 

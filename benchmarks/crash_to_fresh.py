@@ -40,7 +40,7 @@ from benchmarks.left_behind import Trickle
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
 from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
-from kafka_liveness_dagster.runs.tags import sign_of
+from kafka_liveness_dagster.runs.tags import heartbeat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,13 +93,13 @@ def _live(services: Lake) -> Moments:
 
         def at_work(but: str = "") -> dg.RunRecord | None:
             records = daemon.instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
-            known = (one for one in records if one.dagster_run.run_id != but and sign_of(one.dagster_run).process)
+            known = (one for one in records if one.dagster_run.run_id != but and heartbeat_of(one.dagster_run).process)
             return next(known, None)
 
         first = daemon.await_("live run", at_work)
         _await_fresh(services, topic, table, time.time())
         time.sleep(random.uniform(0, 5))  # noqa: S311 - the daemon comes by every 5 s: a crash comes at any moment
-        worker = sign_of(first.dagster_run).process
+        worker = heartbeat_of(first.dagster_run).process
         assert worker is not None  # noqa: S101 - it was looked for
         killed_at = time.time()
         os.kill(worker.pid, signal.SIGKILL)

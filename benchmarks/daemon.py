@@ -84,7 +84,7 @@ class Daemon:
         return psutil.Process(child.pid)
 
     def _end(self) -> None:
-        processes.end([psutil.Process(child.pid) for child in self._started if child.poll() is None])
+        processes.end_processes([psutil.Process(child.pid) for child in self._started if child.poll() is None])
         for child in self._started:
             child.wait()
         self.instance.dispose()

@@ -25,8 +25,8 @@ from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import FLIGHTS, Runs, in_words, one_pass
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.partition_keys import key_of
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.core.partition_keys import partition_key
+from kafka_liveness_dagster.spark.source import read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,7 @@ def drained(partitions: int, batch: int, flights: int) -> str:
 
 def _pass(services: Lake, owed: Sequence[OffsetRange], table: IcebergTable) -> float:
     """The same reader as ours, so that one long range is read by as many tasks."""
-    return one_pass(read(services.session, owed, services.kafka.settings().spark()), table)
+    return one_pass(read_ranges(services.session, owed, services.kafka.settings().spark_options()), table)
 
 
 def _drain(runs: Runs, owed: Sequence[OffsetRange], batch: int, flights: int, table: IcebergTable) -> float:
@@ -94,9 +94,9 @@ def _drain(runs: Runs, owed: Sequence[OffsetRange], batch: int, flights: int, ta
         topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
         enable_parallel_rebalance=True, batching=kl.Batching(in_flight=flights),
     )(to_rows)  # fmt: skip
-    seconds = runs.catch_up(asset, [key_of(part) for part in owed]).seconds
+    seconds = runs.catch_up(asset, [partition_key(part) for part in owed]).seconds
     cluster = services.kafka.cluster()
-    facts = cluster.facts(name, cluster.partitions([topic]))
+    facts = cluster.partition_states(name, cluster.partitions([topic]))
     if left := [str(tp) for tp, seen in facts.items() if seen.outstanding]:
         raise RuntimeError(f"{', '.join(left)} still owes after its run: what was measured is wrong")
     return seconds

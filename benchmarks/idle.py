@@ -113,12 +113,12 @@ def _lake() -> Iterator[tuple[Lake, int]]:
     with ExitStack() as until_the_end:
         with kafka_tools.open_to_jmx() as port:
             _, home = until_the_end.enter_context(own_services("kafka"))
-        yield until_the_end.enter_context(opened(services.ensure(), home)), port
+        yield until_the_end.enter_context(opened(services.ensure_services(), home)), port
 
 
 def _measured(way: Callable[[], AbstractContextManager[Resting]], jmx_port: int, home: Path, seconds: float) -> Cost:
     """What one of them takes in so many seconds of rest."""
-    shared = {name.capitalize(): [psutil.Process(one.pid)] for name, one in state.read(home).items()}
+    shared = {name.capitalize(): [psutil.Process(one.pid)] for name, one in state.read_state(home).items()}
     with way() as resting:
         every = {**resting.processes, **shared}
         time.sleep(_SETTLE_SECONDS)

@@ -141,7 +141,7 @@ class Ways:
         except Exception as error:
             raise RuntimeError(embedded_processes.last_lines(log)) from error
         finally:
-            embedded_processes.end([psutil.Process(child.pid)])
+            embedded_processes.end_processes([psutil.Process(child.pid)])
             child.communicate()
 
 

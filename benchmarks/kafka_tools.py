@@ -80,7 +80,7 @@ def _run(bootstrap_servers: str, *arguments: str) -> int:
 
 
 def _told(tool: str, *arguments: str) -> str:
-    path = f"{_tools()}{os.pathsep}{jars.resolve('kafka')}/*"
+    path = f"{_tools()}{os.pathsep}{jars.resolve_jars('kafka')}/*"
     done = subprocess.run(
         [str(find_java()), "-Xmx512m", "-cp", path, f"{_PACKAGE}.{tool}", *arguments],
         capture_output=True, text=True, check=False, timeout=_ENOUGH_SECONDS,

@@ -25,8 +25,8 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded import services
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.connect.session import connect
-from kafka_liveness_dagster.spark.source import DEFAULTS, group_id
-from kafka_liveness_dagster.spark.table.schema import create
+from kafka_liveness_dagster.spark.source import DEFAULTS, source_group_id
+from kafka_liveness_dagster.spark.table.schema import create_table
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Lake:
 
     def options(self, reader: str = "") -> dict[str, str]:
         """What the package gives Spark's Kafka source, for a peer to have the same; ``reader`` keeps its pool apart."""
-        ours = {**DEFAULTS, **self.kafka.settings().spark()}
-        return {**ours, "kafka.group.id": group_id(ours) + reader}
+        ours = {**DEFAULTS, **self.kafka.settings().spark_options()}
+        return {**ours, "kafka.group.id": source_group_id(ours) + reader}
 
     def new_table(self) -> IcebergTable:
         """An empty table as the package makes them, the same for every way to write."""
         table = IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}")
         row = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json")
-        create(table, row.limit(0), (), {})
+        create_table(table, row.limit(0), (), {})
         return table
 
     def timed(self, way: Callable[[IcebergTable], float], records: int) -> float:
@@ -147,9 +147,9 @@ def own_services(*which: str) -> Iterator[tuple[services.Services, Path]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         os.environ["KAFKA_LIVENESS_HOME"] = home
         try:
-            yield services.ensure(which=which or ("kafka", "spark")), Path(home)
+            yield services.ensure_services(which=which or ("kafka", "spark")), Path(home)
         finally:
-            services.stop()
+            services.stop_services()
             os.environ.pop("KAFKA_LIVENESS_HOME")
             os.environ.update({} if before is None else {"KAFKA_LIVENESS_HOME": before})
 

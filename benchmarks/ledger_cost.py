@@ -83,7 +83,7 @@ def _ledger(*, told: bool) -> Iterator[None]:
     if told:
         yield
         return
-    with patch("kafka_liveness_dagster.lanes.pipeline.witness_of", lambda *_: None):
+    with patch("kafka_liveness_dagster.lanes.pipeline.ledger_for", lambda *_: None):
         yield
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.kafka.committer import portions
+from kafka_liveness_dagster.kafka.committer import split_by_request_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,13 +29,13 @@ _SECONDS = 60
 
 def crashed_at(servers: str, group: str, topic: str, offsets: Mapping[int, int]) -> None:
     """The group's last run committed these offsets and died in its next batch."""
-    mark = LiveMark(Mark.RUNNING, _RUN).encode()
+    mark = LiveCommitMetadata(OwnerState.RUNNING, _RUN).encode()
     commit(servers, group, [KafkaTopicPartition(topic, at, offset, mark) for at, offset in offsets.items()])
 
 
 def owes(servers: str, group: str, topic: str, ends: Mapping[int, int]) -> None:
     """The group's live lane jumped over all before these offsets, and ended in good order."""
-    marks = {at: LiveMark(Mark.RELEASED, _RUN, (Span(0, end),)).encode() for at, end in ends.items()}
+    marks = {at: LiveCommitMetadata(OwnerState.RELEASED, _RUN, (Span(0, end),)).encode() for at, end in ends.items()}
     commit(servers, group, [KafkaTopicPartition(topic, at, ends[at], mark) for at, mark in marks.items()])
 
 
@@ -43,7 +43,7 @@ def commit(servers: str, group: str, offsets: Iterable[KafkaTopicPartition]) -> 
     """Commit to a group without members, as a stranger."""
     client = Consumer({"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False})
     try:
-        for portion in portions(offsets, group):
+        for portion in split_by_request_size(offsets, group):
             for told in client.commit(offsets=portion, asynchronous=False):
                 if told.error is not None:
                     raise KafkaException(told.error)

@@ -18,11 +18,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSp
 import kafka_liveness_dagster as kl
 from benchmarks.lake import own_services
 from benchmarks.left_behind import commit
-from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import (
+    CATCH_UP_SUFFIX,
+    CatchUpCommitMetadata,
+    LiveCommitMetadata,
+    OwnerState,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +72,8 @@ class WatchedGroup:
     def look(self) -> float:
         """Only the look at Kafka, and at Dagster's runs; seconds."""
         began = time.perf_counter()
-        seen = GroupLook.of(self.kafka.cluster(), self.instance, self.asset.group_id, self.asset.topics)
-        assert len(seen.owed) == len(seen.snapshot.partitions), "every partition owes one range"  # noqa: S101
+        seen = GroupObservation.read(self.kafka.cluster(), self.instance, self.asset.group_id, self.asset.topics)
+        assert len(seen.pending) == len(seen.snapshot.partitions), "every partition owes one range"  # noqa: S101
         return time.perf_counter() - began
 
     @cached_property
@@ -129,7 +134,7 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 def caught_up(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
     """Leave the first commit log as a run leaves it that has read all."""
-    mark = LiveMark(Mark.RELEASED, run_mark(group.run_id)).encode()
+    mark = LiveCommitMetadata(OwnerState.RELEASED, short_run_id(group.run_id)).encode()
     topic = group.asset.topics[0]
     every = [KafkaTopicPartition(topic, number, LOG_END, mark) for number in range(partitions)]
     commit(bootstrap_servers, group.asset.group_id, every)
@@ -156,8 +161,8 @@ def have_done(group: WatchedGroup, keys: int) -> None:
 def crash(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
     """Leave both commit logs as a crash leaves them, and the runs in Dagster."""
     name, topic = group.asset.group_id, group.asset.topics[0]
-    live = LiveMark(Mark.RUNNING, run_mark(group.run_id), (OWED,)).encode()
-    done = DoneLog(0, (DONE,))
+    live = LiveCommitMetadata(OwnerState.RUNNING, short_run_id(group.run_id), (OWED,)).encode()
+    done = CatchUpCommitMetadata(0, (DONE,))
     tps = [(topic, number) for number in range(partitions)]
     commit(bootstrap_servers, name, [KafkaTopicPartition(*tp, COMMITTED, live) for tp in tps])
     second = [KafkaTopicPartition(*tp, done.watermark, done.encode()) for tp in tps]

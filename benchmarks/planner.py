@@ -23,11 +23,11 @@ from rich.console import Console
 
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, ratio, spread
-from kafka_liveness_dagster.core.batch_planning import plan
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.batch_planning import plan_ranges
+from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
-from kafka_liveness_dagster.core.resume import ResumePolicy, resume
+from kafka_liveness_dagster.core.partition_state import PartitionState
+from kafka_liveness_dagster.core.resume import ResumePolicy, decide_resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ class Scene(NamedTuple):
     """Partitions, and what is known of each."""
 
     pending: dict[TopicPartition, tuple[Span, ...]]
-    facts: dict[TopicPartition, PartitionFacts]
+    facts: dict[TopicPartition, PartitionState]
     last: TopicPartition
 
 
@@ -80,29 +80,29 @@ def _scene(size: int) -> Scene:
     partitions = [TopicPartition(f"orders-{number % _TOPICS}", number // _TOPICS) for number in range(size)]
     dice.shuffle(partitions)
     pending: dict[TopicPartition, tuple[Span, ...]] = {}
-    facts: dict[TopicPartition, PartitionFacts] = {}
+    facts: dict[TopicPartition, PartitionState] = {}
     for tp in partitions:
         end = _COMMITTED + dice.randrange(_MOST_LAG)
         pending[tp] = (Span(_COMMITTED, end),)
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 120), Span(140, 190)))
-        facts[tp] = PartitionFacts(_COMMITTED, mark, 0, end, DoneLog(100, (Span(150, 160),)))
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 120), Span(140, 190)))
+        facts[tp] = PartitionState(_COMMITTED, mark, 0, end, CatchUpCommitMetadata(100, (Span(150, 160),)))
     return Scene(pending, facts, dice.choice(partitions))
 
 
 def _ways(scene: Scene) -> dict[str, Callable[[], object]]:
     """What is measured, each over all partitions once."""
     pending, bound = scene.pending, _SHARE * len(scene.pending)
-    marks = [facts.mark for facts in scene.facts.values() if facts.mark]
-    logs = [facts.second for facts in scene.facts.values()]
+    marks = [facts.live_metadata for facts in scene.facts.values() if facts.live_metadata]
+    logs = [facts.catch_up_log for facts in scene.facts.values()]
     policy = ResumePolicy(enable_parallel_rebalance=True)
     return {
-        "plan, fair": lambda: plan(pending, bound, scene.last),
-        "plan, greedy": lambda: plan(pending, bound, scene.last, greedy=True),
+        "plan, fair": lambda: plan_ranges(pending, bound, scene.last),
+        "plan, greedy": lambda: plan_ranges(pending, bound, scene.last, greedy=True),
         BOUND: lambda: tuple((*tp, *spans[0]) for tp, spans in sorted(pending.items())),
-        "first log, both ways": lambda: [LiveMark.decode(mark.encode()) for mark in marks],
-        "second log, both ways": lambda: [DoneLog.decode(log.watermark, log.encode()) for log in logs],
-        JSON: lambda: [json.loads(json.dumps((mark.mark.value, mark.run, mark.owed))) for mark in marks],
-        "resume after a crash": lambda: [resume(tp, facts, policy) for tp, facts in scene.facts.items()],
+        "first log, both ways": lambda: [LiveCommitMetadata.decode(mark.encode()) for mark in marks],
+        "second log, both ways": lambda: [CatchUpCommitMetadata.decode(log.watermark, log.encode()) for log in logs],
+        JSON: lambda: [json.loads(json.dumps((mark.owner_state.value, mark.run_id, mark.pending))) for mark in marks],
+        "resume after a crash": lambda: [decide_resume(tp, facts, policy) for tp, facts in scene.facts.items()],
     }
 
 

@@ -80,7 +80,7 @@ def _ways(servers: str, topic: str, records: int, size: int) -> dict[str, Callab
     kafka = kl.KafkaLivenessResource(bootstrap_servers=servers)
     peers = {
         PLAIN: {"bootstrap.servers": servers, "group.id": "plain", "enable.auto.commit": False},
-        TUNED: kafka.settings().reader("plain", "plain"),
+        TUNED: kafka.settings().reader_config("plain", "plain"),
     }
     batches = (records, records // 4, records // 40)
     return {

@@ -22,11 +22,11 @@ from rich.progress import track
 from benchmarks.lake import lake
 from benchmarks.report import Table, keep, show
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, Layout
+from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, TableLayout
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
-from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,9 +38,9 @@ _KEPT_SECONDS = 60.0
 _MIN_FILES = 20
 _DAY = "placed_at >= DATE '2026-01-02' AND placed_at < DATE '2026-01-03'"
 LAYOUTS = {
-    "by (topic, partition)": Layout(),
-    "by days(placed_at)": Layout(partition_by=("days(placed_at)",)),
-    "by (topic, partition, days(placed_at))": Layout(partition_by=(*BY_KAFKA_PARTITION, "days(placed_at)")),
+    "by (topic, partition)": TableLayout(),
+    "by days(placed_at)": TableLayout(partition_by=("days(placed_at)",)),
+    "by (topic, partition, days(placed_at))": TableLayout(partition_by=(*BY_KAFKA_PARTITION, "days(placed_at)")),
 }
 
 
@@ -48,7 +48,7 @@ LAYOUTS = {
 class Way:
     """One table, and what was seen of it."""
 
-    layout: Layout
+    layout: TableLayout
     is_maintained: bool
     session: SparkSession
     table: IcebergTable = field(default_factory=lambda: IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}"))
@@ -64,16 +64,16 @@ class Way:
             at = len(self.commits) * rows
             ranges = [OffsetRange("orders", partition, at, at + rows) for partition in range(PARTITIONS)]
             began = time.perf_counter()
-            write(self.session, self.table, ranges, lambda: self._rows(at, rows), ledger=self._ledger,  # noqa: B023
+            write_table(self.session, self.table, ranges, lambda: self._rows(at, rows), ledger=self._ledger,  # noqa: B023
                   layout=self.layout)  # fmt: skip
             self.commits.append(time.perf_counter() - began)
         if self.is_maintained:
             began = time.perf_counter()
             settled = [OffsetRange("orders", p, 0, len(self.commits) * rows) for p in range(PARTITIONS)]
-            work = Maintenance(self.session, self.table)
+            work = TableMaintenance(self.session, self.table)
             for _ in work.compact(settled, _MIN_FILES):
                 pass
-            work.tidy()
+            work.rewrite_manifests()
             work.expire(time.time(), max_age=_KEPT_SECONDS, max_snapshots=1_000)
             self.upkeep += time.perf_counter() - began
 
@@ -133,7 +133,7 @@ def _told(ways: dict[str, Way], commits: int, rows: int) -> Table:
                "query of a day", "query of all", "maintenance")  # fmt: skip
     table = Table(f"{commits:,} commits of {rows * PARTITIONS:,} rows, {PARTITIONS} partitions", columns)
     for name, way in ways.items():
-        figures, (newest, every) = Maintenance(way.session, way.table).figures(), way.metadata()
+        figures, (newest, every) = TableMaintenance(way.session, way.table).statistics(), way.metadata()
         table.add(
             name, f"{figures.files:,}", f"{newest:,.0f} kB", f"{every:,.0f} kB", f"{figures.snapshots:,}",
             f"{median(way.commits[:50]):.2f} s", f"{median(way.commits[-50:]):.2f} s",

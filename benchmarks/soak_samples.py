@@ -21,9 +21,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks import jvm
 from benchmarks.soaking import TABLE, orders
-from kafka_liveness_dagster.core.ledger import decode
+from kafka_liveness_dagster.core.ledger import decode_entries
 from kafka_liveness_dagster.embedded import state
-from kafka_liveness_dagster.runs.tags import sign_of
+from kafka_liveness_dagster.runs.tags import heartbeat_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,7 +121,7 @@ class Soak:
             if not told:
                 continue
             at = snapshot.timestamp_ms / 1000
-            spans = {tp.partition: account.done for tp, account in decode(told).items() if account.done}
+            spans = {tp.partition: account.written for tp, account in decode_entries(told).items() if account.written}
             latency.append(at - max(self.feed.produced_at(done[-1].end - 1) for done in spans.values()))
             waited.append(at - min(self.feed.produced_at(done[0].start) for done in spans.values()))
             if self._committed_at is not None:
@@ -136,7 +136,7 @@ class Soak:
         return found
 
     def _of_processes(self) -> Sample:
-        pids = {name: one.pid for name, one in state.read(self.home).items()}
+        pids = {name: one.pid for name, one in state.read_state(self.home).items()}
         found: dict[str, int | None] = {"worker": self._worker(), **pids}
         assert self.daemon.server is not None  # noqa: S101 - it was asked for
         found |= {"code server": self.daemon.server.pid, "daemon": self.daemon.daemon.pid}
@@ -155,7 +155,7 @@ class Soak:
         at_work = dg.RunsFilter(job_name=_LIVE, statuses=[dg.DagsterRunStatus.STARTED])
         for record in self.daemon.instance.get_run_records(at_work):
             self.live_runs.setdefault(record.dagster_run.run_id, record.start_time or time.time())
-            if (process := sign_of(record.dagster_run).process) is not None:
+            if (process := heartbeat_of(record.dagster_run).process) is not None:
                 return process.pid
         return None
 

@@ -16,7 +16,7 @@ import click
 from confluent_kafka import Message, Producer
 
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
-from kafka_liveness_dagster.kafka.topics import EMBEDDED_PARTITIONS, create_missing
+from kafka_liveness_dagster.kafka.topics import EMBEDDED_PARTITIONS, create_missing_topics
 
 TOPIC = "orders"
 PARTITIONS = EMBEDDED_PARTITIONS
@@ -51,7 +51,7 @@ class OrdersFeed:
 
     def create_topic(self) -> None:
         """Make the topic unless it exists."""
-        create_missing(KafkaSettings(self.bootstrap_servers), [self.topic], lambda _: None)
+        create_missing_topics(KafkaSettings(self.bootstrap_servers), [self.topic], lambda _: None)
 
     def start(self) -> None:
         """Begin to produce."""
@@ -110,7 +110,7 @@ def main(seconds: float, rate: float, bootstrap_servers: str) -> None:
     if bootstrap_servers == "embedded":
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is meant
 
-        bootstrap_servers = services.ensure(which=("kafka",)).bootstrap_servers
+        bootstrap_servers = services.ensure_services(which=("kafka",)).bootstrap_servers
     feed = OrdersFeed(bootstrap_servers, rate)
     feed.create_topic()
     feed.start()

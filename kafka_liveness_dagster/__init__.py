@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.assets.definitions import KafkaAsset
     from kafka_liveness_dagster.core.bad_records import BadRecordError
     from kafka_liveness_dagster.core.batch_planning import Batch
-    from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
-    from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError
+    from kafka_liveness_dagster.core.batch_size import SlowRecordError
+    from kafka_liveness_dagster.core.commit_metadata import ExternalCommitError
     from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
     from kafka_liveness_dagster.core.events import (
         CrashLagForgotten,
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
         RebalanceStarted,
     )
     from kafka_liveness_dagster.core.fencing import FenceReason
-    from kafka_liveness_dagster.core.ledger import LedgerError
+    from kafka_liveness_dagster.core.ledger import UnknownLedgerFormatError
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from kafka_liveness_dagster.core.partition_state import (
         DataExpiredError,
-        OtherGroupError,
-        OtherTableError,
+        GroupMismatchError,
         RowsMissingError,
+        TableMismatchError,
         TopicRecreatedError,
     )
     from kafka_liveness_dagster.core.resume import NoCommittedOffsetError
     from kafka_liveness_dagster.core.schemas import SchemaUnusableError
-    from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
+    from kafka_liveness_dagster.core.timeouts import MaxRuntimeReachedError
     from kafka_liveness_dagster.embedded.state import (
         JarsError,
         JavaNotFoundError,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         ServiceNotStartedError,
         ServicesDownError,
     )
-    from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
+    from kafka_liveness_dagster.kafka.catch_up.commit_log import NotPendingError
     from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer, PausedPartitionError
     from kafka_liveness_dagster.kafka.errors import (
         AccessRefusedError,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         TopicNotFoundError,
     )
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
-    from kafka_liveness_dagster.kafka.record_reader import OvertakenError
+    from kafka_liveness_dagster.kafka.record_reader import BatchInterleavedError
     from kafka_liveness_dagster.kafka.schema_registry import RegistryUnreachableError, SchemaNotFoundError
     from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
         RowsOutsideBatchError,
         SparkCancelledError,
         SparkFailedError,
-        SparkSilentError,
+        SparkNotRespondingError,
         SparkUnreachableError,
         StorageError,
         TableSchemaError,
@@ -107,6 +107,7 @@ __all__ = [
     "AssetArguments",
     "BadRecordError",
     "Batch",
+    "BatchInterleavedError",
     "Batching",
     "BrokerUnreachableError",
     "CatchUpConsumer",
@@ -117,13 +118,14 @@ __all__ = [
     "CrashLagFound",
     "DagsterStorageError",
     "DataExpiredError",
+    "ExternalCommitError",
     "FenceReason",
     "FencedError",
-    "ForeignCommitError",
     "GhostFound",
     "GroupDied",
     "GroupEmptied",
     "GroupEvent",
+    "GroupMismatchError",
     "Iceberg",
     "IncompleteWindowError",
     "InvalidSettingError",
@@ -136,22 +138,18 @@ __all__ = [
     "KafkaRefusedError",
     "KafkaSourceError",
     "LeaveReason",
-    "LedgerError",
     "LivenessConsumer",
     "Maintenance",
+    "MaxRuntimeReachedError",
     "MemberJoined",
     "MemberLeft",
     "Membership",
     "NoCommittedOffsetError",
-    "NotOwedError",
+    "NotPendingError",
     "OffsetRange",
     "Offsets",
-    "OtherGroupError",
-    "OtherTableError",
-    "OvertakenError",
     "PartitionRequiredError",
     "PausedPartitionError",
-    "PoisonedOffsetError",
     "PortTakenError",
     "RebalanceCompleted",
     "RebalanceStarted",
@@ -160,7 +158,6 @@ __all__ = [
     "ResourceKeys",
     "RowsMissingError",
     "RowsOutsideBatchError",
-    "RunBudgetSpentError",
     "SchemaNotFoundError",
     "SchemaRegistryResource",
     "SchemaUnusableError",
@@ -168,18 +165,21 @@ __all__ = [
     "ServiceNotStartedError",
     "ServicesDownError",
     "Sink",
+    "SlowRecordError",
     "SparkCancelledError",
     "SparkConnectResource",
     "SparkFailedError",
-    "SparkSilentError",
+    "SparkNotRespondingError",
     "SparkUnreachableError",
     "StorageError",
+    "TableMismatchError",
     "TableSchemaError",
     "TableUnreadableError",
     "TopicNotFoundError",
     "TopicPartition",
     "TopicRecreatedError",
     "TransformError",
+    "UnknownLedgerFormatError",
     "UnreadableRecordError",
     "WriteConflictError",
     "build_group_sensor",
@@ -190,8 +190,8 @@ _HOMES = {
     name: home
     for home, names in {
         "core.bad_records": "BadRecordError",
-        "core.batch_size": "PoisonedOffsetError",
-        "core.commit_metadata": "ForeignCommitError",
+        "core.batch_size": "SlowRecordError",
+        "core.commit_metadata": "ExternalCommitError",
         "core.errors": "InvalidSettingError KafkaLivenessError",
         "core.events": (
             "CrashLagForgotten CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason MemberJoined "
@@ -199,12 +199,14 @@ _HOMES = {
         ),
         "core.batch_planning": "Batch",
         "core.fencing": "FenceReason",
-        "core.ledger": "LedgerError",
+        "core.ledger": "UnknownLedgerFormatError",
         "core.offsets": "OffsetRange TopicPartition",
         "core.schemas": "SchemaUnusableError",
         "core.resume": "NoCommittedOffsetError",
-        "core.timeouts": "RunBudgetSpentError",
-        "core.partition_state": "DataExpiredError OtherGroupError OtherTableError RowsMissingError TopicRecreatedError",
+        "core.timeouts": "MaxRuntimeReachedError",
+        "core.partition_state": (
+            "DataExpiredError GroupMismatchError RowsMissingError TableMismatchError TopicRecreatedError"
+        ),
         "assets.decorator": "kafka_asset",
         "assets.component": "KafkaAssetComponent",
         "assets.definitions": "KafkaAsset",
@@ -215,9 +217,9 @@ _HOMES = {
             "AccessRefusedError BrokerUnreachableError CommitRefusedError FencedError KafkaRefusedError "
             "TopicNotFoundError"
         ),
-        "kafka.record_reader": "OvertakenError",
+        "kafka.record_reader": "BatchInterleavedError",
         "kafka.schema_registry": "RegistryUnreachableError SchemaNotFoundError",
-        "kafka.catch_up.commit_log": "NotOwedError",
+        "kafka.catch_up.commit_log": "NotPendingError",
         "lanes.runs": "IncompleteWindowError",
         "resources.kafka": "KafkaLivenessResource",
         "resources.registry": "SchemaRegistryResource",
@@ -228,7 +230,7 @@ _HOMES = {
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor",
         "spark.errors": (
-            "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError SparkSilentError "
+            "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError SparkNotRespondingError "
             "SparkUnreachableError StorageError TableSchemaError TableUnreadableError TransformError "
             "UnreadableRecordError WriteConflictError"
         ),

@@ -2,7 +2,7 @@
 
 A process may be unable to start one: a limit of its user or its container (Python says "can't start new thread").
 
->>> aside(lambda: 6 * 7, "kafka-liveness-doctest").result()
+>>> run_in_daemon_thread(lambda: 6 * 7, "kafka-liveness-doctest").result()
 42
 
 Python handles signals in the main thread, wherever that is, and Dagster's handler raises, for a run that is canceled.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def start(work: Callable[[], object], name: str) -> bool:
+def start_daemon_thread(work: Callable[[], object], name: str) -> bool:
     """Do work in a daemon thread of this name.
 
     Returns:
@@ -38,39 +38,39 @@ def start(work: Callable[[], object], name: str) -> bool:
     return True
 
 
-def aside(ask: Callable[[], T], name: str) -> Future[T]:
+def run_in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
     """What a call gives or raises, as soon as it does.
 
-    Caller of ``ask``: a thread of this name; the caller's own where none can be started.
+    Caller of ``call``: a thread of this name; the caller's own where none can be started.
     """
     answer: Future[T] = Future()
 
     def run() -> None:
         try:
-            answer.set_result(ask())
+            answer.set_result(call())
         except BaseException as error:  # noqa: BLE001 - raised where the answer is asked for
             answer.set_exception(error)
 
-    if not start(run, name):
+    if not start_daemon_thread(run, name):
         run()
     return answer
 
 
-def apart(ask: Callable[[], T]) -> T:
+def run_off_main_thread(call: Callable[[], T]) -> T:
     """What a call gives or raises; in the main thread a handler's error is raised while it is waited for, no later."""
     if threading.current_thread() is not threading.main_thread():
-        return ask()
+        return call()
     answered = threading.Lock()  # an error that is raised while one waits for it leaves it as it is
     answered.acquire()
-    with _signals_later():
-        answer = aside(ask, "kafka-liveness-ask")
+    with _deferred_signals():
+        answer = run_in_daemon_thread(call, "kafka-liveness-ask")
         answer.add_done_callback(lambda _: answered.release())
     answered.acquire()
     return answer.result()
 
 
 @contextmanager
-def _signals_later() -> Iterator[None]:
+def _deferred_signals() -> Iterator[None]:
     """Let the handlers of signals run after the block, which is in the main thread."""
     came: list[Callable[[], Any]] = []
 

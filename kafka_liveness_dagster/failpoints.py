@@ -35,11 +35,11 @@ class Failpoint(Enum):
 
 _name, _, _nth = os.environ.get(VARIABLE, "").partition(":")
 _armed = Failpoint(_name) if _name else None  # a name that is none ends the process at its import
-_times = int(_nth or 1)
+_nth_arrival = int(_nth or 1)
 _arrivals = itertools.count(1)
 
 
 def failpoint(step: Failpoint) -> None:
     """Pass; or die here, when this is the step the environment names."""
-    if step is _armed and next(_arrivals) == _times:
+    if step is _armed and next(_arrivals) == _nth_arrival:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _GROUP_COLUMNS = dg.TableSchema(
         dg.TableColumn("owner_state", "string", description="running, released (the run left in good order) or paused"),
     ]
 )
-_SHOWN = 10
+_MAX_ROWS = 10
 LATE_RECORDS = "late_records"
 _LATE_RANGES = "late_ranges"
 _T = TypeVar("_T")
@@ -57,7 +57,7 @@ class Tally:
     slowest_share: float = 0.0
     """Of its own budget, by the batch that came nearest to it; 1 is all of it."""
     ranges: list[OffsetRange] = field(default_factory=list)
-    left_out: int = 0
+    skipped: int = 0
     """Offsets that were passed since they cannot be processed."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
@@ -68,8 +68,8 @@ class Tally:
         self.slowest_seconds = max(self.slowest_seconds, seconds)
         if batch.deadline_seconds > 0:
             self.slowest_share = max(self.slowest_share, seconds / batch.deadline_seconds)
-        self.ranges = merged((*self.ranges, *batch.done))
-        self.left_out += len(batch.left_out)
+        self.ranges = merge_ranges((*self.ranges, *batch.processed))
+        self.skipped += len(batch.skipped)
 
     @property
     def offsets(self) -> int:
@@ -86,7 +86,7 @@ class Tally:
             "slowest_batch_seconds": dg.MetadataValue.float(round(self.slowest_seconds, 3)),
             "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
             **self._rates(),
-            **({"quarantined_offsets": dg.MetadataValue.int(self.left_out)} if self.left_out else {}),
+            **({"quarantined_offsets": dg.MetadataValue.int(self.skipped)} if self.skipped else {}),
             "processed": range_table(self.ranges),
         }
 
@@ -110,7 +110,7 @@ class Tally:
         }
 
 
-def merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+def merge_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The same offsets as the fewest ranges."""
     spans: dict[TopicPartition, list[Span]] = {}
     for r in ranges:
@@ -120,7 +120,7 @@ def merged(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 
 def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
     """Offset ranges as a table: a row for each of the largest, one for all others."""
-    shown, others = worst(ranges, lambda r: r.size)
+    shown, others = split_worst(ranges, lambda r: r.size)
     rows: list[dict[str, str | int]] = [
         {"partition": str(r.topic_partition), "range": str(r.span), "offsets": r.size} for r in shown
     ]
@@ -129,48 +129,48 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
     return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema=_COLUMNS)
 
 
-def worst(several: Sequence[_T], how_bad: Callable[[_T], int]) -> tuple[list[_T], list[_T]]:
+def split_worst(items: Sequence[_T], badness: Callable[[_T], int]) -> tuple[list[_T], list[_T]]:
     """The ten to show, and all others; both in their order."""
-    chosen = set(sorted(range(len(several)), key=lambda at: how_bad(several[at]), reverse=True)[:_SHOWN])
+    chosen = set(sorted(range(len(items)), key=lambda at: badness(items[at]), reverse=True)[:_MAX_ROWS])
     shown, others = (
-        [one for at, one in enumerate(several) if (at in chosen) is is_chosen] for is_chosen in (True, False)
+        [one for at, one in enumerate(items) if (at in chosen) is is_chosen] for is_chosen in (True, False)
     )
     return shown, others
 
 
-def counted(rows: int | None) -> str:
+def row_count_text(rows: int | None) -> str:
     """A number of rows in words, for a sink that does not tell it too."""
-    return "rows not counted" if rows is None else number(rows, "row")
+    return "rows not counted" if rows is None else format_count(rows, "row")
 
 
-def number(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number with its noun."""
     return f"{count:,} {noun if count == 1 else noun + ('es' if noun.endswith('ch') else 's')}"
 
 
-def told(left: Iterable[MemberLeft]) -> str:
+def describe_departures(left: Iterable[MemberLeft]) -> str:
     """Departures that were not in good order, in words; empty for none."""
     return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left if not gone.reason.in_good_order)
 
 
 def range_metadata(
     group_id: str,
-    asked: OffsetRange,
-    owed: Iterable[OffsetRange],
+    requested: OffsetRange,
+    pending: Iterable[OffsetRange],
     lost: Iterable[OffsetRange],
     of_run: Mapping[str, dg.MetadataValue],
     *,
-    again: bool = False,
+    is_reprocessed: bool = False,
 ) -> dict[str, dg.MetadataValue]:
-    """One crash lag range after its run; ``again``, if it was processed whatever was owed of it."""
-    was_owed = any(asked.overlaps(r) for r in owed)
-    gone = [r for r in lost if r.overlaps(asked)]
+    """One crash lag range after its run; ``is_reprocessed``, if it was processed whatever was owed of it."""
+    was_owed = any(requested.overlaps(r) for r in pending)
+    gone = [r for r in lost if r.overlaps(requested)]
     state = "processed by this run" if was_owed else "processed before this run"
     return {
         "group": dg.MetadataValue.text(group_id),
-        "range": dg.MetadataValue.text(str(asked)),
-        "offsets": dg.MetadataValue.int(asked.size),
-        "state": dg.MetadataValue.text("reprocessed by this run" if again and was_owed else state),
+        "range": dg.MetadataValue.text(str(requested)),
+        "offsets": dg.MetadataValue.int(requested.size),
+        "state": dg.MetadataValue.text("reprocessed by this run" if is_reprocessed and was_owed else state),
         **({"expired_unprocessed": range_table(gone)} if gone else {}),
         **(of_run if was_owed else {}),
     }
@@ -180,7 +180,7 @@ def group_metadata(
     group_id: str, partitions: Sequence[PartitionSnapshot], members: int, left: Sequence[MemberLeft]
 ) -> Mapping[str, dg.MetadataValue]:
     """A group as the sensor sees it."""
-    shown, others = worst(partitions, lambda seen: seen.lag + seen.owed)
+    shown, others = split_worst(partitions, lambda seen: seen.lag + seen.pending_offsets)
     records = [
         dg.TableRecord(
             {
@@ -188,25 +188,25 @@ def group_metadata(
                 "committed": "none" if seen.committed is None else str(seen.committed),
                 "log_end": seen.log_end,
                 "lag": seen.lag,
-                "pending": listed(seen.outstanding) or "none",
-                "last_commit_by_run": seen.mark.run if seen.mark else "none",
-                "owner_state": seen.mark.mark.value if seen.mark else "none",
+                "pending": join_some(seen.outstanding) or "none",
+                "last_commit_by_run": seen.live_metadata.run_id if seen.live_metadata else "none",
+                "owner_state": seen.live_metadata.owner_state.value if seen.live_metadata else "none",
             }
         )
         for seen in shown
     ]
     if others:
-        lag, owed = sum(seen.lag for seen in others), sum(seen.owed for seen in others)
+        lag, owed = sum(seen.lag for seen in others), sum(seen.pending_offsets for seen in others)
         rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag}
-        rest["pending"] = number(owed, "offset")
+        rest["pending"] = format_count(owed, "offset")
         records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))
     return {
         "group": dg.MetadataValue.text(group_id),
         "members": dg.MetadataValue.int(members),
         "partition_count": dg.MetadataValue.int(len(partitions)),
         "lag": dg.MetadataValue.int(sum(seen.lag for seen in partitions)),
-        "pending_offsets": dg.MetadataValue.int(sum(seen.owed for seen in partitions)),
-        "unexpected_departures": dg.MetadataValue.text(told(left) or "none"),
+        "pending_offsets": dg.MetadataValue.int(sum(seen.pending_offsets for seen in partitions)),
+        "unexpected_departures": dg.MetadataValue.text(describe_departures(left) or "none"),
         **({"partitions": dg.MetadataValue.table(records, schema=_GROUP_COLUMNS)} if records else {}),
     }
 

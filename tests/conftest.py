@@ -65,7 +65,7 @@ home, keep = Path(sys.argv[1]), sys.stdin.read()  # returns when the test run en
 is_started = (home / "services.json").exists()
 if is_started:
     from kafka_liveness_dagster.embedded import services
-    services.stop(home)
+    services.stop_services(home)
 if not (keep and is_started):
     shutil.rmtree(home, ignore_errors=True)
 """
@@ -113,7 +113,7 @@ def _no_asset_of_another_test() -> None:
     """Forget the assets of earlier tests: two of one process may not write the same rows."""
     owners = sys.modules.get("kafka_liveness_dagster.assets.owners")
     if owners is not None:
-        owners._owners.clear()
+        owners._claimed_assets.clear()
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def services() -> Iterator[Services]:
         patch.setenv("KAFKA_LIVENESS_HOME", str(home))
         with pytest.MonkeyPatch.context() as for_the_start:
             for_the_start.setenv("KAFKA_LIVENESS_SPARK_CONF", str(home / "spark.conf"))
-            found = embedded.ensure(spark_cores=SPARK_SLOTS)
+            found = embedded.ensure_services(spark_cores=SPARK_SLOTS)
         yield found
-        clients.forget()  # which would look for their broker while others still test
+        clients.close_clients()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")
@@ -287,10 +287,10 @@ def warm_spark(spark: SparkSession, catalog_name: str) -> SparkSession:
     Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to write.
     """
     from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.table.write import write  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.write import write_table  # noqa: PLC0415
 
     ranges, table = [OffsetRange("warm", 0, 0, 1)], f"{catalog_name}.warm_{uuid4().hex[:8]}.orders"
-    write(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
+    write_table(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
     return spark
 
 

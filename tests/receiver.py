@@ -16,7 +16,7 @@ from kafka_liveness_dagster.telemetry import metrics
 Metrics, Traces = metrics_service_pb2.ExportMetricsServiceRequest, trace_service_pb2.ExportTraceServiceRequest
 
 
-class Received:
+class ExportedTelemetry:
     """What one or several processes have exported; of each metric what came last from each."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ def plain(attributes):
 @contextmanager
 def over_http(status=200):
     """A collector at ``http://127.0.0.1:port``: what it received, and where it is."""
-    received = Received()
+    received = ExportedTelemetry()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -90,7 +90,7 @@ def over_http(status=200):
 @contextmanager
 def over_grpc():
     """The same over gRPC."""
-    received, server = Received(), grpc.server(ThreadPoolExecutor(2))
+    received, server = ExportedTelemetry(), grpc.server(ThreadPoolExecutor(2))
 
     class OfMetrics(metrics_service_pb2_grpc.MetricsServiceServicer):
         def Export(self, request, context):  # noqa: N802 - its name in the protocol

@@ -18,13 +18,13 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.assets import owners
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.clients import create_client
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
-from kafka_liveness_dagster.settings.groups import Group
+from kafka_liveness_dagster.settings.groups import SettingsGroup
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 
 NOWHERE = "127.0.0.1:1"
@@ -91,7 +91,7 @@ OF_DAGSTER = {
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 
 
-class Told(dict):
+class UnvalidatedGroup(dict):
     """What is told of a group, which is not made of it yet."""
 
     def __init__(self, group, told):
@@ -101,7 +101,7 @@ class Told(dict):
 
 def with_groups(told):
     """The settings with each group made: which may refuse."""
-    return {name: one.group(**one) if isinstance(one, Told) else one for name, one in told.items()}
+    return {name: one.group(**one) if isinstance(one, UnvalidatedGroup) else one for name, one in told.items()}
 
 
 def likely(name, field):
@@ -109,9 +109,9 @@ def likely(name, field):
     if (
         isinstance(field.annotation, type)
         and not typing.get_origin(field.annotation)
-        and issubclass(field.annotation, Group)
+        and issubclass(field.annotation, SettingsGroup)
     ):
-        return some(field.annotation).map(lambda told: Told(field.annotation, told))
+        return some(field.annotation).map(lambda told: UnvalidatedGroup(field.annotation, told))
     parts = list(_parts(field.annotation))
     words = [word for part in parts if typing.get_origin(part) is typing.Literal for word in part.__args__]
     kinds = {bool: st.booleans(), int: st.integers(1, 9), float: st.floats(0.1, 99), str: NAME, type(None): st.none()}
@@ -153,9 +153,11 @@ class Offline(kl.KafkaLivenessResource):
 
     def cluster(self):
         limits = BrokerLimits(6_000, 1_800_000)
-        return SimpleNamespace(broker_limits=lambda: limits, group_timeouts=lambda _: GroupTimeouts(45_000, 5_000))
+        return SimpleNamespace(
+            broker_limits=lambda: limits, consumer_group_config=lambda _: ConsumerGroupConfig(45_000, 5_000)
+        )
 
-    def make_missing(self, topics, say):
+    def create_missing_topics(self, topics, report):
         """The embedded broker, which this one would be, has them."""
 
 
@@ -165,7 +167,7 @@ def test_an_asset(told):
     """Its code location loads, with its sensor, its checks and its jobs."""
     sink = {"table": None} if callable(told.get("sink")) and "table" not in told else {}
     fine = {**FINE, "name": "orders", "table": "lake.shop.orders", **sink, **told}
-    owners._owners.clear()
+    owners._claimed_assets.clear()
     asset = declare(lambda one: kl.kafka_asset(**one)(lambda batch: batch), fine)
     if asset is not None:
         keys = {
@@ -197,7 +199,7 @@ def test_a_consumer(told):
     if consumer is not None:
         live = consumer.settings
         with consumer:
-            client = made(Consumer, consumer._kafka.member(live, "test", consumer.timeouts))
+            client = create_client(Consumer, consumer._kafka.member_config(live, "test", consumer.timeouts))
             client.subscribe(list(live.topics))
             client.close()
 
@@ -245,7 +247,9 @@ def test_a_schema_registry(told):
 @given(some(KafkaAssetSettings, but=["transform", "sink", "ins", "hooks"]), st.booleans())
 def test_a_component(told, as_sections):
     """In Python, and with groups as the sections that YAML has; what YAML makes of values is in ``test_component``."""
-    these = {name: dict(one) if as_sections and isinstance(one, Told) else one for name, one in told.items()}
+    these = {
+        name: dict(one) if as_sections and isinstance(one, UnvalidatedGroup) else one for name, one in told.items()
+    }
     component = declare(lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **these})
     if component is not None:
         groups = {name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)}

@@ -10,7 +10,7 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.settings.transform import asked_by
+from kafka_liveness_dagster.settings.transform import signature_of
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -141,16 +141,16 @@ def test_a_transform_asks_as_an_asset_does():
     def orders(context, batch, geo: Geo, customers, rate=1.0):
         return context, batch, geo, customers, rate
 
-    asked = asked_by(orders)
-    assert (asked.context, [one.name for one in asked.others]) == (True, ["geo", "customers"])
-    assert asked.bound(orders, "run", {"geo": "g", "customers": "c"})("batch") == ("run", "batch", "g", "c", 1.0)
+    asked = signature_of(orders)
+    assert (asked.context, [one.name for one in asked.parameters]) == (True, ["geo", "customers"])
+    assert asked.bind(orders, "run", {"geo": "g", "customers": "c"})("batch") == ("run", "batch", "g", "c", 1.0)
     asset = make(orders)
     for lane in (asset.live, asset.crash_lag):
         assert "geo" in lane.required_resource_keys
         assert dg.AssetKey("customers") in lane.keys_by_input_name.values()
     (nothing_is_stored,) = asset.crash_lag.op.output_defs
     assert nothing_is_stored.dagster_type.is_nothing, "or a run of several partitions would fail in its IO manager"
-    assert [one.name for one in asked_by(orders, ["rate"]).others] == ["geo", "customers", "rate"]
+    assert [one.name for one in signature_of(orders, ["rate"]).parameters] == ["geo", "customers", "rate"]
 
 
 def test_a_transform_of_its_batch_alone_is_called_as_it_is():
@@ -161,9 +161,9 @@ def test_a_transform_of_its_batch_alone_is_called_as_it_is():
             return batch
 
     for transform in (same, Called(), print):
-        asked = asked_by(transform)
-        assert (asked.context, asked.others) == (False, ())
-        assert asked.bound(transform, None, {}) is transform
+        asked = signature_of(transform)
+        assert (asked.context, asked.parameters) == (False, ())
+        assert asked.bind(transform, None, {}) is transform
 
 
 def nothing():
@@ -195,4 +195,4 @@ def test_a_transform_that_nobody_could_call_is_refused(transform, says):
 
 def test_an_input_may_be_of_any_type():
     """It is Dagster that knows where it comes from."""
-    assert [one.name for one in asked_by(typed, ["price"]).others] == ["price"]
+    assert [one.name for one in signature_of(typed, ["price"]).parameters] == ["price"]

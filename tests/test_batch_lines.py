@@ -9,8 +9,8 @@ import pytest
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.lanes import batch_reporting
-from kafka_liveness_dagster.lanes.batch_reporting import BatchLines
-from kafka_liveness_dagster.spark.table.write import Written
+from kafka_liveness_dagster.lanes.batch_reporting import BatchLog
+from kafka_liveness_dagster.spark.table.write import WriteResult
 
 
 class Log(list):
@@ -37,16 +37,16 @@ def batch(partitions, start=0):
 
 def written(rows, attempts=1):
     """What one wrote."""
-    return Written(rows, attempts, rewritten=False)
+    return WriteResult(rows, attempts, rewrote_files=False)
 
 
 def test_the_first_is_told_at_once_and_the_others_together(clock):
     """A line in ten seconds, and none of a batch is lost at the end."""
     log = Log()
-    with BatchLines(log) as lines:
+    with BatchLog(log) as lines:
         for second in range(13):
             clock.seconds = 100.0 + second
-            lines.committed(batch(1, 5 * second), written(5), 0.5)
+            lines.log_committed(batch(1, 5 * second), written(5), 0.5)
     assert log == [
         "committed orders:0:0-5: 5 rows in 0.50 s",
         "committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
@@ -57,9 +57,9 @@ def test_the_first_is_told_at_once_and_the_others_together(clock):
 def test_what_is_unusual_is_told_at_once(clock):
     """Another writer, and partitions that went before the commit."""
     log = Log()
-    with BatchLines(log) as lines:
-        lines.committed(batch(1), written(5), 0.5)
-        lines.committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
+    with BatchLog(log) as lines:
+        lines.log_committed(batch(1), written(5), 0.5)
+        lines.log_committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
     assert log[1:] == [
         "another writer had touched the same offsets: written at attempt 2",
         f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 rows in 0.50 s",
@@ -69,7 +69,7 @@ def test_what_is_unusual_is_told_at_once(clock):
 def test_a_line_is_as_short_for_a_thousand_partitions(clock):
     """Which offsets these were is in the snapshot's summary."""
     log = Log()
-    with BatchLines(log) as lines:
-        lines.committed(batch(1_000), written(5_000), 0.5)
-        lines.committed(batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)])
+    with BatchLog(log) as lines:
+        lines.log_committed(batch(1_000), written(5_000), 0.5)
+        lines.log_committed(batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)])
     assert max(map(len, log)) < 200

@@ -8,12 +8,12 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations
-from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 CRASHED, FINDER = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
@@ -31,15 +31,15 @@ def instance():
 
 def look(instance, by, owed=()):
     """The group after a commit of one of them."""
-    seen = PartitionSnapshot(AT, 70, LiveMark(Mark.RUNNING, by[:8]), 120, owed)
+    seen = PartitionSnapshot(AT, 70, LiveCommitMetadata(OwnerState.RUNNING, by[:8]), 120, owed)
     known = {CRASHED[:8]: Run(RunFate.FAILED)}
-    return GroupLook(GroupSnapshot(GroupState.EMPTY, (), (seen,), known), instance.get_run_records())
+    return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (seen,), known), instance.get_run_records())
 
 
 def test_a_live_run_knows_whom_it_replaces(instance):
     """And a partition that it finds links that run, however its end is put into words."""
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
-    (request,), _ = wants.live(instance, look(instance, CRASHED), now=0.0, ghosts=())
+    (request,), _ = wants.live_run(instance, look(instance, CRASHED), now=0.0, orphaned=())
     assert request.tags["kafka_liveness/started_because"] == "run 0badcafe crashed"
     assert request.tags[".dagster/kafka_liveness.started_because_of_run"] == "0badcafe"
 
@@ -60,9 +60,9 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
     keys = [f"{at}:70-120" for at in both]
 
     def owing(*partitions):
-        mark = LiveMark(Mark.RUNNING, FINDER[:8])
+        mark = LiveCommitMetadata(OwnerState.RUNNING, FINDER[:8])
         seen = tuple(PartitionSnapshot(at, 120, mark, 120, (Span(70, 120),) if at in partitions else ()) for at in both)
-        return GroupLook(GroupSnapshot(GroupState.EMPTY, (), seen), [])
+        return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), seen), [])
 
     asset = kl.kafka_asset(
         topics=["orders"],
@@ -84,8 +84,8 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
 def test_lag_alone_has_no_run_to_name(instance):
     """Nobody left: there is no tag, and no link to a run of any name."""
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
-    quiet = GroupLook(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, 120),)), [])
-    (request,), _ = wants.live(instance, quiet, now=0.0, ghosts=())
+    quiet = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, 120),)), [])
+    (request,), _ = wants.live_run(instance, quiet, now=0.0, orphaned=())
     assert request.tags["kafka_liveness/started_because"] == "lag"
     assert ".dagster/kafka_liveness.started_because_of_run" not in request.tags
 

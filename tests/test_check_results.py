@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.sensor.checks import GroupChecks, are_forgotten, news
+from kafka_liveness_dagster.sensor.checks import GroupChecks, changed_evaluations, needs_reevaluation
 
 BEGAN = 1_000.0
 
@@ -34,8 +34,8 @@ def results(*passed):
 )
 def test_a_changed_result_is_stored_at_once(passed, seconds, stored):
     """Each stored result is a row in Dagster's database: an unchanged one is stored every ten minutes."""
-    _, outcomes, at = news(results(True, True), "", 0.0, BEGAN)
-    found, outcomes_now, stored_at = news(results(*passed), outcomes, at, BEGAN + seconds)
+    _, outcomes, at = changed_evaluations(results(True, True), "", 0.0, BEGAN)
+    found, outcomes_now, stored_at = changed_evaluations(results(*passed), outcomes, at, BEGAN + seconds)
     assert len(found) == stored
     assert stored_at == (BEGAN + seconds if stored else BEGAN)
     assert (outcomes_now == outcomes) is all(passed)
@@ -43,10 +43,10 @@ def test_a_changed_result_is_stored_at_once(passed, seconds, stored):
 
 def test_results_that_a_materialization_hides_are_stored_again():
     """Dagster shows checks as not evaluated after a materialization; 20 s are between two such rows."""
-    assert are_forgotten(8, 7, BEGAN, BEGAN + 20)
-    assert not are_forgotten(8, 7, BEGAN, BEGAN + 19)
-    assert not are_forgotten(7, 7, BEGAN, BEGAN + 20)
-    found, _, _ = news(results(True), ".", BEGAN, BEGAN + 20, forgotten=True)
+    assert needs_reevaluation(8, 7, BEGAN, BEGAN + 20)
+    assert not needs_reevaluation(8, 7, BEGAN, BEGAN + 19)
+    assert not needs_reevaluation(7, 7, BEGAN, BEGAN + 20)
+    found, _, _ = changed_evaluations(results(True), ".", BEGAN, BEGAN + 20, must_repeat=True)
     assert len(found) == 1
 
 
@@ -68,4 +68,4 @@ def test_a_materialization_of_this_second_hides_results_at_the_next_tick():
         instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
         [record] = instance.fetch_materializations(dg.AssetKey("orders"), limit=1).records
         at = record.timestamp
-        assert [checks.newest(instance, at + seconds) for seconds in (1, 2)] == [0, record.storage_id]
+        assert [checks.latest_storage_id(instance, at + seconds) for seconds in (1, 2)] == [0, record.storage_id]

@@ -112,7 +112,7 @@ def test_editors_are_told_every_setting():
         assert section["additionalProperties"] is False
         assert set(section["properties"]) == set(group.model_fields) - CODE
         for setting, told in section["properties"].items():
-            field = group.described()[setting]
+            field = group.fields_with_descriptions()[setting]
             assert told["description"] == " ".join(field.description.replace("``", "`").split()).replace(":class:", "")
             default = getattr(field.default, "value", field.default)
             assert told["default"] == (list(default) if isinstance(default, tuple) else default), setting

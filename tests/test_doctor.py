@@ -21,8 +21,8 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from kafka_liveness_dagster.doctor import dagster_facts
 from kafka_liveness_dagster.doctor.dagster_rules import INSTANCE
-from kafka_liveness_dagster.doctor.rules import Outcome, judged
-from kafka_liveness_dagster.doctor.spark_rules import CATALOG, SERVER, SETTINGS, catalogs_of
+from kafka_liveness_dagster.doctor.rules import Outcome, run_rules
+from kafka_liveness_dagster.doctor.spark_rules import CATALOG, SERVER, SETTINGS, find_catalogs
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "production.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ ORDERS = DOCS / "examples" / "orders.py"
 
 
 def examined(home, module=None, file=ORDERS):
-    return {(one.area, one.check): one.answer for one in dagster_facts.examine(home, module, file)}
+    return {(one.area, one.check): one.result for one in dagster_facts.check_dagster(home, module, file)}
 
 
 def not_well(found):
@@ -44,9 +44,9 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
     )
     found = examined(tmp_path)
     assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
-    assert "no daemon has ever worked" in found["dagster", "daemon"].found
-    assert found["location", "period"].found == "never ticked: orders_sensor"
-    assert found["location", "sensors"].found == "on: orders_sensor"
+    assert "no daemon has ever worked" in found["dagster", "daemon"].message
+    assert found["location", "period"].message == "never ticked: orders_sensor"
+    assert found["location", "sensors"].message == "on: orders_sensor"
     assert [file.name for file in tmp_path.iterdir()] == ["dagster.yaml"]
 
 
@@ -54,9 +54,9 @@ def test_spark_as_the_page_has_it():
     """Every setting that the rules ask for is on the page, with a value that is well."""
     [conf] = re.findall(r"^```\n(spark\.sql\.extensions.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     told = dict(line.split(maxsplit=1) for line in conf.splitlines())
-    rules = [rule for rule in SERVER if set(rule.needs) <= set(SETTINGS)]
-    [(name, lake)] = catalogs_of(told).items()
-    found = [*judged("spark", rules, told), *judged(f"catalog {name}", CATALOG, lake)]
+    rules = [rule for rule in SERVER if set(rule.required_facts) <= set(SETTINGS)]
+    [(name, lake)] = find_catalogs(told).items()
+    found = [*run_rules("spark", rules, told), *run_rules(f"catalog {name}", CATALOG, lake)]
     assert len(found) == len(rules) + len(CATALOG) == 6
     assert {one.outcome for one in found} == {Outcome.OK}
 
@@ -94,10 +94,10 @@ def test_the_period_that_a_sensor_keeps(tmp_path):
         instance.add_daemon_heartbeat(DaemonHeartbeat(now - 3_600, "SENSOR", "of this test"))
     found = examined(tmp_path)
     assert found["location", "period"].outcome is Outcome.WARN
-    assert found["location", "period"].found == "orders_sensor ticks every 12 s; its interval is 5 s"
+    assert found["location", "period"].message == "orders_sensor ticks every 12 s; its interval is 5 s"
     assert found["location", "sensors"].outcome is Outcome.OK
     assert found["dagster", "daemon"].outcome is Outcome.FAIL
-    assert "1 h ago" in found["dagster", "daemon"].found
+    assert "1 h ago" in found["dagster", "daemon"].message
 
 
 def test_a_sensor_that_somebody_switched_off(tmp_path):
@@ -106,7 +106,7 @@ def test_a_sensor_that_somebody_switched_off(tmp_path):
         instance.add_instigator_state(sensor_state(InstigatorStatus.STOPPED))
     found = examined(tmp_path)
     assert found["location", "sensors"].outcome is Outcome.FAIL
-    assert found["location", "sensors"].found == "off: orders_sensor (orders-etl)"
+    assert found["location", "sensors"].message == "off: orders_sensor (orders-etl)"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_code_location_without_groups(tmp_path, source, at, words):
     file = tmp_path / "location.py"
     file.write_text(source)
     answer = examined(None, file=file)["location", at]
-    assert words in answer.found
+    assert words in answer.message
     assert answer.outcome is (Outcome.FAIL if at == "definitions" else Outcome.WARN)
 
 
@@ -143,7 +143,7 @@ def test_an_instance_whose_settings_or_storage_cannot_be_read(tmp_path):
         assert {at for at, one in found.items() if one.outcome is Outcome.FAIL} == {("dagster", "settings")}
         assert found["location", "sensors"].outcome is found["location", "period"].outcome is Outcome.UNKNOWN
     for nowhere in (tmp_path / "nowhere", Path("relative")):
-        assert "must be the absolute path of a folder" in examined(nowhere)["dagster", "settings"].found
+        assert "must be the absolute path of a folder" in examined(nowhere)["dagster", "settings"].message
 
 
 def test_what_is_not_named_is_unknown():
@@ -154,7 +154,7 @@ def test_what_is_not_named_is_unknown():
         ("location", "settings"): Outcome.UNKNOWN,
     }
     assert "set DAGSTER_HOME" in found["dagster", "settings"].advice
-    assert all(rule.check in found["dagster", "settings"].found for rule in INSTANCE)
+    assert all(rule.check in found["dagster", "settings"].message for rule in INSTANCE)
 
 
 def test_a_module_is_found_where_one_stands(tmp_path, monkeypatch):

@@ -141,7 +141,9 @@ def test_a_name_of_another_program_is_still_shown():
     ("page", "found"),
     [
         pytest.param("the `Flight` of a run", ["Flight"], id="class"),
-        pytest.param("`core.resume.resume`, `close()`", ["core.resume.resume", "close"], id="module and call"),
+        pytest.param(
+            "`core.resume.decide_resume`, `close()`", ["core.resume.decide_resume", "close"], id="module and call"
+        ),
         pytest.param("`kl.Offsets(on_data_loss=1)`", ["kl.Offsets"], id="public name"),
         pytest.param("`over\ntwo` lines, `two words`, `tests/core`", [], id="no identifier"),
         pytest.param("```\n  Watchdog, Fence   ends it\n```\n", ["Watchdog", "Fence"], id="list of classes"),
@@ -159,7 +161,7 @@ def test_every_form_of_a_name_is_seen(page, found):
     ("name", "is_there"),
     [
         ("core.batch_size", True),
-        ("core.resume.resume", True),
+        ("core.resume.decide_resume", True),
         ("core.resume.check_target", False),
         ("core.flight", False),
         ("doctor.rules", True),

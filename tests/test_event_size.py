@@ -7,13 +7,13 @@ import pytest
 from dagster._serdes import serialize_value
 
 from kafka_liveness_dagster.core.batch_planning import Batch
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import CrashLagFound, MemberJoined
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.metadata import Tally, range_table
 from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations
-from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 RUN = "0badcafe-1111-4222-8333-444444444444"
 MOST = {"observation": 7_000, "materialization": 4_000}
@@ -28,11 +28,15 @@ def look(partitions):
     """All of them owed by one jump, and with lag."""
     seen = tuple(
         PartitionSnapshot(
-            one.topic_partition, one.end, LiveMark(Mark.RUNNING, RUN[:8]), 300_000 + one.partition, (one.span,)
+            one.topic_partition,
+            one.end,
+            LiveCommitMetadata(OwnerState.RUNNING, RUN[:8]),
+            300_000 + one.partition,
+            (one.span,),
         )
         for one in ranges(partitions)
     )
-    return GroupLook(GroupSnapshot(GroupState.STABLE, (), seen, {RUN[:8]: Run(RunFate.FAILED)}), [])
+    return GroupObservation(GroupSnapshot(GroupState.STABLE, (), seen, {RUN[:8]: Run(RunFate.FAILED)}), [])
 
 
 def told(partitions):

@@ -14,7 +14,7 @@ import trustme
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
-from kafka_liveness_dagster.cli.options import reached
+from kafka_liveness_dagster.cli.options import kafka_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
@@ -105,7 +105,7 @@ def test_the_lines_for_command_config_are_ours(tmp_path):
     [lines] = [text for text in fences(PAGES["security.md"], "") if "sasl.mechanism" in text]
     authority = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(authority)
-    told = reached("broker-1.example.com:9092", StringIO(lines.replace("/etc/kafka/ca.pem", str(authority))))
+    told = kafka_settings("broker-1.example.com:9092", StringIO(lines.replace("/etc/kafka/ca.pem", str(authority))))
     assert told.security.sasl_mechanism == "SCRAM-SHA-512"
 
 

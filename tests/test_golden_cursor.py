@@ -13,11 +13,11 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.process_status import Sign
+from kafka_liveness_dagster.core.process_status import HeartbeatTag
 from kafka_liveness_dagster.kafka import timestamps
-from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
+from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
@@ -43,14 +43,14 @@ class Cluster:
 
     settings = None
     commits_by_partition = (
-        LiveMark(Mark.RUNNING, "0000beef"),
-        LiveMark(Mark.RUNNING, "0000cafe"),
+        LiveCommitMetadata(OwnerState.RUNNING, "0000beef"),
+        LiveCommitMetadata(OwnerState.RUNNING, "0000cafe"),
         None,
-        LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 100),)),
-        LiveMark(Mark.RELEASED, "0000feed"),
+        LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),)),
+        LiveCommitMetadata(OwnerState.RELEASED, "0000feed"),
     )
 
-    def meet(self, group_id):
+    def find_coordinator(self, group_id):
         """Prepare a query."""
 
     def partitions(self, topics):
@@ -58,7 +58,7 @@ class Cluster:
 
     def commits(self, group_id, partitions):
         marks = {tp: self.commits_by_partition[tp.partition] for tp in partitions if group_id == GROUP}
-        return {tp: Commit(100, mark.encode() if mark else "") for tp, mark in marks.items()}
+        return {tp: CommittedOffset(100, mark.encode() if mark else "") for tp, mark in marks.items()}
 
     def log_bounds(self, partitions):
         return dict.fromkeys(partitions, (0, 120))
@@ -69,10 +69,10 @@ class Cluster:
     def group(self, group_id):
         clients = [(CLIENT.format("0000beef"), 0), (CLIENT.format("0000cafe"), 1), ("kcat", 2)]
         members = [
-            GroupMember(f"member-{number}", client, "/10.0.0.7", (TopicPartition(TOPIC, number),))
+            MemberDescription(f"member-{number}", client, "/10.0.0.7", (TopicPartition(TOPIC, number),))
             for client, number in clients
         ]
-        return Group("PREPARING_REBALANCING", tuple(members))
+        return GroupDescription("PREPARING_REBALANCING", tuple(members))
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def instance():
     """A Dagster instance with a run that is a member, and one that is away and was reported."""
     with dg.DagsterInstance.ephemeral() as found:
         for digits in ("0000beef", "0000dead"):
-            tags = {**lane_tags(GROUP, "live"), PROCESS_TAG: Sign(digits, 7).encode()}
+            tags = {**lane_tags(GROUP, "live"), PROCESS_TAG: HeartbeatTag(digits, 7).encode()}
             run = dg.DagsterRun("orders_job", RUN_ID.format(digits), status=dg.DagsterRunStatus.STARTED, tags=tags)
             found.add_run(run)
         yield found
@@ -91,12 +91,12 @@ def tick(instance, monkeypatch, tmp_path):
     """Evaluate the sensor with a cursor: ``tick(cursor) -> result``."""
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
     monkeypatch.setattr(time, "time", lambda: NOW)
-    monkeypatch.setattr(timestamps, "held_back", lambda *_: ())
+    monkeypatch.setattr(timestamps, "open_transactions", lambda *_: ())
     asset = kl.kafka_asset(
         topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True,
         complete_every="1h", completeness=kl.Completeness(start="2026-11-01"),
     )(lambda batch: batch)  # fmt: skip
-    kafka = SimpleNamespace(cluster=Cluster, make_missing=lambda *_: None)
+    kafka = SimpleNamespace(cluster=Cluster, create_missing_topics=lambda *_: None)
     declared = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=declared))
 

@@ -12,21 +12,21 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core import health
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import GroupOrigin, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.health import Gravity
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.health import Severity
+from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
-from kafka_liveness_dagster.core.process_status import Word
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.process_status import ProcessStatus
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.kafka import timestamps
-from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
+from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import group_observations
-from kafka_liveness_dagster.sensor.dead_runs import Ghosts, free_slots
-from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.sensor.run_requests import RunRequests
 
 GROUP, CATCH_UP, TOPIC = "orders-etl", "orders-etl.catch-up", "orders"
@@ -52,11 +52,11 @@ class Cluster:
     settings = None
 
     def __init__(self):
-        first = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], (Span(70, 100),)).encode())
+        first = CommittedOffset(100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], (Span(70, 100),)).encode())
         self.logs, self.members, self.bounds = {GROUP: first}, [], (0, 120)
         self.when_observed = lambda: None
 
-    def meet(self, group_id):
+    def find_coordinator(self, group_id):
         """Prepare a query."""
 
     def partitions(self, topics):
@@ -73,7 +73,7 @@ class Cluster:
 
     def group(self, group_id):
         self.when_observed()
-        return Group("STABLE" if self.members else "EMPTY", tuple(self.members))
+        return GroupDescription("STABLE" if self.members else "EMPTY", tuple(self.members))
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def end_run(instance, run_id, event="PIPELINE_SUCCESS"):
     instance.report_dagster_event(dg.DagsterEvent(event_type_value=event, job_name="orders_job"), run_id)
 
 
-def look(cluster, instance):
-    return GroupLook.of(cluster, instance, GROUP, [TOPIC])
+def observe(cluster, instance):
+    return GroupObservation.read(cluster, instance, GROUP, [TOPIC])
 
 
 # --- both commit logs -----------------------------------------------------------------------------------------------
@@ -107,51 +107,56 @@ def look(cluster, instance):
 
 def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
     """A range is pending while the first commit log has it as skipped and the second one does not have it as done."""
-    pending = [str(one) for one in look(cluster, instance).owed]
+    pending = [str(one) for one in observe(cluster, instance).pending]
     assert pending == ["orders:3:70-100"], "without a second log all of it is pending"
-    cluster.logs[CATCH_UP] = Commit(80, "kl1 done @- 90-100")
-    assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:80-90"]
+    cluster.logs[CATCH_UP] = CommittedOffset(80, "kl1 done @- 90-100")
+    assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:80-90"]
 
 
 def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
     """A consumer with auto-commit in G.catch-up: without a table the pending offsets are an upper bound."""
-    cluster.logs[CATCH_UP] = Commit(120, "")
-    seen = look(cluster, instance)
+    cluster.logs[CATCH_UP] = CommittedOffset(120, "")
+    seen = observe(cluster, instance)
     [partition] = seen.snapshot.partitions
     assert partition.outstanding == (Span(70, 100),)
-    assert (seen.owed, seen.still_owed(["orders:3:70-100"])) == ([], []), "no partition is added, and no run requested"
-    [line] = seen.external
+    assert (seen.pending, seen.still_pending(["orders:3:70-100"])) == ([], []), (
+        "no partition is added, and no run requested"
+    )
+    [line] = seen.external_commit_lines
     assert line.startswith("orders:3: an external commit replaced the second commit log (offset 120, metadata '')")
     age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
-    assert (age.gravity, age.sentence) == (Gravity.WARNING, f"cannot tell: {line}")
+    assert (age.severity, age.message) == (Severity.WARNING, f"cannot tell: {line}")
 
 
 def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
     """Its ledger knows which pending offsets are done."""
-    origin = Origin(0, ID)
-    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], (Span(70, 100),), origin=origin).encode())
-    cluster.logs[CATCH_UP] = Commit(120, "not ours")
+    origin = GroupOrigin(0, ID)
+    cluster.logs[GROUP] = CommittedOffset(
+        100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], (Span(70, 100),), origin=origin).encode()
+    )
+    cluster.logs[CATCH_UP] = CommittedOffset(120, "not ours")
     table = SimpleNamespace(
         target="lake.shop.orders",
-        accounts=lambda asked: dict.fromkeys(asked, Account((Span(0, 80),), (Span(90, 95),), 0, ID)),
+        entries=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, ID)),
     )
-    seen = GroupLook.of(cluster, instance, GROUP, [TOPIC], witness=table)
-    assert [str(one) for one in seen.owed] == ["orders:3:80-90", "orders:3:95-100"]
-    exact = health.exact(seen.snapshot, (), "")
-    assert (exact.gravity, exact.sentence) == (Gravity.WARNING, seen.external[0])
+    seen = GroupObservation.read(cluster, instance, GROUP, [TOPIC], ledger=table)
+    assert [str(one) for one in seen.pending] == ["orders:3:80-90", "orders:3:95-100"]
+    exact = health.no_missing_rows(seen.snapshot, (), "")
+    assert (exact.severity, exact.message) == (Severity.WARNING, seen.external_commit_lines[0])
     [told] = group_observations(GROUP, [TOPIC], seen, ())
-    assert told.metadata["external_commits"] == dg.MetadataValue.md(f"- `{seen.external[0]}`")
+    assert told.metadata["external_commits"] == dg.MetadataValue.md(f"- `{seen.external_commit_lines[0]}`")
 
 
 @pytest.mark.parametrize("end", [2**63 - 1, 2_000])
 def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, end):
     """A partition of them would stay missing for ever."""
-    cluster.logs[GROUP] = Commit(100, f"kl1 released {RUN[:8]} @- 70-80,1000-{end}")
-    seen = look(cluster, instance)
-    assert [str(one) for one in seen.owed] == ["orders:3:70-80"]
-    assert seen.external == [f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"]
-    cluster.logs[GROUP] = Commit(end, f"kl1 released {RUN[:8]} @- 70-{end}")  # at once above the log end, 120
-    assert [str(one) for one in look(cluster, instance).owed] == ["orders:3:70-120"]
+    cluster.logs[GROUP] = CommittedOffset(100, f"kl1 released {RUN[:8]} @- 70-80,1000-{end}")
+    seen = observe(cluster, instance)
+    assert [str(one) for one in seen.pending] == ["orders:3:70-80"]
+    ignored = f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"
+    assert seen.external_commit_lines == [ignored]
+    cluster.logs[GROUP] = CommittedOffset(end, f"kl1 released {RUN[:8]} @- 70-{end}")  # at once above the log end, 120
+    assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:70-120"]
 
 
 # --- requests for the live lane -------------------------------------------------------------------------------------
@@ -159,18 +164,18 @@ def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, e
 
 def test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another(cluster, instance):
     """Dagster is queried for runs in progress right before the request."""
-    seen = look(cluster, instance)
-    [request], _ = REQUESTS.live(instance, seen, 0.0, ())
+    seen = observe(cluster, instance)
+    [request], _ = REQUESTS.live_run(instance, seen, 0.0, ())
     assert request.job_name == "orders_job"
     add_run(instance, SECOND_RUN)
-    requests, why = REQUESTS.live(instance, seen, 0.0, ())
+    requests, why = REQUESTS.live_run(instance, seen, 0.0, ())
     assert (requests, why.partition(";")[0]) == ([], "no live run: 1 of 1 already in progress")
 
 
 def test_no_live_run_is_requested_for_lag_on_paused_partitions(cluster, instance):
     """A live run would find nothing that it may process."""
-    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8]).encode())
-    requests, why = REQUESTS.live(instance, look(cluster, instance), 0.0, ())
+    cluster.logs[GROUP] = CommittedOffset(100, LiveCommitMetadata(OwnerState.PAUSED, RUN[:8]).encode())
+    requests, why = REQUESTS.live_run(instance, observe(cluster, instance), 0.0, ())
     assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets pending")
 
 
@@ -179,9 +184,9 @@ def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster,
     for number in range(3):
         add_run(instance, f"0000000{number}-1111-4222-8333-444444444444")
         end_run(instance, f"0000000{number}-1111-4222-8333-444444444444", "PIPELINE_FAILURE")
-    seen = look(cluster, instance)
+    seen = observe(cluster, instance)
     [newest, *_] = seen.records
-    wanted = [bool(REQUESTS.live(instance, seen, newest.end_time + seconds, ())[0]) for seconds in (9, 11)]
+    wanted = [bool(REQUESTS.live_run(instance, seen, newest.end_time + seconds, ())[0]) for seconds in (9, 11)]
     assert wanted == [False, True]
 
 
@@ -189,7 +194,7 @@ def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster,
 
 
 def catch_up(cluster, instance, *keys):
-    requests = REQUESTS.catch_up(instance, look(cluster, instance), lambda: keys, time.time(), ())
+    requests = REQUESTS.catch_up_run(instance, observe(cluster, instance), lambda: keys, time.time(), ())
     return [request.partition_key for request in requests]
 
 
@@ -205,7 +210,9 @@ def test_one_partition_is_caught_up_at_a_time(cluster, instance):
 
 def test_crash_lag_of_a_paused_partition_is_not_caught_up(cluster, instance):
     """The run would be refused."""
-    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.PAUSED, RUN[:8], (Span(70, 100),)).encode())
+    cluster.logs[GROUP] = CommittedOffset(
+        100, LiveCommitMetadata(OwnerState.PAUSED, RUN[:8], (Span(70, 100),)).encode()
+    )
     assert catch_up(cluster, instance, "orders:3:70-100") == []
 
 
@@ -221,35 +228,35 @@ def test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up(cl
 def test_the_reason_of_a_departure_is_read_after_the_members(cluster, instance):
     """A run reports why it leaves before it leaves: the tags are read again once it is no member any more."""
     add_run(instance, RUN)
-    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RUNNING, RUN[:8]).encode())
+    cluster.logs[GROUP] = CommittedOffset(100, LiveCommitMetadata(OwnerState.RUNNING, RUN[:8]).encode())
     cluster.when_observed = lambda: instance.add_run_tags(RUN, {FENCED_TAG: "poll-timeout"})
-    [gone] = look(cluster, instance).snapshot.left
+    [gone] = observe(cluster, instance).snapshot.owners_without_member
     assert (gone.run, gone.reason) == (RUN[:8], LeaveReason.POLL_TIMEOUT)
 
 
 def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance(cluster, instance):
     """The runs of all members are queried by their ids before one counts as another instance's."""
     client_id = f"dagster/orders_job/{RUN}/orders"
-    cluster.members = [GroupMember("member-1", client_id, "/127.0.0.1", (AT,))]
-    assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [True]
+    cluster.members = [MemberDescription("member-1", client_id, "/127.0.0.1", (AT,))]
+    assert [member.is_of_other_instance for member in observe(cluster, instance).snapshot.members] == [True]
     instance.add_run(dg.DagsterRun("orders_job", run_id=RUN, status=STARTED))
-    assert [member.is_elsewhere for member in look(cluster, instance).snapshot.members] == [False]
+    assert [member.is_of_other_instance for member in observe(cluster, instance).snapshot.members] == [False]
 
 
 def test_a_foreign_member_brings_no_markdown_and_no_link(cluster, instance):
     """Dagster's pages render events as markdown; anybody who may join the group chooses a client.id."""
-    cluster.members = [GroupMember("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", (AT,))]
-    [member] = look(cluster, instance).snapshot.members
+    cluster.members = [MemberDescription("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", (AT,))]
+    [member] = observe(cluster, instance).snapshot.members
     assert member.name == "?a?(http:??b.c)???i?www?"
-    cluster.members = [GroupMember("member-1", "orders_app-1", "/10.0.0.7", (AT,))]
-    [member] = look(cluster, instance).snapshot.members
+    cluster.members = [MemberDescription("member-1", "orders_app-1", "/10.0.0.7", (AT,))]
+    [member] = observe(cluster, instance).snapshot.members
     assert member.name == "orders_app-1 at 10.0.0.7"
 
 
 def test_external_metadata_brings_no_markdown(cluster, instance):
     """It is between marks of code, which render neither links nor HTML; it holds no such mark itself."""
-    cluster.logs[CATCH_UP] = Commit(5, "`[a](http://b.c)`")
-    [told] = group_observations(GROUP, [TOPIC], look(cluster, instance), [])
+    cluster.logs[CATCH_UP] = CommittedOffset(5, "`[a](http://b.c)`")
+    [told] = group_observations(GROUP, [TOPIC], observe(cluster, instance), [])
     line = told.metadata["external_commits"].value
     assert re.fullmatch(r"- `[^`\n]*\[a\]\(http://b\.c\)[^`\n]*`", line), line
 
@@ -259,9 +266,9 @@ def test_external_metadata_brings_no_markdown(cluster, instance):
 
 def ghosts_of(instance, run_id):
     """The ghosts of an observation in which the process of a run in progress is gone."""
-    runs = {run_mark(run_id): Run(RunFate.IN_PROGRESS, process=Word.GONE)}
-    seen = GroupLook(GroupSnapshot(GroupState.EMPTY, (), (), runs), instance.get_run_records())
-    return Ghosts(seen, {run_mark(run_id): Absence(0, 0)}, time.time(), 60.0, always=False)
+    runs = {short_run_id(run_id): Run(RunFate.IN_PROGRESS, process=ProcessStatus.GONE)}
+    seen = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (), runs), instance.get_run_records())
+    return OrphanedRuns(seen, {short_run_id(run_id): Absence(0, 0)}, time.time(), 60.0, always=False)
 
 
 def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instance):
@@ -269,7 +276,7 @@ def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instan
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
     end_run(instance, RUN)
-    assert not found.end(instance, "sensor orders_sensor", LOG), "an ended run was reported as failed"
+    assert not found.end_dead_runs(instance, "sensor orders_sensor", LOG), "an ended run was reported as failed"
     assert instance.get_run_by_id(RUN).status is SUCCESS
 
 
@@ -277,7 +284,7 @@ def test_a_run_whose_process_is_gone_is_reported_as_failed(instance):
     """Once: the next observation finds it ended."""
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
-    assert [found.end(instance, "sensor orders_sensor", LOG) for _ in range(2)] == [True, False]
+    assert [found.end_dead_runs(instance, "sensor orders_sensor", LOG) for _ in range(2)] == [True, False]
     assert instance.get_run_by_id(RUN).status is FAILURE
 
 
@@ -302,7 +309,7 @@ def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
         ended = instance.get_run_record_by_id(RUN).end_time
 
         def claimed(seconds):
-            free_slots(instance, pooled, ended + seconds)
+            free_pool_slots(instance, pooled, ended + seconds)
             return {slot.run_id for slot in storage.get_concurrency_info(POOL).claimed_slots}
 
         assert claimed(59) == {RUN, SECOND_RUN}
@@ -316,11 +323,11 @@ def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
 def tick(cluster, instance, monkeypatch, tmp_path):
     """Evaluate the sensor once; add the partitions that it requests."""
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
-    monkeypatch.setattr(timestamps, "held_back", lambda *_: ())
+    monkeypatch.setattr(timestamps, "open_transactions", lambda *_: ())
     asset = kl.kafka_asset(
         topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True
     )(lambda batch: batch)
-    kafka = SimpleNamespace(cluster=lambda: cluster, make_missing=lambda *_: None)
+    kafka = SimpleNamespace(cluster=lambda: cluster, create_missing_topics=lambda *_: None)
     defs = dg.Definitions.merge(
         asset.definitions,
         dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}),
@@ -353,7 +360,7 @@ def test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition(clu
             instance.add_dynamic_partitions("orders_crash_lag", ["orders:3:70-100"])
             event = dg.AssetMaterialization("orders_crash_lag", partition="orders:3:70-100")
             instance.report_runless_asset_event(event)
-            cluster.logs[CATCH_UP] = Commit(100, "kl1 done @-")
+            cluster.logs[CATCH_UP] = CommittedOffset(100, "kl1 done @-")
 
     cluster.when_observed = caught_up
     tick()
@@ -369,9 +376,11 @@ def test_a_pending_range_becomes_a_partition_and_a_run_is_requested_for_the_lag(
 
 def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
     """The table is queried for it, also where the commits alone would do for the rest of the tick."""
-    cluster.logs[GROUP] = Commit(100, LiveMark(Mark.RELEASED, RUN[:8], origin=Origin(0)).encode())
+    cluster.logs[GROUP] = CommittedOffset(
+        100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], origin=GroupOrigin(0)).encode()
+    )
     tick()
-    cluster.members = [GroupMember("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
+    cluster.members = [MemberDescription("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
     cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
     events = tick().asset_events
     exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "no_missing_rows"]

@@ -14,7 +14,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
-from kafka_liveness_dagster.spark.table.write import Written
+from kafka_liveness_dagster.spark.table.write import WriteResult
 
 PATIENCE = 180.0  # seconds
 
@@ -25,7 +25,7 @@ class Job(nullcontext):
     tag = "kafka-liveness-job"
     cancelled = False
 
-    is_given_up = False
+    is_abandoned = False
 
     def cancel(self, timeout_seconds=2.0):
         self.cancelled = True
@@ -43,7 +43,7 @@ class Write:
         if step == self.fails_at:
             raise ValueError(step)
 
-    def begin(self):
+    def prepare(self):
         self._at("begin")
 
         def execute():
@@ -53,7 +53,7 @@ class Write:
 
         return execute
 
-    def finish(self, execute):
+    def execute_with_retries(self, execute):
         return execute()
 
 
@@ -70,7 +70,7 @@ def in_flight(*writes, epochs=None):
     found = InFlightWrites()
     for number, write in enumerate(writes):
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
-        found.append(InFlightWrite(Batch(ranges, 60.0, epoch=(epochs or [1] * 9)[number]), Job(), write))
+        found.append(InFlightWrite(Batch(ranges, 60.0, membership_epoch=(epochs or [1] * 9)[number]), Job(), write))
         found[-1].begin()
     return found
 
@@ -79,7 +79,7 @@ def test_spark_works_in_a_thread_of_its_own_and_the_transform_does_not():
     """The run's thread begins and finishes; what takes long does not hold it up."""
     write = Write()
     with in_flight(write) as found:
-        assert not found[0].failed
+        assert not found[0].has_failed
         write.gate.set()
         assert found[0].finish() == 7
     here = threading.current_thread()
@@ -97,7 +97,7 @@ def test_a_failure_is_told_where_the_batch_would_have_landed(step):
         assert found[0].finish() == 7
         with pytest.raises(ValueError, match=step):
             found[1].finish()
-        assert found[1].failed
+        assert found[1].has_failed
 
 
 def test_before_partitions_go_everything_lands_that_can():
@@ -107,7 +107,7 @@ def test_before_partitions_go_everything_lands_that_can():
         for one in writes:
             one.gate.set()
         landed = []
-        found.commit_what_is_written(may_wait, lambda: landed.append(found.popleft().batch.ranges[0].start))
+        found.commit_finished(may_wait, lambda: landed.append(found.popleft().batch.ranges[0].start))
         assert landed == [0, 10]
         assert len(found) == 2
 
@@ -123,7 +123,7 @@ def test_a_fence_ends_the_wait_of_a_rebalance():
 
     write = Write()
     with in_flight(write) as found:
-        found.commit_what_is_written(fenced_after_two_looks, pytest.fail)
+        found.commit_finished(fenced_after_two_looks, pytest.fail)
         assert len(found) == 1
         write.gate.set()
 
@@ -137,7 +137,7 @@ def test_a_commit_that_is_refused_stays_in_flight():
     write = Write()
     write.gate.set()
     with in_flight(write) as found:
-        found.commit_what_is_written(may_wait, refused)
+        found.commit_finished(may_wait, refused)
         assert len(found) == 1
 
 
@@ -146,9 +146,9 @@ def test_what_a_former_membership_planned_is_given_up():
     old, new = Write(), Write()
     with in_flight(old, new, epochs=[1, 2]) as found:
         jobs = [one.job for one in found]
-        found.drop(1)
+        found.abandon(1)
         assert [job.cancelled for job in jobs] == [True, False]
-        assert [one.batch.epoch for one in found] == [2]
+        assert [one.batch.membership_epoch for one in found] == [2]
         for one in (old, new):
             one.gate.set()
 
@@ -164,7 +164,7 @@ def test_a_cancel_that_raises_keeps_no_other_batch_from_being_given_up(caplog):
     with in_flight(*writes) as found:
         last = found[1].job
         object.__setattr__(found[0], "job", Broken())
-        found.drop()
+        found.abandon()
         assert last.cancelled
         assert not found
         assert "could not cancel" in caplog.text
@@ -187,10 +187,10 @@ def test_no_second_is_counted_twice():
     with in_flight(first, second) as found:
         planned = found[0].began_at
         first.gate.set()
-        seconds = found.committed()
+        seconds = found.pop_committed()
         second.gate.set()
         until = time.monotonic()
-        seconds += found.committed()
+        seconds += found.pop_committed()
         assert until - planned <= seconds <= time.monotonic() - planned
         assert not found
 
@@ -209,7 +209,7 @@ def test_the_watchdog_cancels_all_of_them():
     """The fence stops whatever Spark does for this process."""
     writes = [Write(), Write()]
     with in_flight(*writes) as found:
-        found.cancel(lambda _batch: False)
+        found.cancel_fenced(lambda _batch: False)
         assert all(one.job.cancelled for one in found)
         for one in writes:
             one.gate.set()
@@ -219,7 +219,7 @@ def test_a_fence_that_is_told_late_cancels_no_batch_of_the_next_membership():
     """The watchdog tells it in a thread of its own, which may be slow: the run has joined again and begun a batch."""
     writes = [Write(), Write()]
     with in_flight(*writes, epochs=[1, 2]) as found:
-        found.cancel(lambda batch: batch.epoch == 2)
+        found.cancel_fenced(lambda batch: batch.membership_epoch == 2)
         assert [one.job.cancelled for one in found] == [True, False]
         for one in writes:
             one.gate.set()
@@ -237,10 +237,10 @@ class Lane:
     def check(self):
         """No fence is up."""
 
-    def check_open(self, batch):
+    def check_batch(self, batch):
         """Nor was one."""
 
-    def is_open(self, batch):
+    def is_batch_current(self, batch):
         return True
 
     def on_fence(self, cancel):
@@ -253,13 +253,13 @@ class Lane:
         self.revoke = finish
 
 
-class Faked(Pipeline):
+class FakePipeline(Pipeline):
     """A pipeline whose writes are done at once."""
 
-    def _write_of(self, batch, lane, log):
+    def _new_write(self, batch, lane, log):
         write = Write()
         write.gate.set()
-        write.finish = lambda execute: Written(execute(), attempts=1, rewritten=False)
+        write.execute_with_retries = lambda execute: WriteResult(execute(), attempts=1, rewrote_files=False)
         return InFlightWrite(batch, Job(), write)
 
 
@@ -274,9 +274,9 @@ def test_a_rebalance_that_landed_everything_is_no_end_of_data():
             return None
         number = asked.count(False) - 1
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
-        return Batch(ranges, 60.0, epoch=1) if number < 2 else None
+        return Batch(ranges, 60.0, membership_epoch=1) if number < 2 else None
 
-    pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", 2)
+    pipeline = FakePipeline(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", 2)
     tally = Tally()
     pipeline.run(lane, source, logging.getLogger("kafka_liveness_dagster"), pytest.fail, tally)
     assert lane.committed == [0, 10]

@@ -7,7 +7,7 @@ import pytest
 from dagster._daemon.run_coordinator.queued_run_coordinator_daemon import QueuedRunCoordinatorDaemon
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.runs.tags import STEP_TAG, budget_of, is_in_lane, lane_tags
+from kafka_liveness_dagster.runs.tags import STEP_TAG, budget_of, is_active_in_lane, lane_tags
 
 RETRIES = {"run_retries": {"enabled": True, "max_retries": 3}}
 
@@ -108,6 +108,6 @@ def test_a_run_that_repeats_only_later_steps_is_in_no_lane(defs):
     with dg.instance_for_test() as instance:
         job = defs.resolve_job_def("own")
         run = instance.create_run_for_job(job, tags=tags)
-        assert is_in_lane(run)
-        assert not is_in_lane(run._replace(step_keys_to_execute=["report"]))
-        assert is_in_lane(run._replace(step_keys_to_execute=["orders", "report"]))
+        assert is_active_in_lane(run)
+        assert not is_active_in_lane(run._replace(step_keys_to_execute=["report"]))
+        assert is_active_in_lane(run._replace(step_keys_to_execute=["orders", "report"]))

@@ -10,9 +10,14 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.core.partition_keys import parse_key
 from kafka_liveness_dagster.lanes import runs as module
-from kafka_liveness_dagster.lanes.runs import _again, _left_behind, _quarantines, _until_idle
+from kafka_liveness_dagster.lanes.runs import (
+    _batches_until_idle,
+    _ranges_to_reprocess,
+    _report_skipped,
+    _skipped_message,
+)
 
 DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
 BACKFILL = "dagster/backfill"
@@ -38,7 +43,7 @@ def context(asset, monkeypatch):
     def make(tags=None, selected=None):
         events, run = [], SimpleNamespace(tags=tags or {})
         job = SimpleNamespace(asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key}))
-        told = {"log": Mock(), "event": lambda event, _: events.append(event), "events": events}
+        told = {"log": Mock(), "store_event": lambda event, _: events.append(event), "events": events}
         return SimpleNamespace(run=run, job_def=job, instance=instance, **told)
 
     return make
@@ -55,16 +60,18 @@ def context(asset, monkeypatch):
 )
 def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, again):
     """The sensor requests missing partitions: one that another run has materialized since needs no second pass."""
-    ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
-    assert _again(asset, context(tags), ranges) == [range_of(key) for key in again], "these are replayed"
+    ranges = {key: parse_key(key) for key in (DONE, MISSING, REPLAY)}
+    assert _ranges_to_reprocess(asset, context(tags), ranges) == [parse_key(key) for key in again], "these are replayed"
 
 
 @pytest.mark.parametrize(("tags", "in_run"), [({BACKFILL: "all"}, False), ({BACKFILL: "gone"}, True), ({}, True)])
 def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(asset, context, tags, in_run):
     """*Materialize all* is a backfill of all assets; a replay that is missing is still to be done."""
-    ranges = {key: range_of(key) for key in (DONE, MISSING, REPLAY)}
+    ranges = {key: parse_key(key) for key in (DONE, MISSING, REPLAY)}
     selected = {asset.key, asset.crash_lag_key} if in_run else {asset.crash_lag_key}
-    assert _again(asset, context(tags, selected), ranges) == [range_of(REPLAY)], "what is done is left alone"
+    assert _ranges_to_reprocess(asset, context(tags, selected), ranges) == [parse_key(REPLAY)], (
+        "what is done is left alone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,14 +80,14 @@ def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(a
 def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, keys, reported):
     """On its own key where no partition of the run holds it."""
     run = context()
-    _quarantines(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "slow-record")
+    _report_skipped(asset, run, keys)(OffsetRange("orders", 3, 150, 151), "too slow", "slow-record")
     [event] = run.events
     found = (event.asset_key, event.partition)
     assert found == (asset.crash_lag_key, reported), "reported on a partition of the run"
     assert event.metadata["offsets"].value == 1
 
 
-class Idle:
+class IdleConsumer:
     """A run without data: its consumer, its materializations and its clock.
 
     Attributes:
@@ -92,29 +99,29 @@ class Idle:
     def __init__(self, *due):
         self.now, self.due, self.polls = 0.0, list(due), []
 
-    def has_time_for_a_batch(self):
+    def has_time_for_batch(self):
         return True
 
     def poll(self, seconds, _max_records, **_):
         self.polls.append(seconds)
         self.now += seconds
 
-    def tell_if_due(self, *, may_wait):
+    def emit_if_due(self, *, may_wait):
         assert may_wait
 
     @property
     def due_in_seconds(self):
         return self.due.pop(0)
 
-    def goes_on(self):
+    def should_continue(self):
         return False
 
 
 def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
     """A materialization that falls due meanwhile interrupts the wait, and does not end it."""
-    run = Idle(10.0, math.inf)
+    run = IdleConsumer(10.0, math.inf)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: run.now))
-    next_batch = _until_idle(run, 30.0, 1.0, run, run)
+    next_batch = _batches_until_idle(run, 30.0, 1.0, run, run)
     assert next_batch(500, ahead=False) is None
     assert run.polls == [10.0, 20.0], "the idle time has passed"
 
@@ -159,5 +166,5 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
 def test_what_a_run_leaves_behind_is_named_with_the_command_that_closes_it(owed, kept, keys, state, remedy):
     """Owed offsets by their ranges, done ones by the partitions that failed; windows are closed in the UI."""
     owed, kept = ([OffsetRange.parse(one) for one in several] for several in (owed, kept))
-    told = _left_behind("orders-etl", [*owed, *kept], kept, keys)
+    told = _skipped_message("orders-etl", [*owed, *kept], kept, keys)
     assert told == (f"All else of these partitions is done. {state}", remedy)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.ledger import Account, Snapshot
+from kafka_liveness_dagster.core.ledger import LedgerEntry, SnapshotSummary
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import OtherGroupError, RowsMissingError
+from kafka_liveness_dagster.core.partition_state import GroupMismatchError, RowsMissingError
 from kafka_liveness_dagster.spark.table import ledger as module
-from kafka_liveness_dagster.spark.table.ledger import HAD, SINCE, WROTE, TableLedger
+from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY, WRITTEN_KEY, TableLedger
 
 AT = TopicPartition("orders", 3)
 
@@ -32,22 +32,24 @@ class Table:
     def refresh(self, _session):
         """There is no cache."""
 
-    def current(self, _session):
+    def current_snapshot_id(self, _session):
         return self.current_id
 
     def put(self, ledger, start, end):
         """Write these offsets by this ledger; return the snapshot."""
         ranges = [OffsetRange(*AT, start, end)]
-        entry = ledger.entry(None, self.current_id, ranges)
+        entry = ledger.record_for_write(None, self.current_id, ranges)
         self.commit(entry.summary)
-        ledger.landed(entry)
+        ledger.mark_committed(entry)
         return self.current_id
 
     def commit(self, summary):
         """Add the snapshot of a write."""
-        since = int(summary[SINCE]) if SINCE in summary else None
+        since = int(summary[TOTAL_AS_OF_KEY]) if TOTAL_AS_OF_KEY in summary else None
         number = len(self.snapshots) + 1
-        self.snapshots[number] = Snapshot(number, self.current_id, summary[WROTE], summary.get(HAD, ""), since)
+        self.snapshots[number] = SnapshotSummary(
+            number, self.current_id, summary[WRITTEN_KEY], summary.get(TOTAL_KEY, ""), since
+        )
         self.current_id = number
 
 
@@ -60,26 +62,26 @@ def table():
 @pytest.fixture
 def opened(table, monkeypatch):
     """A ledger of another process, maybe of a group; it reads when it has to, and in ``accounts``."""
-    monkeypatch.setattr(module, "newest", lambda _session, table: dict(table.snapshots))
-    monkeypatch.setattr(module, "line_of", lambda _: SimpleNamespace(within=lambda *_: nullcontext()))
-    monkeypatch.setattr(module, "_LOOK_SHARE", 1e-12)
+    monkeypatch.setattr(module, "latest_summaries", lambda _session, table: dict(table.snapshots))
+    monkeypatch.setattr(module, "connection_of", lambda _: SimpleNamespace(abort_after=lambda *_: nullcontext()))
+    monkeypatch.setattr(module, "_READ_TIMEOUT_SHARE", 1e-12)
     return lambda group_id="": TableLedger(table, lambda: None, group_id=group_id)
 
 
 def done(ledger):
     """Return the offsets of the partition that a ledger finds in the table now."""
-    return ledger.accounts([AT])[AT].done
+    return ledger.entries([AT])[AT].written
 
 
 def test_what_was_learned_counts_before_it_is_written(table, opened):
     """Of offsets that were forgiven: an external commit may replace the only record of them meanwhile."""
     ledger = opened()
     table.put(ledger, 0, 70)
-    ledger.learn({AT: Account(reported=(Span(70, 120),))})
-    assert ledger.accounts([AT])[AT].reported == (Span(70, 120),), "a learned report counts at once"
-    assert opened().accounts([AT])[AT].reported == ()
+    ledger.add_known({AT: LedgerEntry(written_off=(Span(70, 120),))})
+    assert ledger.entries([AT])[AT].written_off == (Span(70, 120),), "a learned report counts at once"
+    assert opened().entries([AT])[AT].written_off == ()
     table.put(ledger, 120, 150)
-    assert opened().accounts([AT])[AT].reported == (Span(70, 120),)
+    assert opened().entries([AT])[AT].written_off == (Span(70, 120),)
 
 
 def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):
@@ -120,11 +122,11 @@ def test_a_second_group_is_found_before_the_second_write(table, opened):
     """Both read an empty table; each lands one batch, and the ledger of neither is due for another look."""
     lane, other = opened("orders-etl"), opened("orders-test")
     assert done(lane) == done(other) == ()
-    summary = other.entry(None, None, [OffsetRange(*AT, 10, 20)]).summary
+    summary = other.record_for_write(None, None, [OffsetRange(*AT, 10, 20)]).summary
     table.put(lane, 0, 10)
-    table.snapshots[2] = Snapshot(2, 1, summary[WROTE])
+    table.snapshots[2] = SnapshotSummary(2, 1, summary[WRITTEN_KEY])
     table.current_id = 2
-    with pytest.raises(OtherGroupError, match="that group orders-test wrote"):
+    with pytest.raises(GroupMismatchError, match="that group orders-test wrote"):
         table.put(lane, 20, 30)
 
 
@@ -164,12 +166,12 @@ def test_two_writes_of_the_same_offsets_may_be_in_flight(table, opened):
     """
     lane, ranges = opened(), [OffsetRange(*AT, 0, 10)]
     table.put(lane, 0, 10)
-    first = lane.entry(None, table.current_id, ranges)
+    first = lane.record_for_write(None, table.current_id, ranges)
     table.commit(first.summary)
-    second = lane.entry(None, table.current_id, ranges)
-    lane.landed(first)
+    second = lane.record_for_write(None, table.current_id, ranges)
+    lane.mark_committed(first)
     table.put(lane, 10, 20)
     assert done(lane) == (Span(0, 20),)
     table.commit(second.summary)
-    lane.landed(second)
+    lane.mark_committed(second)
     assert done(lane) == (Span(0, 20),)

@@ -13,7 +13,7 @@ import pytest
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.lanes.materializations import Materializations
-from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.spark.errors import SparkNotRespondingError
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def made(told):
             told.append(event.metadata["rows_written"].value)
             return made.stored
 
-        storage = SimpleNamespace(event=store, log=Mock())
-        made = Materializations(storage, dg.AssetKey("orders"), "etl", 60.0, table_now=ask, facts=dict)
+        storage = SimpleNamespace(store_event=store, log=Mock())
+        made = Materializations(storage, dg.AssetKey("orders"), "etl", 60.0, read_table_info=ask, extra_metadata=dict)
         made.storage, made.stored = storage, Future()
         made.stored.set_result(None)
         return made
@@ -50,12 +50,12 @@ def test_what_was_asked_is_told_before_the_run_ends(made, told):
     answers = threading.Event()
     run = made(lambda: lambda: answers.wait(600) and None)
     run.add(batch(0), 10, 1.0)
-    run.tell_if_due(may_wait=False)
+    run.emit_if_due(may_wait=False)
     run.add(batch(10), 7, 1.0)
-    run.tell_if_due(may_wait=False)
+    run.emit_if_due(may_wait=False)
     assert told == []
     answers.set()
-    last = run.last()
+    last = run.final_result()
     assert (told, last.metadata["rows_written"].value) == ([10], 7)
 
 
@@ -64,11 +64,11 @@ def test_a_table_that_cannot_tell_ends_no_run(made, told, where):
     """What was written was committed."""
 
     def silent():
-        raise SparkSilentError("has said nothing for 25 s")
+        raise SparkNotRespondingError("has said nothing for 25 s")
 
     run = made(silent if where == "at once" else lambda: silent)
     run.add(batch(0), 10, 1.0)
-    run.tell_if_due(may_wait=True)
+    run.emit_if_due(may_wait=True)
     assert told == [10]
     assert "has said nothing" in str(run.storage.log.warning.call_args)
 
@@ -82,8 +82,8 @@ def test_who_is_interrupted_in_the_wait_tells_it_all_the_same(made, told):
     run = made(lambda: interrupted)
     run.add(batch(0), 10, 1.0)
     with pytest.raises(KeyboardInterrupt):
-        run.last()
+        run.final_result()
     run.add(batch(10), 7, 1.0)
-    run.tell_what_is_left()
+    run.emit_on_failure()
     assert told == [10, 7]
-    assert run.last() is None
+    assert run.final_result() is None

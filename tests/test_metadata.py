@@ -6,7 +6,7 @@ import pytest
 
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.metadata import Tally, counted, number, range_metadata
+from kafka_liveness_dagster.metadata import Tally, format_count, range_metadata, row_count_text
 
 
 def batch(start, end, deadline_seconds=10.0):
@@ -53,9 +53,9 @@ def test_a_partition_that_was_done_before_has_no_numbers_of_this_run():
 )
 def test_numbers_are_told_in_words(count, noun, said):
     """One is singular."""
-    assert number(count, noun) == said
+    assert format_count(count, noun) == said
 
 
 def test_rows_are_told_in_words():
     """A sink need not count."""
-    assert (counted(1), counted(None)) == ("1 row", "rows not counted")
+    assert (row_count_text(1), row_count_text(None)) == ("1 row", "rows not counted")

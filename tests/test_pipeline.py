@@ -11,11 +11,11 @@ from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.lanes.dead_letters import Landed
+from kafka_liveness_dagster.lanes.dead_letters import WriteOutcome
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
-from kafka_liveness_dagster.spark.table.write import Written
+from kafka_liveness_dagster.spark.table.write import WriteResult
 from tests.waiting import wait_for
 
 LOG = logging.getLogger("kafka_liveness_dagster")
@@ -25,7 +25,7 @@ CANCELED = "Spark canceled the batch"
 class Job(nullcontext):
     """Spark work that can be canceled."""
 
-    tag, is_given_up = "job", False
+    tag, is_abandoned = "job", False
 
     def cancel(self, timeout_seconds=2.0):
         return True
@@ -37,14 +37,14 @@ class Write:
     def __init__(self, lane, batch, error):
         self.lane, self.batch, self.error = lane, batch, error
 
-    def begin(self):
+    def prepare(self):
         return lambda: 10
 
-    def finish(self, execute):
+    def execute_with_retries(self, execute):
         if self.error is not None:
             raise self.error
         self.lane.steps.append(("written", self.batch))
-        return Written(execute(), attempts=1, rewritten=False)
+        return WriteResult(execute(), attempts=1, rewrote_files=False)
 
 
 class Lane:
@@ -63,9 +63,9 @@ class Lane:
         self.steps.append(("committed", batch))
         return ()
 
-    def check_open(self, batch):
-        if batch.epoch in self.fenced:
-            raise FencedError(self.fenced[batch.epoch])
+    def check_batch(self, batch):
+        if batch.membership_epoch in self.fenced:
+            raise FencedError(self.fenced[batch.membership_epoch])
 
     def on_fence(self, _cancel):
         """None comes by itself."""
@@ -73,26 +73,26 @@ class Lane:
     before_revoke = on_recovered = on_fence
 
 
-class Faked(Pipeline):
+class FakePipeline(Pipeline):
     """A pipeline whose writes fail as its lane has it, on a broker with a quota."""
 
-    def _delay(self, tp):
+    def _throttle_seconds(self, tp):
         return 39.9
 
-    def _write_of(self, batch, lane, log):
+    def _new_write(self, batch, lane, log):
         error = lane.errors.pop(0) if lane.errors else None
         return InFlightWrite(batch, Job(), Write(lane, batch, error))
 
 
 def batch(epoch, start=0):
     """Ten offsets, planned by this membership."""
-    return Batch((OffsetRange("orders", 0, start, start + 10),), 60.0, epoch=epoch)
+    return Batch((OffsetRange("orders", 0, start, start + 10),), 60.0, membership_epoch=epoch)
 
 
 def run(lane, *batches, most_in_flight=1):
     """Run these batches, each ahead of the one before where two may be in flight."""
     left = list(batches)
-    pipeline = Faked(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", most_in_flight)
+    pipeline = FakePipeline(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", most_in_flight)
     tally = Tally()
     pipeline.run(lane, lambda *_, ahead: left.pop(0) if left else None, LOG, pytest.fail, tally)
     return tally
@@ -133,7 +133,7 @@ def test_other_failures_end_the_run(reason, raised):
 
 def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
     """While it is slow, and again when it is too slow: the advice about its size alone would help nothing."""
-    for name in ("SLOW_SECONDS", "EVERY_SECONDS"):
+    for name in ("SLOW_SECONDS", "CHECK_EVERY_SECONDS"):
         monkeypatch.setattr(f"kafka_liveness_dagster.lanes.quotas.{name}", 0.0)
     lane = Lane([RuntimeError(CANCELED)])
     lane.fenced[1] = FenceReason.POLL_TIMEOUT
@@ -141,11 +141,11 @@ def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
     def lines():
         return [line for record in caplog.records if "throttles" in (line := record.getMessage())]
 
-    def canceled(write, execute, finish=Write.finish):
+    def canceled(write, execute, finish=Write.execute_with_retries):
         wait_for(lines, what="the run names the quota")
         return finish(write, execute)
 
-    monkeypatch.setattr(Write, "finish", canceled)
+    monkeypatch.setattr(Write, "execute_with_retries", canceled)
     run(lane, batch(1), batch(2))
     at_work, late = lines()
     assert at_work.startswith(
@@ -158,8 +158,8 @@ def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
 def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
     """Its new owner processes the whole batch; the commit of this run records none of it as crash lag."""
     why = {OffsetRange("orders", 0, 4, 5): "no price", OffsetRange("orders", 1, 7, 8): "no price"}
-    landed = Landed(Written(8, 1, rewritten=False), batch(1), why, "lake.shop.orders_dead_letters")
-    reported = list(landed.left_out([TopicPartition("orders", 1)]))
+    landed = WriteOutcome(WriteResult(8, 1, rewrote_files=False), batch(1), why, "lake.shop.orders_dead_letters")
+    reported = list(landed.skipped([TopicPartition("orders", 1)]))
     assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), "bad-record")]
 
 

@@ -12,7 +12,7 @@ from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
 from kafka_liveness_dagster.lanes import row_check
-from kafka_liveness_dagster.spark.errors import SparkSilentError, SparkUnreachableError, TableUnreadableError
+from kafka_liveness_dagster.spark.errors import SparkNotRespondingError, SparkUnreachableError, TableUnreadableError
 
 LOG = logging.getLogger("kafka_liveness_dagster")
 
@@ -61,7 +61,7 @@ def test_rows_that_are_there_cost_one_look(check):
     "error",
     [
         BrokerUnreachableError("no broker"),
-        SparkSilentError("silent"),
+        SparkNotRespondingError("silent"),
         SparkUnreachableError("away"),
         TableUnreadableError("its catalog does not answer"),
         PySparkException("[UNAVAILABLE] connection lost"),

@@ -24,7 +24,7 @@ OF_COMMANDS = (
     "kafka_liveness_dagster.kafka.group_status",
     "kafka_liveness_dagster.kafka.topics",
 )
-INSIDE = {"HandoverDueError"}  # raised to who waits within a poll, and caught there
+INSIDE = {"RebalanceTimeoutError"}  # raised to who waits within a poll, and caught there
 
 
 def test_what_completion_offers_is_public():
@@ -60,6 +60,15 @@ def test_every_error_that_code_may_meet_can_be_named_in_an_except():
     assert public == {name: error for name, error in met.items() if name not in INSIDE}
     explained = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     assert [name for name in sorted(public) if f"`{name}`" not in explained] == []
+
+
+def test_each_public_name_is_listed_once_as_stable_or_as_preview():
+    """In docs/upgrading.md, which promises what may change when."""
+    page = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    section = page.partition("### Stable and preview names\n")[2].partition("\n## ")[0]
+    stable, preview = (re.findall(r"`kl\.(\w+)`", part) for part in section.split("A **preview** name"))
+    assert sorted([*stable, *preview]) == sorted(kl.__all__)
+    assert {"kafka_asset", "KafkaLivenessError"} <= set(stable)
 
 
 def test_a_package_index_is_told_nothing_that_it_has_not():

@@ -12,11 +12,18 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.fencing import Away, FenceReason, RunState
-from kafka_liveness_dagster.core.run_ids import place_of
-from kafka_liveness_dagster.core.timeouts import RunBudgetSpentError
-from kafka_liveness_dagster.runs.run_context import _state, link_of
-from kafka_liveness_dagster.runs.tags import FENCED_TAG, LEFT_TAG, MAX_BATCH_SECONDS, budget_of, place_tag, why_away
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport, RunState
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run
+from kafka_liveness_dagster.core.timeouts import MaxRuntimeReachedError
+from kafka_liveness_dagster.runs.run_context import _run_state, run_context_of
+from kafka_liveness_dagster.runs.tags import (
+    FENCED_TAG,
+    LEFT_TAG,
+    MAX_BATCH_SECONDS,
+    budget_of,
+    fence_report_of,
+    instance_id_tag,
+)
 
 REMAINING = "what is left of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"
@@ -100,7 +107,7 @@ def test_a_plain_op_has_a_budget_too(instance):
         pytest.param({"metadata": "soon"}, InvalidSettingError, "asset metadata .* is 'soon'", id="metadata"),
         pytest.param({"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"),
         pytest.param({"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"),
-        pytest.param({"tags": limit(0.001)}, RunBudgetSpentError, "no further batch is started", id="nothing left"),
+        pytest.param({"tags": limit(0.001)}, MaxRuntimeReachedError, "no further batch is started", id="nothing left"),
     ],
 )
 def test_a_budget_nobody_could_mean_is_refused_by_its_owner(instance, said, error, says):
@@ -118,7 +125,7 @@ def test_a_context_built_by_hand_is_a_script(instance):
     """A unit test of an asset needs no run: nothing of it is in the instance."""
     with dg.build_asset_context(instance=instance) as context:
         assert str(budget_of(context, argument=None, default=300)) == "300 s (resource default)"
-        assert link_of(context).client_id.startswith("kafka-liveness/script/")
+        assert run_context_of(context).client_id.startswith("kafka-liveness/script/")
 
 
 class AskedError(Exception):
@@ -181,7 +188,7 @@ def warnings_of(instance, *, tags, links=1):
     @dg.op
     def consume(context):
         for _ in range(links):
-            link_of(context)
+            run_context_of(context)
 
     @dg.job
     def consuming() -> None:
@@ -216,7 +223,7 @@ def test_a_run_without_a_limit_has_nothing_to_enforce(instance, tags):
 
 
 FIRST, LATER = str(UUID(int=1)), str(UUID(int=2))
-PLACE, OWN = place_of(FIRST, "00c0ffee"), place_of(LATER, "0badcafe")
+PLACE, OWN = instance_id_for_run(FIRST, "00c0ffee"), instance_id_for_run(LATER, "0badcafe")
 FAILED, AT_WORK = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED
 WAITS = dg.DagsterRunStatus.STARTING
 
@@ -238,7 +245,7 @@ def test_only_the_place_of_runs_that_are_gone_is_taken(runs, taken):
     """And it is told at once, so that others see who is there."""
     with dg.instance_for_test() as instance:
         for run_id, (status, place) in runs.items():
-            tags = {place_tag("g"): place} if place else {}
+            tags = {instance_id_tag("g"): place} if place else {}
             instance.add_run(dg.DagsterRun(job_name="once", run_id=run_id, status=status, tags=tags))
         assert takes(instance, [PLACE, OWN], times=1) == ([taken], taken or "")
 
@@ -263,15 +270,15 @@ def takes(instance, places, times, group="g"):
 
     @dg.op
     def work(context):
-        link = link_of(context)
-        taken.extend(link.take_over(group, places) for _ in range(times))
+        link = run_context_of(context)
+        taken.extend(link.claim_instance_id(group, places) for _ in range(times))
 
     @dg.job
     def once():
         work()
 
-    run = once.execute_in_process(instance=instance, tags={place_tag("g"): "kafka-liveness.another.00c0ffee"})
-    return taken, instance.get_run_by_id(run.run_id).tags[place_tag("g")]
+    run = once.execute_in_process(instance=instance, tags={instance_id_tag("g"): "kafka-liveness.another.00c0ffee"})
+    return taken, instance.get_run_by_id(run.run_id).tags[instance_id_tag("g")]
 
 
 def test_a_run_says_why_it_left_its_group_in_codes(instance):
@@ -280,21 +287,21 @@ def test_a_run_says_why_it_left_its_group_in_codes(instance):
 
     @dg.op
     def work(context):
-        link = link_of(context)
-        for why in (Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.POLL_TIMEOUT, is_back=True)):
-            link.tell(why)
+        link = run_context_of(context)
+        for why in (FenceReport(FenceReason.POLL_TIMEOUT), FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)):
+            link.report_fence(why)
             run = instance.get_run_by_id(context.run_id)
-            told.append((run.tags[FENCED_TAG], why_away(run)))
-        link.tell(Away(FenceReason.CLOSED))
+            told.append((run.tags[FENCED_TAG], fence_report_of(run)))
+        link.report_fence(FenceReport(FenceReason.CLOSED))
 
     @dg.job
     def once():
         work()
 
     run = instance.get_run_by_id(once.execute_in_process(instance=instance).run_id)
-    left = Away(FenceReason.POLL_TIMEOUT)
-    assert told == [("poll-timeout", left), ("poll-timeout back", Away(left.reason, is_back=True))]
-    assert (run.tags[LEFT_TAG], why_away(run)) == ("closed", Away(FenceReason.CLOSED))
+    left = FenceReport(FenceReason.POLL_TIMEOUT)
+    assert told == [("poll-timeout", left), ("poll-timeout back", FenceReport(left.reason, is_back=True))]
+    assert (run.tags[LEFT_TAG], fence_report_of(run)) == ("closed", FenceReport(FenceReason.CLOSED))
 
 
 def test_what_dagster_says_of_a_run_is_what_its_watchdog_hears(instance):
@@ -303,12 +310,12 @@ def test_what_dagster_says_of_a_run_is_what_its_watchdog_hears(instance):
     every = set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}  # which only a code location's can be
     for status in every:
         run = instance.add_run(dg.DagsterRun(job_name="any", status=status))
-        heard[status] = _state(instance, run.run_id)
+        heard[status] = _run_state(instance, run.run_id)
         instance.delete_run(run.run_id)
-        assert _state(instance, run.run_id) is RunState.ENDED
+        assert _run_state(instance, run.run_id) is RunState.ENDED
     ended = {dg.DagsterRunStatus.SUCCESS: RunState.ENDED, dg.DagsterRunStatus.FAILURE: RunState.ENDED}
     others = dict.fromkeys(every, RunState.IN_PROGRESS)
     assert heard == {**others, **ended, **dict.fromkeys(canceled, RunState.CANCELED)}
     with patch.object(instance, "get_run_by_id", side_effect=AssertionError):
         run = instance.add_run(dg.DagsterRun(job_name="any", status=dg.DagsterRunStatus.STARTED))
-        assert _state(instance, run.run_id) is RunState.IN_PROGRESS
+        assert _run_state(instance, run.run_id) is RunState.IN_PROGRESS

@@ -13,7 +13,13 @@ from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.departures import GroupState
-from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, MAX_REMEMBERED, MAX_TOLD, Memory, Remembered
+from kafka_liveness_dagster.core.event_detection import (
+    MAX_ABSENT,
+    MAX_REMEMBERED,
+    MAX_REPORTED,
+    SeenMember,
+    SensorMemory,
+)
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
@@ -27,7 +33,7 @@ LATER = GroupCursor(started_at=1_795_000_000, event_count=7)
 
 def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
     """The run keys of what a hook wants."""
-    requests, _ = EventHook("orders_sensor", hook, "page").to(events, cursor, LOG)
+    requests, _ = EventHook("orders_sensor", hook, "page").call(events, cursor, LOG)
     return [request.run_key for request in requests]
 
 
@@ -39,7 +45,7 @@ def test_a_group_is_looked_at_in_each_round_of_dagsters_daemon():
 def test_a_request_gets_a_run_key_and_a_job():
     """Both are the event's unless the hook gives its own."""
     own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
-    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").to([CRASH], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").call([CRASH], LATER, LOG)
     assert [request.job_name for request in requests] == ["page", "other"]
     assert requests[0].run_key.startswith("orders_sensor ")
     assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
@@ -69,36 +75,36 @@ def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
             raise ZeroDivisionError
         return dg.RunRequest()
 
-    requests, failed = EventHook("orders_sensor", hook, "page").to([CRASH, JOIN], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", hook, "page").call([CRASH, JOIN], LATER, LOG)
     assert len(requests) == 1
     assert failed == [f"on_event failed with ZeroDivisionError, nothing was requested for: {CRASH}"]
     assert "ZeroDivisionError" in caplog.text
-    assert EventHook("orders_sensor", None, None).to([CRASH], LATER, LOG) == ([], [])
+    assert EventHook("orders_sensor", None, None).call([CRASH], LATER, LOG) == ([], [])
 
 
 def test_the_cursor_is_small_and_keeps_what_it_is_given():
     """Stored with every tick: about 2 kB at its fullest."""
-    memory = Memory(
+    memory = SensorMemory(
         GroupState.REBALANCING,
-        {f"{n:08x}": Remembered("x" * 24, is_foreign=True) for n in range(MAX_REMEMBERED)},
-        {f"{n:08x}": LeaveReason.POLL_TIMEOUT for n in range(MAX_TOLD)},
+        {f"{n:08x}": SeenMember("x" * 24, is_foreign=True) for n in range(MAX_REMEMBERED)},
+        {f"{n:08x}": LeaveReason.POLL_TIMEOUT for n in range(MAX_REPORTED)},
         "0" * 8,
         1_795_000_000.123456,
-        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, announced=True) for n in range(MAX_ABSENT)},
-        looked_at=1_795_000_000,
+        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, is_reported=True) for n in range(MAX_ABSENT)},
+        last_tick_at=1_795_000_000,
     )
     cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, started_at=1_795_000_000, event_count=10**6)
     assert len(cursor.encode()) < 2_048
     assert GroupCursor.decode(cursor.encode()).memory == memory
-    more = replace(memory, absent={"0badcafe": Absence(1_795_000_010, 1_795_000_010), **memory.absent})
+    more = replace(memory, absent_runs={"0badcafe": Absence(1_795_000_010, 1_795_000_010), **memory.absent_runs})
     kept = GroupCursor.of(more, observed_at=0.0, started_at=1, event_count=0)
     assert kept.memory == memory, "of more runs the oldest"
 
 
 def test_a_cursor_says_what_it_means():
     """Codes and fields: a reason that is added, or a foreign client of any name, makes it mean nothing else."""
-    members = {"1": Remembered("0badcafe"), "2": Remembered("0badcafe", is_foreign=True)}
-    memory = Memory(GroupState.EMPTY, members, {"0000beef": LeaveReason.MAX_RUNTIME_REACHED}, "0" * 8)
+    members = {"1": SeenMember("0badcafe"), "2": SeenMember("0badcafe", is_foreign=True)}
+    memory = SensorMemory(GroupState.EMPTY, members, {"0000beef": LeaveReason.MAX_RUNTIME_REACHED}, "0" * 8)
     cursor = GroupCursor.of(memory, observed_at=0.0, started_at=1, event_count=0)
     assert (cursor.member_runs, cursor.external_members) == ({"1": "0badcafe"}, {"2": "0badcafe"})
     assert cursor.reported_departures == {"max-runtime-reached": "0000beef"}
@@ -108,13 +114,15 @@ def test_a_cursor_says_what_it_means():
 
 def test_a_clock_that_was_set_back_delays_nothing():
     """No moment in the cursor is later than now: the group is observed at once, and no run is absent in the future."""
-    memory = Memory(GroupState.STABLE, {}, {}, "1", 2_000.0, {"0badcafe": Absence(2_000, 2_000, 7)}, looked_at=2_000.0)
+    memory = SensorMemory(
+        GroupState.STABLE, {}, {}, "1", 2_000.0, {"0badcafe": Absence(2_000, 2_000, 7)}, last_tick_at=2_000.0
+    )
     cursor = GroupCursor.of(memory, observed_at=2_000.0, started_at=1, event_count=7, checks_stored_at=2_000.0)
     assert cursor.as_of(2_010.0) == cursor
     back = cursor.as_of(1_000.0)
     assert (back.observed_at, back.checks_stored_at, back.event_count) == (0.0, 1_000.0, 7)
-    assert back.memory.absent == {"0badcafe": Absence(1_000, 1_000, 7)}
-    assert (back.memory.rebalancing_since, back.memory.looked_at) == (1_000.0, 1_000.0)
+    assert back.memory.absent_runs == {"0badcafe": Absence(1_000, 1_000, 7)}
+    assert (back.memory.rebalancing_since, back.memory.last_tick_at) == (1_000.0, 1_000.0)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,7 @@ def test_the_page_shows_a_hook_that_works(example):
     shown = example("alerts")
     asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
     settings = asset.settings.sensor
-    requests, failed = EventHook("orders_sensor", settings.on_event, settings.event_jobs[0].name).to(
+    requests, failed = EventHook("orders_sensor", settings.on_event, settings.event_jobs[0].name).call(
         [CRASH, done], LATER, LOG
     )
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])

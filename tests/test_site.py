@@ -84,7 +84,7 @@ def test_the_reference_has_every_setting(pages):
     settings = {f"{name}{field}" for name, group in GROUPS.items() for field in group.model_fields}
     settings |= set(kl.KafkaAssetComponent.model_fields) | set(kl.AssetArguments.__annotations__)
     for resource in (kl.KafkaLivenessResource, kl.SparkConnectResource, kl.SchemaRegistryResource):
-        settings |= set(resource.checked_by.model_fields)
+        settings |= set(resource.settings_class.model_fields)
     assert sorted(settings - ids) == []
 
 

@@ -13,20 +13,20 @@ from pyspark.errors.exceptions.connect import (
 )
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
-from kafka_liveness_dagster.spark.connect.connection import Line
-from kafka_liveness_dagster.spark.connect.session import _created
+from kafka_liveness_dagster.spark.connect.connection import SparkConnection
+from kafka_liveness_dagster.spark.connect.session import _create_session
 from kafka_liveness_dagster.spark.error_classification import (
-    Why,
-    is_anew,
-    is_away,
+    RetryReason,
     is_cancelled,
-    is_the_servers,
-    refusal,
+    is_server_error,
+    is_session_gone,
+    is_unavailable,
+    retry_reason,
 )
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
-from kafka_liveness_dagster.spark.row_guard import OUTSIDE, stray
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, row_outside_ranges
 
-PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE}, …"
+PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE_BATCH}, …"
 ICEBERG = "org.apache.iceberg.exceptions"
 CAUSE = "x.SparkException\n\tat f(g:1)\nCaused by: "
 POSTED = f"{CAUSE}{ICEBERG}.RESTException: Error occurred while processing POST request\n"
@@ -56,51 +56,59 @@ def lacks(column):
 def test_the_plan_that_an_error_shows_is_no_row(condition):
     """Spark prints the plan behind what is missing, and the condition on rows is part of it."""
     error = AnalysisException(f"[{condition}] …;\n{PLAN}", condition, {"relationName": "`lake`.`shop`.`customers`"})
-    assert stray(error) == ""
-    assert refusal(error, "lake.shop.orders", "`lake`.`shop`.`orders`") is None
+    assert row_outside_ranges(error) == ""
+    assert retry_reason(error, "lake.shop.orders", "`lake`.`shop`.`orders`") is None
 
 
 def test_a_row_outside_of_its_batch_is_named():
     """By the message that we gave Spark, and nobody else's."""
-    assert stray(raised(f"{OUTSIDE}orders:3:100")) == "orders:3:100"
-    assert stray(raised("no price")) == ""
-    assert stray(raised(f"{OUTSIDE}orders:3:100", "OTHER")) == ""
+    assert row_outside_ranges(raised(f"{OUTSIDE_BATCH}orders:3:100")) == "orders:3:100"
+    assert row_outside_ranges(raised("no price")) == ""
+    assert row_outside_ranges(raised(f"{OUTSIDE_BATCH}orders:3:100", "OTHER")) == ""
     with pytest.raises(RowsOutsideBatchError, match="orders:3:100, which is not in the batch"):
-        refusal(raised(f"{OUTSIDE}orders:3:100"), "lake.shop.orders", "`lake`.`shop`.`orders`")
+        retry_reason(raised(f"{OUTSIDE_BATCH}orders:3:100"), "lake.shop.orders", "`lake`.`shop`.`orders`")
 
 
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        pytest.param(unknown(CONFLICT), Why.WRITER, id="as Spark Connect passes Iceberg's on"),
+        pytest.param(unknown(CONFLICT), RetryReason.OTHER_WRITER, id="as Spark Connect passes Iceberg's on"),
         pytest.param(
             unknown("Writing job aborted", CAUSE + CONFLICT[1:].replace(")", ":", 1)),
-            Why.WRITER,
+            RetryReason.OTHER_WRITER,
             id="as a cause",
         ),
         pytest.param(
             unknown(f"({ICEBERG}.ValidationException) Deleted manifest f-m4.avro could not be found in the latest …"),
-            Why.WRITER,
+            RetryReason.OTHER_WRITER,
             id="a commit merged the manifests that were to be rewritten",
         ),
-        pytest.param(unknown(f"({ICEBERG}.AlreadyExistsException) Table already exists: a.b"), Why.WRITER, id="made"),
-        pytest.param(unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"), Why.WRITER, id="lost every race"),
+        pytest.param(
+            unknown(f"({ICEBERG}.AlreadyExistsException) Table already exists: a.b"),
+            RetryReason.OTHER_WRITER,
+            id="made",
+        ),
+        pytest.param(
+            unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"), RetryReason.OTHER_WRITER, id="lost every race"
+        ),
         pytest.param(
             unknown(f"({ICEBERG}.ValidationException) Cannot delete file where some, but not all, rows match filter …"),
-            Why.CUTS_A_FILE,
+            RetryReason.PARTIAL_FILE_CONFLICT,
             id="cuts a file",
         ),
         pytest.param(
-            unknown("(org.apache.iceberg.jdbc.UncheckedSQLException) Failed to get table"), Why.CATALOG, id="catalog"
+            unknown("(org.apache.iceberg.jdbc.UncheckedSQLException) Failed to get table"),
+            RetryReason.CATALOG,
+            id="catalog",
         ),
         pytest.param(
             unknown(f"({ICEBERG}.CommitStateUnknownException) Connection reset"),
-            Why.UNKNOWN,
+            RetryReason.COMMIT_STATE_UNKNOWN,
             id="a commit without reply",
         ),
         pytest.param(
             unknown("Writing job aborted", f"{POSTED}Caused by: java.net.SocketException: Connection reset"),
-            Why.UNKNOWN,
+            RetryReason.COMMIT_STATE_UNKNOWN,
             id="a catalog lost the connection after it was sent a commit",
         ),
         pytest.param(
@@ -108,8 +116,12 @@ def test_a_row_outside_of_its_batch_is_named():
             None,
             id="a catalog refused the connection: no commit was sent",
         ),
-        pytest.param(AnalysisException(lacks("`n`")), Why.WRITER, id="Spark 4.0: a column was added meanwhile"),
-        pytest.param(AnalysisException(lacks("`a``b`")), Why.WRITER, id="Spark 4.0: one with an odd name"),
+        pytest.param(
+            AnalysisException(lacks("`n`")), RetryReason.OTHER_WRITER, id="Spark 4.0: a column was added meanwhile"
+        ),
+        pytest.param(
+            AnalysisException(lacks("`a``b`")), RetryReason.OTHER_WRITER, id="Spark 4.0: one with an odd name"
+        ),
         pytest.param(AnalysisException(lacks("`s`.`n`")), None, id="a field of a column that the rows have"),
         pytest.param(raised("Found conflicting prices"), None, id="the transform's own words"),
         pytest.param(raised(CONFLICT), None, id="the transform's own words, which look like Iceberg's"),
@@ -119,8 +131,8 @@ def test_a_row_outside_of_its_batch_is_named():
 )
 def test_what_iceberg_refuses_can_be_tried_again(error, why):
     """Its exceptions have no conditions: their classes and the beginnings of their messages are what there is."""
-    found = refusal(error, "lake.shop.orders", "`lake`.`shop`.`orders`")
-    assert (found and found.why) == why
+    found = retry_reason(error, "lake.shop.orders", "`lake`.`shop`.`orders`")
+    assert (found and found.reason) == why
 
 
 def test_a_cancelled_operation_is_known_by_its_condition():
@@ -128,24 +140,24 @@ def test_a_cancelled_operation_is_known_by_its_condition():
     cancelled = unknown("(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled.")
     cancelled._errorClass = "OPERATION_CANCELED"
     assert is_cancelled(cancelled)
-    assert is_the_servers(cancelled)
+    assert is_server_error(cancelled)
     mine = raised("order 7 is OPERATION_CANCELED")
     assert not is_cancelled(mine)
-    assert not is_the_servers(mine)
-    assert is_the_servers(SparkConnectGrpcException("gone"))
+    assert not is_server_error(mine)
+    assert is_server_error(SparkConnectGrpcException("gone"))
 
 
 def test_a_server_that_is_away_is_known_by_what_pyspark_makes_of_it():
     """A real client, and nobody there: 4.0 keeps the status in the text alone, and has a class for tries in vain."""
-    session = _created(Line("sc://127.0.0.1:1"))
+    session = _create_session(SparkConnection("sc://127.0.0.1:1"))
     for policies in ([], [DefaultPolicy(max_retries=1, initial_backoff=1)]):
         session.client.set_retry_policies(policies)
         with pytest.raises(PySparkException) as lost:
             session.range(1).collect()
-        assert is_away(lost.value)
-        assert is_the_servers(lost.value)
-    assert not is_away(AnalysisException("status = StatusCode.UNAVAILABLE"))
-    assert not is_away(None)
+        assert is_unavailable(lost.value)
+        assert is_server_error(lost.value)
+    assert not is_unavailable(AnalysisException("status = StatusCode.UNAVAILABLE"))
+    assert not is_unavailable(None)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +166,8 @@ def test_a_server_that_is_away_is_known_by_what_pyspark_makes_of_it():
 def test_a_server_that_was_started_anew_did_not_fail_at_the_work(condition):
     """Nobody looks for a bad record then, and no transform is to be mended."""
     error = SparkConnectException(f"[{condition}] …", condition, {})
-    assert is_anew(error)
-    assert is_the_servers(error)
-    assert not is_away(error)
-    assert not is_anew(raised("no price"))
-    assert not is_anew(None)
+    assert is_session_gone(error)
+    assert is_server_error(error)
+    assert not is_unavailable(error)
+    assert not is_session_gone(raised("no price"))
+    assert not is_session_gone(None)

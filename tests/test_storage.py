@@ -14,8 +14,8 @@ from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.lanes.late_records import LateRecords
 from kafka_liveness_dagster.runs import storage
-from kafka_liveness_dagster.runs.heartbeat import SignsOfLife
-from kafka_liveness_dagster.runs.storage import needed, storage_of
+from kafka_liveness_dagster.runs.heartbeat import RunHeartbeat
+from kafka_liveness_dagster.runs.storage import call_with_retries, storage_of
 from tests.broken_storage import AWAY, FULL, LOCKED, READ_ONLY, broken
 from tests.waiting import wait_for
 
@@ -67,15 +67,15 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
         pytest.skip("only root may mount a small disk")
 
     def work(context):
-        with SignsOfLife(context, {"lane": "live"}):
+        with RunHeartbeat(context, {"lane": "live"}):
             of_run = storage_of(context)
             of_run.log.info("before")
             with broken(instance, how):
                 one = ["first"]
                 of_run.log.info("lines: %s", one)
                 one.append("changed after the call")
-                stored = of_run.event(dg.AssetMaterialization(ORDERS, metadata={"rows": 7}), "a materialization")
-                of_run.tag({"kafka_liveness/waiting_for": "partitions"})
+                stored = of_run.store_event(dg.AssetMaterialization(ORDERS, metadata={"rows": 7}), "a materialization")
+                of_run.add_tags({"kafka_liveness/waiting_for": "partitions"})
                 of_run.log.info("big: %s", "x" * 20_000)
                 assert of_run.is_behind
                 assert not stored.done()
@@ -101,9 +101,9 @@ def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threa
     def work(context):
         of_run = storage_of(context)
         with no_threads():
-            of_run.tag({"kafka_liveness/waiting_for": "threads"})
+            of_run.add_tags({"kafka_liveness/waiting_for": "threads"})
             with broken(instance, AWAY), pytest.raises(Exception, match="unable to open database"):
-                of_run.tag({"kafka_liveness/waiting_for": "nothing"})
+                of_run.add_tags({"kafka_liveness/waiting_for": "nothing"})
         assert not of_run.is_behind
 
     assert instance.get_run_by_id(run_of(instance, work)).tags["kafka_liveness/waiting_for"] == "threads"
@@ -112,20 +112,20 @@ def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threa
 def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypatch):
     """It has what is committed, and what of the run Dagster does not have; another error of the run is not hidden."""
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(storage, "_MOST_LINES", 3)
+    monkeypatch.setattr(storage, "_MAX_LINES", 3)
     texts = []
 
     def work(context):
         of_run = storage_of(context)
-        with ExitStack() as away, pytest.raises(kl.DagsterStorageError) as raised, SignsOfLife(context, {}):
+        with ExitStack() as away, pytest.raises(kl.DagsterStorageError) as raised, RunHeartbeat(context, {}):
             away.enter_context(broken(instance, AWAY))
-            of_run.event(dg.AssetMaterialization(ORDERS), "the materialization of 3 batches, 70 offsets")
+            of_run.store_event(dg.AssetMaterialization(ORDERS), "the materialization of 3 batches, 70 offsets")
             for number in range(5):
                 of_run.log.info("line %d", number)
         assert raised.value.__context__ is None, "no trace of SQLAlchemy below it"
         texts.append(str(raised.value))
         wait_for(lambda: not of_run.is_behind)
-        with ExitStack() as away, pytest.raises(ZeroDivisionError), SignsOfLife(context, {}):
+        with ExitStack() as away, pytest.raises(ZeroDivisionError), RunHeartbeat(context, {}):
             away.enter_context(broken(instance, AWAY))
             raise ZeroDivisionError
         wait_for(lambda: not of_run.is_behind)
@@ -147,15 +147,15 @@ def test_a_call_that_a_run_needs_is_waited_for_and_then_named(instance):
         with broken(instance, AWAY) if len(asked) < 3 else nullcontext():
             return instance.get_runs_count()
 
-    assert isinstance(needed(heals, "the runs", "nothing was read"), int)
+    assert isinstance(call_with_retries(heals, "the runs", "nothing was read"), int)
     assert len(asked) == 3
     with broken(instance, AWAY), pytest.raises(kl.DagsterStorageError) as raised:
-        needed(instance.get_runs, "the runs", "nothing was read", 0.05)
+        call_with_retries(instance.get_runs, "the runs", "nothing was read", 0.05)
     assert ", at the runs (OperationalError: " in str(raised.value)
     assert "Rows and offsets are safe: nothing was read. Fix: " in str(raised.value)
     assert raised.value.__suppress_context__
     with pytest.raises(ZeroDivisionError):
-        needed(lambda: 1 / 0, "the runs", "nothing was read")
+        call_with_retries(lambda: 1 / 0, "the runs", "nothing was read")
 
 
 def test_a_batch_with_late_records_is_not_committed_before_they_are_counted(instance):
@@ -163,8 +163,8 @@ def test_a_batch_with_late_records_is_not_committed_before_they_are_counted(inst
     batch = Batch((OffsetRange("orders", 0, 0, 10),), 0.2)
     windows = SimpleNamespace(
         begin=0.0,
-        at=lambda _moment: SimpleNamespace(begin=2.0),
-        told_until=lambda found: found.get_runs_count() and 0.0,
+        window_at=lambda _moment: SimpleNamespace(begin=2.0),
+        materialized_until=lambda found: found.get_runs_count() and 0.0,
     )
     one = SimpleNamespace(frame=SimpleNamespace(oldest_ms=lambda: 1_000))
 
@@ -172,9 +172,9 @@ def test_a_batch_with_late_records_is_not_committed_before_they_are_counted(inst
         late = LateRecords(context, windows, "etl", again=[])
         with broken(instance, AWAY):
             with pytest.raises(kl.DagsterStorageError, match=f"{batch} is in the table and not committed"):
-                late.tell(one, batch)
-            late.tell_what_was_told_between(one, batch, 0.0)
-        assert late.tell(one, batch) == 0.0
+                late.report(one, batch)
+            late.report_after_commit(one, batch, 0.0)
+        assert late.report(one, batch) == 0.0
 
     run_id = run_of(instance, work)
     assert any("are late is not known" in entry.user_message for entry in instance.all_logs(run_id))

@@ -15,39 +15,46 @@ from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._utils.tags import normalize_tags
 
 import kafka_liveness_dagster
-from definitions.timeline.events import Event, Scene, Telling, What
-from definitions.timeline.verdict import judge
-from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate
-from kafka_liveness_dagster.audit.rows import RowFindings, Stretch
-from kafka_liveness_dagster.audit.snapshots import Write
-from kafka_liveness_dagster.cli.audit_command import told_to_programs
-from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark, Origin
+from definitions.timeline.events import Recording, Scenario, TimelineEvent, What
+from definitions.timeline.verdict import judge_recording
+from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
+from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
+from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
+from kafka_liveness_dagster.cli.audit_command import certificate_as_json
+from kafka_liveness_dagster.core.commit_metadata import (
+    CATCH_UP_SUFFIX,
+    CatchUpCommitMetadata,
+    ExternalCommit,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
 from kafka_liveness_dagster.core.departures import Expiry, GroupState, PartitionSnapshot
-from kafka_liveness_dagster.core.event_detection import Memory, Remembered
+from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.fencing import Away, FenceReason
-from kafka_liveness_dagster.core.health import HeldBack
-from kafka_liveness_dagster.core.ledger import Account, encode
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
+from kafka_liveness_dagster.core.health import OpenTransaction
+from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
-from kafka_liveness_dagster.core.partition_keys import is_replay, range_of
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
-from kafka_liveness_dagster.core.process_status import Place, Process, Sign
-from kafka_liveness_dagster.core.run_ids import place_of
+from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
+from kafka_liveness_dagster.core.partition_state import PartitionState
+from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run
 from kafka_liveness_dagster.doctor.rules import FAIL, Finding, Outcome
 from kafka_liveness_dagster.embedded import processes, state
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.embedded.services import Services
 from kafka_liveness_dagster.failpoints import Failpoint
-from kafka_liveness_dagster.kafka.group_description import GroupMember
+from kafka_liveness_dagster.kafka.group_description import MemberDescription
 from kafka_liveness_dagster.kafka.group_status import GroupStatus, MemberStatus, PartitionStatus
 from kafka_liveness_dagster.runs import tags
-from kafka_liveness_dagster.runs.run_context import link_of
-from kafka_liveness_dagster.sensor.cursor import GroupCursor, ToldWindows
+from kafka_liveness_dagster.runs.run_context import run_context_of
+from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.spark.table import commits, ledger
 
 AT, RUN = TopicPartition("orders", 3), "0badcafe"
-ORIGIN = Origin(0, "2Mq71qnKT1ul7FBvra2xew")
+ORIGIN = GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew")
 HIDDEN = ".dagster/kafka_liveness."
 SOURCES = {
     path: path.read_text(encoding="utf-8") for path in Path(kafka_liveness_dagster.__file__).parent.rglob("*.py")
@@ -74,26 +81,29 @@ def names(found):
 
 def test_the_metadata_of_both_commit_logs():
     """``kl1`` is the version of the format; a group that cannot ask a table writes ``@-``."""
-    live = LiveMark(Mark.RUNNING, RUN, (Span(70, 120), Span(140, 190)), Span(0, 120), ORIGIN)
+    live = LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(70, 120), Span(140, 190)), Span(0, 120), ORIGIN)
     assert live.encode() == "kl1 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120,140-190 reprocess 0-120"
-    assert LiveMark(Mark.RELEASED, RUN, (), None, Origin(5)).encode() == "kl1 released 0badcafe @5"
-    assert LiveMark(Mark.PAUSED, RUN, (Span(70, 120),)).encode() == "kl1 paused 0badcafe @- 70-120"
-    done = DoneLog(120, (Span(150, 160),), (Span(30, 40),), ORIGIN, "lake.shop.orders", (Span(40, 50),))
+    assert LiveCommitMetadata(OwnerState.RELEASED, RUN, (), None, GroupOrigin(5)).encode() == "kl1 released 0badcafe @5"
+    assert LiveCommitMetadata(OwnerState.PAUSED, RUN, (Span(70, 120),)).encode() == "kl1 paused 0badcafe @- 70-120"
+    done = CatchUpCommitMetadata(120, (Span(150, 160),), (Span(30, 40),), ORIGIN, "lake.shop.orders", (Span(40, 50),))
     words = "kl1 done 2Mq71qnKT1ul7FBvra2xew@0 150-160 written-off 30-40 missing 40-50 target lake.shop.orders"
     assert done.encode() == words
-    assert (DoneLog(120, (Span(150, 160),)).encode(), DoneLog(120).encode()) == ("kl1 done @- 150-160", "kl1 done @-")
+    assert (CatchUpCommitMetadata(120, (Span(150, 160),)).encode(), CatchUpCommitMetadata(120).encode()) == (
+        "kl1 done @- 150-160",
+        "kl1 done @-",
+    )
     assert CATCH_UP_SUFFIX == ".catch-up"
 
 
 def test_the_ids_of_members_and_clients():
     """By them the sensor and ``status`` know the run of a member."""
-    assert place_of("0badcafe-1111", "00c0ffee") == "kafka-liveness.0badcafe-1111.00c0ffee"
-    assert re.fullmatch("kafka-liveness/script/[0-9a-f]{32}", link_of(None).client_id)
+    assert instance_id_for_run("0badcafe-1111", "00c0ffee") == "kafka-liveness.0badcafe-1111.00c0ffee"
+    assert re.fullmatch("kafka-liveness/script/[0-9a-f]{32}", run_context_of(None).client_id)
     found = []
 
     @dg.op
     def orders(context):
-        found.append(link_of(context).client_id)
+        found.append(run_context_of(context).client_id)
 
     @dg.job
     def orders_job():
@@ -110,14 +120,14 @@ def test_the_ids_of_members_and_clients():
 
 def test_the_summaries_of_snapshots():
     """The names, and the text of the ledger."""
-    assert (ledger.WROTE, ledger.HAD) == ("kafka-liveness.written", "kafka-liveness.total")
-    assert (ledger.SINCE, commits.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
+    assert (ledger.WRITTEN_KEY, ledger.TOTAL_KEY) == ("kafka-liveness.written", "kafka-liveness.total")
+    assert (ledger.TOTAL_AS_OF_KEY, commits.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
     assert in_sources('"(kafka-liveness[.][a-z-]+)"') == {"kafka-liveness.attempt", "kafka-liveness.ranges"}
-    account = Account((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ORIGIN.topic_id, groups=frozenset({"etl"}))
+    account = LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ORIGIN.topic_id, groups=frozenset({"etl"}))
     text = "orders/2Mq71qnKT1ul7FBvra2xew/etl 3@0:0-70,90-120!70-90"
-    assert encode({AT: account}) == text
-    assert encode({AT: Account((Span(0, 70),), complete=False)}, complete=False) == "? orders/ 3?:0-70"
-    assert encode({AT: Account(tuple(Span(n, n + 1) for n in range(0, 2_000, 2)))}).startswith("z:eN")
+    assert encode_entries({AT: account}) == text
+    assert encode_entries({AT: LedgerEntry((Span(0, 70),), is_complete=False)}, complete=False) == "? orders/ 3?:0-70"
+    assert encode_entries({AT: LedgerEntry(tuple(Span(n, n + 1) for n in range(0, 2_000, 2)))}).startswith("z:eN")
 
 
 # --- Dagster ----------------------------------------------------------------------------------------------------------
@@ -127,7 +137,7 @@ def test_the_tags_of_runs():
     """Those for people are shown; the rest has the prefix that Dagster's UI hides."""
     assert tags.lane_tags("etl", "live") == {"kafka_liveness/group": "etl", "kafka_liveness/lane": "live"}
     assert tags.lane_tags("etl", "catch-up")["kafka_liveness/lane"] == "catch-up"
-    assert (tags.CAUSE_TAG, tags.LAG) == ("kafka_liveness/started_because", "lag")
+    assert (tags.CAUSE_TAG, tags.CAUSE_LAG) == ("kafka_liveness/started_because", "lag")
     assert (tags.WAITS_TAG, tags.STEP_TAG) == ("kafka_liveness/waiting_for", "kafka_liveness/step")
     assert tags.MAX_BATCH_SECONDS == "kafka_liveness/max_batch_seconds"
     hidden = {
@@ -137,35 +147,38 @@ def test_the_tags_of_runs():
         tags.PROCESS_TAG: ".dagster/kafka_liveness.heartbeat",
         tags.AWAY_TAG: ".dagster/kafka_liveness.max_absence_seconds",
         tags.COMMITTED_TAG: ".dagster/kafka_liveness.committed",
-        tags.place_tag("etl"): ".dagster/kafka_liveness.instance_id-be0a4158",
+        tags.instance_id_tag("etl"): ".dagster/kafka_liveness.instance_id-be0a4158",
     }
     assert list(hidden) == list(hidden.values())
     assert {get_tag_type(key) for key in hidden} == {TagType.HIDDEN}
     of_package = {value for name, value in vars(tags).items() if name.endswith("_TAG") and "kafka_liveness" in value}
     shown = {tags.GROUP_TAG, tags.LANE_TAG, tags.CAUSE_TAG, tags.WAITS_TAG, tags.STEP_TAG}
-    assert of_package | {tags.place_tag("etl")} == shown | set(hidden)
+    assert of_package | {tags.instance_id_tag("etl")} == shown | set(hidden)
 
 
 def test_dagster_takes_the_hidden_tags_and_finds_them(recwarn):
     """In a run request, and added to a run; keys of another form are deprecated."""
-    hidden = {tags.CAUSE_RUN_TAG: RUN, tags.place_tag("etl"): "kafka-liveness.a.b"}
+    hidden = {tags.CAUSE_RUN_TAG: RUN, tags.instance_id_tag("etl"): "kafka-liveness.a.b"}
     assert normalize_tags(hidden, allow_private_system_tags=False) == hidden
     assert [str(one.message) for one in recwarn if "tag" in str(one.message)] == []
     with dg.instance_for_test() as instance:
         run = dg.DagsterRun("orders_job", tags={tags.CAUSE_RUN_TAG: RUN})
         instance.add_run(run)
         instance.add_run(dg.DagsterRun("orders_job"))
-        instance.add_run_tags(run.run_id, {tags.place_tag("etl"): "kafka-liveness.a.b"})
+        instance.add_run_tags(run.run_id, {tags.instance_id_tag("etl"): "kafka-liveness.a.b"})
         assert [one.run_id for one in instance.get_runs(dg.RunsFilter(tags=hidden))] == [run.run_id]
 
 
 def test_the_values_of_tags():
     """A reason, and whether the run is a member again; a sign of life with the process, of version 1."""
-    away = Away(FenceReason.POLL_TIMEOUT)
-    assert (away.encode(), Away(away.reason, is_back=True).encode()) == ("poll-timeout", "poll-timeout back")
-    worker = Process(Place("48df4ead", "4026531836"), 4242, 1_311_164)
-    assert Sign(RUN, 7, worker).encode() == "1 0badcafe 7 4242 1311164 48df4ead 4026531836 -"
-    assert (Sign(RUN).encode(), Sign(RUN, is_over=True).encode()) == ("1 0badcafe -", "1 0badcafe ended")
+    away = FenceReport(FenceReason.POLL_TIMEOUT)
+    assert (away.encode(), FenceReport(away.reason, is_back=True).encode()) == ("poll-timeout", "poll-timeout back")
+    worker = Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)
+    assert HeartbeatTag(RUN, 7, worker).encode() == "1 0badcafe 7 4242 1311164 48df4ead 4026531836 -"
+    assert (HeartbeatTag(RUN).encode(), HeartbeatTag(RUN, has_ended=True).encode()) == (
+        "1 0badcafe -",
+        "1 0badcafe ended",
+    )
 
 
 CODES = {
@@ -211,21 +224,23 @@ def test_the_values_of_enums():
 
 def test_the_cursor_of_the_sensor():
     """All of its fields."""
-    memory = Memory(
+    memory = SensorMemory(
         GroupState.STABLE,
         {
-            "1": Remembered(RUN),
-            "2": Remembered("0000beef", is_elsewhere=True),
-            "3": Remembered("kcat", is_foreign=True),
+            "1": SeenMember(RUN),
+            "2": SeenMember("0000beef", is_of_other_instance=True),
+            "3": SeenMember("kcat", is_foreign=True),
         },
         {"00000001": LeaveReason.CRASHED, "00000002": LeaveReason.CRASHED},
         "00c0ffee",
         5.0,
-        {"00000003": Absence(6, 7, 8, announced=True)},
+        {"00000003": Absence(6, 7, 8, is_reported=True)},
         ("orders:3:70-120",),
         9.0,
     )
-    windows = ToldWindows(told_to=1.0, watched=2.0, late_seen=3, identity="hour", first=4.0)
+    windows = WindowProgress(
+        done_until=1.0, watched_since=2.0, last_late_event=3, identity="hour", first_window_start=4.0
+    )
     written = GroupCursor.of(
         memory,
         observed_at=10.0,
@@ -267,7 +282,7 @@ def test_the_cursor_of_the_sensor():
 @pytest.mark.parametrize("key", ["orders:3:70-120", "orders:3:70-120@2", "orders:3:70-120@replay-20261122T100000Z"])
 def test_the_keys_of_crash_lag_partitions(key):
     """The range, how often it was pending, or when a replay was requested."""
-    assert str(range_of(key)) == "orders:3:70-120"
+    assert str(parse_key(key)) == "orders:3:70-120"
     assert is_replay(key) is ("replay" in key)
 
 
@@ -280,8 +295,8 @@ def test_the_state_of_the_embedded_services(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert state.home_folder() == tmp_path / ".kafka_liveness"
     state.create_home(state.home_folder())
-    state.write(state.home_folder(), {"kafka": state.Started(9092, 7, "00c0ffee", ready=True, token="t")})
-    state.set_down(state.home_folder(), down=True)
+    state.write_state(state.home_folder(), {"kafka": state.StartedService(9092, 7, "00c0ffee", ready=True, token="t")})
+    state.mark_down(state.home_folder(), down=True)
     files = {
         ".gitignore",
         "services.lock",
@@ -297,7 +312,7 @@ def test_the_state_of_the_embedded_services(tmp_path, monkeypatch):
     stored = json.loads((state.home_folder() / "services.json").read_text())
     fields = {"port": 9092, "pid": 7, "process_marker": "00c0ffee", "ready": True, "token": "t"}
     assert stored == {"kafka": fields}
-    assert processes.mark_option("00c0ffee") == "-Dkafka_liveness.process_marker=00c0ffee"
+    assert processes.process_marker_option("00c0ffee") == "-Dkafka_liveness.process_marker=00c0ffee"
     monkeypatch.delenv("KAFKA_LIVENESS_JARS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert jars_folder() == tmp_path / "kafka-liveness" / "jars"
@@ -319,7 +334,8 @@ def test_the_variables_of_the_environment():
 
 def test_the_spans_of_a_trace():
     """Names of spans, and attributes of the package's own."""
-    assert in_sources(r'phases(?:\.before)?\("([a-z ]+)"') == {"poll", "transform", "write", "commit", "dead letters"}
+    phases = in_sources(r'phases(?:\.add_before)?\("([a-z ]+)"')
+    assert phases == {"poll", "transform", "write", "commit", "dead letters"}
     assert in_sources(r'trace\(f"(\w+) ') == {"process"}
     assert in_sources(r'"(kafka_liveness[.]batch[.]\w+)"') == {
         "kafka_liveness.batch.ranges",
@@ -332,21 +348,24 @@ def test_the_spans_of_a_trace():
 
 def test_status_as_json():
     """``kafka-liveness status --json``."""
-    mark, log = LiveMark(Mark.RUNNING, RUN, (Span(70, 120),)), DoneLog(70, (Span(80, 90),))
-    seen = PartitionSnapshot(AT, 120, mark, 190, outstanding=(Span(90, 120),), missing=(Span(0, 5),))
-    member = GroupMember("m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", (AT,))
+    mark, log = (
+        LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(70, 120),)),
+        CatchUpCommitMetadata(70, (Span(80, 90),)),
+    )
+    seen = PartitionSnapshot(AT, 120, mark, 190, outstanding=(Span(90, 120),), missing_rows=(Span(0, 5),))
+    member = MemberDescription("m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", (AT,))
     found = GroupStatus(
         "etl",
         (PartitionStatus(seen, log, (ExternalCommit("second", 5, "theirs"),)),),
         (MemberStatus(member, (RUN,)),),
-        (HeldBack(AT, 190, 10, 3.0),),
+        (OpenTransaction(AT, 190, 10, 3.0),),
     )
     assert found.as_json() == {
         "group": "etl",
         "catch_up_group": "etl.catch-up",
         "source": "commit logs",
         "lag": 70,
-        "pending_offsets": seen.owed,
+        "pending_offsets": seen.pending_offsets,
         "members": [
             {
                 "client_id": "dagster/orders_job/0badcafe-1111/orders",
@@ -368,7 +387,7 @@ def test_status_as_json():
                 "external_commits": [{"log": "second", "offset": 5, "metadata": "theirs"}],
                 "lag": 70,
                 "committed": 0,
-                "pending_offsets": seen.owed,
+                "pending_offsets": seen.pending_offsets,
                 "pending": [{"start": 90, "end": 120, "offsets": 30, "expiry": "safe"}],
                 "missing": [[0, 5]],
             }
@@ -379,12 +398,12 @@ def test_status_as_json():
 
 def test_audit_as_json():
     """``kafka-liveness audit --json``."""
-    facts = PartitionFacts(120, LiveMark(Mark.RELEASED, RUN, origin=Origin(0)), 0, 120)
-    stretch = (Stretch(0, 4, 2),)
-    rows = RowFindings(7, stretch, stretch, stretch, stretch)
+    facts = PartitionState(120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, 120)
+    stretch = (OffsetRun(0, 4, 2),)
+    rows = RowComparison(7, stretch, stretch, stretch, stretch)
     one = PartitionCertificate(AT, facts, (ExternalCommit("first", 5, "theirs"),), rows=rows)
-    write = Write(7, "2026-11-22 10:00:00", "append", 63, 0, "orders/ 3@0:0-70")
-    found = told_to_programs(Certificate("etl", "lake.shop.orders", True, 7, (one,), (write,)))
+    write = SnapshotRecord(7, "2026-11-22 10:00:00", "append", 63, 0, "orders/ 3@0:0-70")
+    found = certificate_as_json(GroupCertificate("etl", "lake.shop.orders", True, 7, (one,), (write,)))
     spans = {
         *("in_table", "pending", "pending_expired", "written_off", "missing", "by_commits_only", "uncommitted"),
         "rewritten",
@@ -425,10 +444,15 @@ def test_the_other_commands_as_json():
     assert in_sources(r'json\.dumps\((\{"topic": .*\})\)') == {
         '{"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}'
     }
-    told = Telling(Scene("classic", 10, 60, 180), (Event(0.0, What.BATCH_POLLED, "orders:3:70-100"),))
+    told = Recording(Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "orders:3:70-100"),))
     assert names(told.as_json()) == {
         *("scene", "scene.protocol", "scene.session", "scene.poll_interval", "scene.stall"),
         *("events", "events.seconds", "events.source", "events.event", "events.detail"),
     }
     figures = ("heartbeats_while_stalled", "longest_silence", "left_after", "gone_after", "rejoined_after", "replayed")
-    assert names(judge(told).as_json()) == {"holds", "broken", "figures", *(f"figures.{one}" for one in figures)}
+    assert names(judge_recording(told).as_json()) == {
+        "holds",
+        "broken",
+        "figures",
+        *(f"figures.{one}" for one in figures),
+    }

@@ -19,18 +19,18 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.departures import PartitionSnapshot
-from kafka_liveness_dagster.core.fencing import Away, FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.embedded.processes import free_port
 from kafka_liveness_dagster.lanes.batch_reporting import BatchMetrics
-from kafka_liveness_dagster.lanes.dead_letters import Landed
-from kafka_liveness_dagster.runs.run_context import link_of
+from kafka_liveness_dagster.lanes.dead_letters import WriteOutcome
+from kafka_liveness_dagster.runs.run_context import run_context_of
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.spark.table.write import Written
+from kafka_liveness_dagster.spark.table.write import WriteResult
 from kafka_liveness_dagster.telemetry import metrics
-from kafka_liveness_dagster.telemetry.group_metrics import Times, points
+from kafka_liveness_dagster.telemetry.group_metrics import TopicTimes, gauge_points
 from kafka_liveness_dagster.telemetry.metrics import METRICS
-from kafka_liveness_dagster.telemetry.otel import Phases, set_up
+from kafka_liveness_dagster.telemetry.otel import BatchPhases, set_up
 from tests.receiver import over_grpc, over_http
 from tests.timeouts import seconds
 
@@ -42,14 +42,14 @@ SERIES = {
     for one in METRICS
     for end in (("_bucket", "_sum", "_count") if one.instrument == "histogram" else ("",))
 }
-LABELS = {metrics.prometheus(label) for one in METRICS for label in one.labels}
+LABELS = {metrics.prometheus_name(label) for one in METRICS for label in one.labels}
 TELLS = """
 from kafka_liveness_dagster.telemetry import metrics, otel
-with otel.exported():
-    otel.tell(metrics.FENCES, 2, {metrics.GROUP: "etl"})
-    phases = otel.Phases()
-    phases.before("poll", 0.5)
-    otel.trace("process orders", phases, {"dagster.run.id": "r"})
+with otel.export_telemetry():
+    otel.record(metrics.FENCES, 2, {metrics.GROUP: "etl"})
+    phases = otel.BatchPhases()
+    phases.add_before("poll", 0.5)
+    otel.record_trace("process orders", phases, {"dagster.run.id": "r"})
 """
 TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))  # as the page has it
 HTTP = {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
@@ -82,13 +82,15 @@ def used(text):
 def test_the_page_has_the_table():
     """A line for each metric, in order, with its words."""
     lines = [
-        f"| `{one.name}` | `{one.prometheus}` | {one.instrument}, {one.unit} | {one.told_by} "
+        f"| `{one.name}` | `{one.prometheus}` | {one.instrument}, {one.unit} | {one.recorded_by} "
         f"| {', '.join(f'`{label}`' for label in one.labels)} | {one.description} |"
         for one in METRICS
     ]
     assert [line for line in PAGE.splitlines() if re.match(r"\| `(messaging|kafka_liveness)\.", line)] == lines
     assert len({one.name for one in METRICS}) == len(METRICS)
-    counted = {why for why in FenceReason if not why.is_close} - {FenceReason.HANDED_OVER}  # which ends no membership
+    counted = {why for why in FenceReason if not why.is_orderly_close} - {
+        FenceReason.HANDED_OVER
+    }  # which ends no membership
     assert [why for why in counted if f"`{why.code}`" not in PAGE] == []
 
 
@@ -105,7 +107,7 @@ def test_nobody_who_asks_for_nothing_loads_anything():
     """Installed or not; and a call that nobody hears is nothing beside a batch."""
     code = f"""{TELLS}
 import sys, timeit
-tells = lambda: otel.tell(metrics.FENCES, 1, {{metrics.GROUP: "etl"}})
+tells = lambda: otel.record(metrics.FENCES, 1, {{metrics.GROUP: "etl"}})
 print("opentelemetry" in sys.modules, min(timeit.repeat(tells, number=1_000, repeat=20)) / 1_000)
 """
     loaded, seconds = done(code)[0].split()
@@ -144,9 +146,9 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from kafka_liveness_dagster.telemetry import metrics, otel
 reader = InMemoryMetricReader()
 api.set_meter_provider(theirs := MeterProvider([reader]))
-with otel.exported():
-    assert otel.is_heard()
-    otel.show("etl", [otel.Point(metrics.OWED, 50, {metrics.GROUP: "etl"})])
+with otel.export_telemetry():
+    assert otel.is_enabled()
+    otel.set_gauges("etl", [otel.Point(metrics.PENDING, 50, {metrics.GROUP: "etl"})])
 assert api.get_meter_provider() is theirs
 def shown():
     data = reader.get_metrics_data()
@@ -211,13 +213,13 @@ def test_a_port_that_is_taken_is_no_reason_to_end_a_run():
 import sys, urllib.request
 from kafka_liveness_dagster.telemetry import metrics, otel
 for _ in range(2):
-    with otel.exported():
-        otel.tell(metrics.FENCES, 1, {})
-assert not otel.is_heard()
+    with otel.export_telemetry():
+        otel.record(metrics.FENCES, 1, {})
+assert not otel.is_enabled()
 print("taken", flush=True)
 sys.stdin.readline()
 otel.set_up()
-assert otel.is_heard()
+assert otel.is_enabled()
 """
     with silent() as listening:
         port = str(listening.getsockname()[1])
@@ -277,30 +279,30 @@ def shown(known, **settings):
     """What the gauges show of two partitions of a topic and one of another: ``{(metric, topic, partition): value}``."""
     looked = (seen("a", 0, 70, 100, (10, 20)), seen("a", 1, 90, 90, (0, 50), start=40), seen("b", 0, None, 7, start=3))
     labels = (metrics.TOPIC, metrics.PARTITION)
-    found = points("etl", 2, looked, known, **settings)
+    found = gauge_points("etl", 2, looked, known, **settings)
     return {(one.metric, *map(one.labels.get, labels)): one.value for one in found}
 
 
 def test_gauges_are_sums_of_a_topic():
     """Lag, owed and expired; times are what the broker said of them, or not there."""
     since = time.time() - 500
-    found = shown({"a": Times(12.5, since, 20, 1_000.0), "b": Times(None, None)})
-    age = found.pop((metrics.OWED_AGE, "a", None))
+    found = shown({"a": TopicTimes(12.5, since, 20, 1_000.0), "b": TopicTimes(None, None)})
+    age = found.pop((metrics.PENDING_AGE, "a", None))
     assert 500 <= age < 600
     assert found == {
         (metrics.MEMBERS, None, None): 2,
         (metrics.LAG, "a", None): 30,
-        (metrics.OWED, "a", None): 60,
+        (metrics.PENDING, "a", None): 60,
         (metrics.EXPIRED, "a", None): 40,
         (metrics.LAG_TIME, "a", None): 12.5,
-        (metrics.HELD_BACK, "a", None): 20,
-        (metrics.HELD_BACK_AGE, "a", None): 1_000.0,
+        (metrics.OPEN_TRANSACTION_OFFSETS, "a", None): 20,
+        (metrics.OPEN_TRANSACTION_AGE, "a", None): 1_000.0,
         (metrics.LAG, "b", None): 4,
-        (metrics.OWED, "b", None): 0,
+        (metrics.PENDING, "b", None): 0,
         (metrics.EXPIRED, "b", None): 0,
-        (metrics.OWED_AGE, "b", None): 0.0,
-        (metrics.HELD_BACK, "b", None): 0,
-        (metrics.HELD_BACK_AGE, "b", None): 0.0,
+        (metrics.PENDING_AGE, "b", None): 0.0,
+        (metrics.OPEN_TRANSACTION_OFFSETS, "b", None): 0,
+        (metrics.OPEN_TRANSACTION_AGE, "b", None): 0.0,
     }
 
 
@@ -319,7 +321,7 @@ class Ended:
     batch = Batch((kl.OffsetRange("a", 0, 0, 10), kl.OffsetRange("a", 1, 0, 5), kl.OffsetRange("b", 0, 0, 2)), 60.0)
 
     def __init__(self):
-        self.phases = Phases()
+        self.phases = BatchPhases()
         with self.phases("write"), self.phases("commit"):
             pass
 
@@ -331,17 +333,18 @@ def told(monkeypatch):
     of_group = {metrics.GROUP: "etl", metrics.LANE: "live"}
     module = "kafka_liveness_dagster.lanes.batch_reporting"
     monkeypatch.setattr(
-        f"{module}.tell", lambda metric, value, has: found.append((metric, value, dict(has.items() - of_group.items())))
+        f"{module}.record",
+        lambda metric, value, has: found.append((metric, value, dict(has.items() - of_group.items()))),
     )
-    monkeypatch.setattr(f"{module}.trace", lambda *one: found.append(one))
+    monkeypatch.setattr(f"{module}.record_trace", lambda *one: found.append(one))
     return found
 
 
 def test_a_batch_tells_what_it_gave(told):
     """But for what its new owner does again; each attempt that was not the last is counted by what was in its way."""
     handed_over = {kl.TopicPartition("a", 1)}
-    landed = Landed(Written(9, 4, rewritten=False, unanswered=1), Ended.batch)
-    BatchMetrics("etl", "live", "run").committed(Ended(), landed, 2.5, handed_over)
+    landed = WriteOutcome(WriteResult(9, 4, rewrote_files=False, unknown_commits=1), Ended.batch)
+    BatchMetrics("etl", "live", "run").record_committed(Ended(), landed, 2.5, handed_over)
     assert (metrics.OFFSETS, 10, {metrics.TOPIC: "a"}) in told
     assert (metrics.OFFSETS, 2, {metrics.TOPIC: "b"}) in told
     assert (metrics.ROWS, 9, {}) in told
@@ -349,14 +352,16 @@ def test_a_batch_tells_what_it_gave(told):
     assert retries == {"commit-conflict": 2, "commit-state-unknown": 1}
     assert [value for metric, value, _ in told if metric is metrics.PROCESS_DURATION] == [2.5]
     told.clear()
-    BatchMetrics("etl", "live", "run").committed(Ended(), Landed(Written(None, 1, rewritten=False), Ended.batch), 1, ())
+    BatchMetrics("etl", "live", "run").record_committed(
+        Ended(), WriteOutcome(WriteResult(None, 1, rewrote_files=False), Ended.batch), 1, ()
+    )
     assert not {metrics.ROWS, metrics.RETRIES} & {metric for metric, *_ in told}
 
 
 def test_a_batch_that_fails_is_traced_by_the_kind_of_its_error_alone(told):
     """What the error says is in no attribute; of several topics none is named."""
     error = kl.TransformError("a secret")
-    with pytest.raises(kl.TransformError), BatchMetrics("etl", "live", "run").traced(Ended()):
+    with pytest.raises(kl.TransformError), BatchMetrics("etl", "live", "run").trace(Ended()):
         raise error
     [(name, _, attributes, failed)] = told
     assert (name, failed) == ("process etl", error)
@@ -368,14 +373,14 @@ def test_a_batch_that_fails_is_traced_by_the_kind_of_its_error_alone(told):
 def test_a_fence_is_counted_by_its_reason(monkeypatch):
     """Once for each: that a run is back, and that it closed its consumer, are none."""
     told = []
-    monkeypatch.setattr("kafka_liveness_dagster.runs.run_context.telemetry.tell", lambda *one: told.append(one))
+    monkeypatch.setattr("kafka_liveness_dagster.runs.run_context.telemetry.record", lambda *one: told.append(one))
 
     @dg.op
     def work(context):
-        link = link_of(context)
-        for why in (Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.POLL_TIMEOUT, is_back=True)):
-            link.tell(why)
-        link.tell(Away(FenceReason.CLOSED))
+        link = run_context_of(context)
+        for why in (FenceReport(FenceReason.POLL_TIMEOUT), FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)):
+            link.report_fence(why)
+        link.report_fence(FenceReport(FenceReason.CLOSED))
 
     @dg.job(tags=lane_tags("etl", "live"))
     def once():

@@ -12,11 +12,11 @@ import pytest
 from dagster._daemon.sensor import MIN_INTERVAL_LOOP_TIME
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.process_status import Place, Process, Sign
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
-from kafka_liveness_dagster.sensor.dead_runs import STAY_SECONDS, keep_vigil
+from kafka_liveness_dagster.sensor.dead_runs import WATCH_SECONDS, wait_for_process_exit
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -40,7 +40,7 @@ def watched(instance):
     def run_of(process, group_id=GROUP):
         run = dg.DagsterRun("orders_job", tags=dict(lane_tags(group_id, "live")), status=dg.DagsterRunStatus.STARTED)
         instance.add_run(run)
-        instance.add_run_tags(run.run_id, {PROCESS_TAG: Sign(run_mark(run.run_id), 0, process).encode()})
+        instance.add_run_tags(run.run_id, {PROCESS_TAG: HeartbeatTag(short_run_id(run.run_id), 0, process).encode()})
 
     return run_of
 
@@ -59,7 +59,7 @@ class Vigil(threading.Thread):
         self.instance, self.has_ended = instance, None
 
     def run(self):
-        self.has_ended = keep_vigil(self.instance, GROUP, LONG)
+        self.has_ended = wait_for_process_exit(self.instance, GROUP, LONG)
 
     def begin(self):
         before = pidfds()
@@ -81,34 +81,34 @@ def test_a_tick_notices_the_death_of_a_live_run_at_once(instance, watched, child
     child.kill()
     assert vigil.end() is True
     assert pidfds() == 0
-    assert keep_vigil(instance, GROUP, LONG) is True, "it is gone, and nobody has said so yet"
+    assert wait_for_process_exit(instance, GROUP, LONG) is True, "it is gone, and nobody has said so yet"
 
 
 def test_a_tick_ends_in_its_round(instance, watched, child):
     """All is well: the group is looked at, and the next round of the daemon finds the sensor ready."""
     watched(proc.process(child.pid))
-    assert keep_vigil(instance, GROUP, AT_ONCE) is False
-    assert STAY_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
+    assert wait_for_process_exit(instance, GROUP, AT_ONCE) is False
+    assert WATCH_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
     assert kl.Sensor().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
 
 
 @pytest.mark.parametrize(
     "process",
     [
-        pytest.param(Process(Place("0c0ffee0", "4026531836"), os.getpid(), 1), id="elsewhere"),
+        pytest.param(Process(ProcessNamespace("0c0ffee0", "4026531836"), os.getpid(), 1), id="elsewhere"),
         pytest.param(None, id="it has not said which"),
     ],
 )
 def test_nobody_waits_for_a_process_that_cannot_be_seen(instance, watched, process):
     """Its pid would be somebody else's here."""
     watched(process)
-    assert keep_vigil(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, GROUP, LONG) is False
 
 
 def test_nobody_waits_without_a_live_run(instance, watched, child):
     """Another group's is none."""
     watched(proc.process(child.pid), "payments-etl")
-    assert keep_vigil(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, GROUP, LONG) is False
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_nobody_waits_without_a_live_run(instance, watched, child):
 def test_nobody_waits_where_the_daemon_has_no_thread_to_spare(instance, watched, child):
     """All other sensors would wait too."""
     watched(proc.process(child.pid))
-    assert keep_vigil(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, GROUP, LONG) is False
 
 
 def test_only_two_ticks_wait_at_once(instance, watched, child):
@@ -128,5 +128,5 @@ def test_only_two_ticks_wait_at_once(instance, watched, child):
             vigil.begin()
             ended.callback(vigil.end)
         ended.callback(child.kill)
-        assert keep_vigil(instance, GROUP, LONG) is False
-    assert keep_vigil(instance, GROUP, AT_ONCE) is True, "their places are free again"
+        assert wait_for_process_exit(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, GROUP, AT_ONCE) is True, "their places are free again"

@@ -21,26 +21,26 @@ from click.testing import CliRunner
 from pyspark.sql.types import StringType, StructType
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.audit.certificate import Certificate
+from kafka_liveness_dagster.audit.certificate import GroupCertificate
 from kafka_liveness_dagster.cli import forgive, status_output
-from kafka_liveness_dagster.cli.audit_command import shown as audit_shown
+from kafka_liveness_dagster.cli.audit_command import certificate_as_text as audit_shown
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core import health
-from kafka_liveness_dagster.core.bad_records import OwedLetters
+from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.batch_planning import Batch
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import (
     GroupSnapshot,
     GroupState,
-    MemberSeen,
+    MemberSnapshot,
     PartitionSnapshot,
     Run,
     RunFate,
 )
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.health import HeldBack, judged
+from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.windows import Completeness, JudgedWindow
+from kafka_liveness_dagster.core.windows import JudgedWindow, WindowStatus
 from kafka_liveness_dagster.doctor import dagster_rules, kafka_rules, spark_rules
 from kafka_liveness_dagster.doctor.rules import Outcome, Rule
 from kafka_liveness_dagster.kafka.group_status import GroupStatus
@@ -55,20 +55,22 @@ from kafka_liveness_dagster.metadata import (
 )
 from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG
 from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations
-from kafka_liveness_dagster.sensor.observation import GroupLook
-from kafka_liveness_dagster.sensor.windows import WindowWatch
+from kafka_liveness_dagster.sensor.observation import GroupObservation
+from kafka_liveness_dagster.sensor.windows import WindowMaterializer
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
-from kafka_liveness_dagster.settings.groups import Group
+from kafka_liveness_dagster.settings.groups import SettingsGroup
 from kafka_liveness_dagster.spark.table import dead_letters
-from kafka_liveness_dagster.spark.table.maintenance import Figures
-from kafka_liveness_dagster.spark.table.schema_check import KEY
-from kafka_liveness_dagster.spark.table.table import TableNow
+from kafka_liveness_dagster.spark.table.maintenance import TableStatistics
+from kafka_liveness_dagster.spark.table.schema_check import KEY_COLUMNS
+from kafka_liveness_dagster.spark.table.table import TableInfo
 from kafka_liveness_dagster.telemetry import metrics
 
 ROOT = Path(__file__).parents[1]
 RUN, AT = "0badcafe-1111-4222-8333-444444444444", TopicPartition("orders", 3)
 PENDING = OffsetRange("orders", 3, 70, 120)
-SEEN = PartitionSnapshot(AT, 120, LiveMark(Mark.RUNNING, RUN[:8], (Span(130, 140),)), 150, (Span(70, 120),))
+SEEN = PartitionSnapshot(
+    AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN[:8], (Span(130, 140),)), 150, (Span(70, 120),)
+)
 CRASHED = MemberLeft(RUN[:8], LeaveReason.CRASHED, (AT,))
 GROUP = ("messaging.consumer.group.name",)
 GROUP_LANE = (*GROUP, "kafka_liveness.lane")
@@ -124,7 +126,9 @@ METRICS = {
 
 def test_metrics():
     """Name, kind, unit, labels and source of each metric, by its name in Prometheus."""
-    found = {one.prometheus: (one.name, one.instrument, one.unit, one.labels, one.told_by) for one in metrics.METRICS}
+    found = {
+        one.prometheus: (one.name, one.instrument, one.unit, one.labels, one.recorded_by) for one in metrics.METRICS
+    }
     assert found == METRICS
 
 
@@ -228,18 +232,18 @@ def test_checks(asset):
     limited = health.crash_lag_age([SEEN], 10.0, (), 60.0)
     assert {*limited.numbers} - numbers["crash_lag_age"] == {"max_crash_lag_age_seconds"}
     assert {*health.lag_below([SEEN], 5).numbers} - numbers["lag"] == {"max_lag"}
-    behind = judged(health.lag_below([SEEN], None), [HeldBack(AT, 150, 10, 5.0)])
+    behind = with_open_transactions(health.lag_below([SEEN], None), [OpenTransaction(AT, 150, 10, 5.0)])
     assert {*behind.numbers} - numbers["lag"] == {"behind_open_transactions"}
-    assert {*health.dead_letters(OwedLetters(1, (PENDING,), "X"), "").numbers} == {"dead_letters"}
+    assert {*health.dead_letters_waiting(PendingDeadLetters(1, (PENDING,), "X"), "").numbers} == {"dead_letters"}
 
 
 def look(instance):
     """A group with a run that crashed, another client, lag and crash lag."""
     tags = {CAUSE_RUN_TAG: RUN[:8]}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=RUN, status=dg.DagsterRunStatus.FAILURE, tags=tags))
-    member = MemberSeen("m-2", "kcat at 10.0.0.7", (AT,), is_foreign=True)
+    member = MemberSnapshot("m-2", "kcat at 10.0.0.7", (AT,), is_foreign=True)
     seen = GroupSnapshot(GroupState.STABLE, (member,), (SEEN,), {RUN[:8]: Run(RunFate.FAILED)})
-    return GroupLook(seen, instance.get_run_records())
+    return GroupObservation(seen, instance.get_run_records())
 
 
 def columns(table):
@@ -250,7 +254,7 @@ def columns(table):
 def test_metadata_of_a_live_run():
     """A materialization of the live asset: what was written, and what the run found."""
     tally = Tally()
-    tally.add(Batch((PENDING,), 60.0, left_out=(OffsetRange("orders", 3, 75, 76),)), 5, 1.0)
+    tally.add(Batch((PENDING,), 60.0, skipped=(OffsetRange("orders", 3, 75, 76),)), 5, 1.0)
     found = tally.metadata()
     assert [*found] == [
         "batches", "offsets", "rows_written", "seconds_in_batches", "slowest_batch_seconds",
@@ -260,17 +264,17 @@ def test_metadata_of_a_live_run():
     assert range_table([PENDING]).records[0].data == {"partition": "orders:3", "range": "70-120", "offsets": 50}
     several = [PENDING]
     consumer = SimpleNamespace(
-        jumped=several, recovered=several, forgotten=several, lost=several, timeouts="", joined=True,
+        crash_lag=several, recovered=several, forgotten_pending=several, lost=several, timeouts="", is_joined=True,
         lag=lambda: 5, seconds_behind=lambda: 1.0,
     )  # fmt: skip
     context = SimpleNamespace(run=SimpleNamespace(tags={CAUSE_TAG: "lag"}))
     pipeline = SimpleNamespace(spark=kl.SparkConnectResource(ui_url="http://driver:4040"))
-    assert [*runs._facts(consumer, context, pipeline, Counter())] == [
+    assert [*runs._materialization_facts(consumer, context, pipeline, Counter())] == [
         "lag", "seconds_behind", "cause", "timeouts", "spark_ui",
         "crash_lag_found", "recovered", "crash_lag_restored", "expired_unprocessed",
     ]  # fmt: skip
-    now = TableNow(7, 5, StructType().add("topic", StringType()), "lake.shop.orders", "file:///lake")
-    of_table = {name for name in materializations._shown(now) if not name.startswith("dagster/")}
+    now = TableInfo(7, 5, StructType().add("topic", StringType()), "lake.shop.orders", "file:///lake")
+    of_table = {name for name in materializations._table_metadata(now) if not name.startswith("dagster/")}
     assert of_table == {"snapshot_id"}
 
 
@@ -284,8 +288,10 @@ def test_metadata_of_a_crash_lag_partition(asset):
         "found_by_run",
     ]  # fmt: skip
     events = []
-    storage = SimpleNamespace(log=SimpleNamespace(warning=lambda *_: None), event=lambda event, _: events.append(event))
-    runs._quarantines(asset.settings, storage)(PENDING, "why", "bad-record")
+    storage = SimpleNamespace(
+        log=SimpleNamespace(warning=lambda *_: None), store_event=lambda event, _: events.append(event)
+    )
+    runs._report_skipped(asset.settings, storage)(PENDING, "why", "bad-record")
     assert {name: value.value for name, value in events[0].metadata.items()} == {
         "group": "orders-etl", "range": "orders:3:70-120", "offsets": 50, "cause": "bad-record",
     }  # fmt: skip
@@ -296,7 +302,7 @@ def test_metadata_of_a_crash_lag_partition(asset):
         "rows_of_run", "seconds_of_run", "offsets_per_second", "rows_per_second",
     ]  # fmt: skip
     states = [
-        range_metadata("orders-etl", PENDING, owed, (), {}, again=again)["state"].value
+        range_metadata("orders-etl", PENDING, owed, (), {}, is_reprocessed=again)["state"].value
         for owed, again in (((PENDING,), False), ((), False), ((PENDING,), True))
     ]
     assert states == ["processed by this run", "processed before this run", "reprocessed by this run"]
@@ -305,9 +311,9 @@ def test_metadata_of_a_crash_lag_partition(asset):
 def test_metadata_of_a_range_that_is_written_off():
     """The event of ``kafka-liveness write-off``, and that of a partition whose earlier rows are kept."""
     key = dg.AssetKey("orders_crash_lag")
-    asked = forgive.Asked("orders-etl", "no JSON", (PENDING,), (PENDING,), ("orders:3:10-20",))
+    asked = forgive.ForgiveRequest("orders-etl", "no JSON", (PENDING,), (PENDING,), ("orders:3:10-20",))
     with dg.DagsterInstance.ephemeral() as instance:
-        audit = forgive.Audit(instance, key)
+        audit = forgive.DagsterRecord(instance, key)
         audit.write(asked, "written off")
         audit.close(asked)
         [observed] = instance.fetch_observations(key, limit=9).records
@@ -343,9 +349,11 @@ def test_metadata_of_a_window(asset):
     """A complete hour, and records that came late."""
     assert [*window_metadata("orders-etl", [PENDING])] == ["group", "offsets", "partition_count", "ranges"]
     windows = asset.settings.windows
-    watch = WindowWatch(windows=windows, group_id="orders-etl", target="lake.shop.orders")
-    window = windows.at(windows.begin + 1)
-    event = watch._event(window, JudgedWindow(next(iter(Completeness)), (PENDING,), closed=5), window.end)
+    watch = WindowMaterializer(windows=windows, group_id="orders-etl", target="lake.shop.orders")
+    window = windows.window_at(windows.begin + 1)
+    event = watch._materialization(
+        window, JudgedWindow(next(iter(WindowStatus)), (PENDING,), written_off=5), window.end
+    )
     assert [*event.metadata] == [
         "group", "offsets", "partition_count", "ranges", "complete_at", "late_records", "written_off_offsets",
     ]  # fmt: skip
@@ -356,15 +364,17 @@ def test_metadata_of_a_window(asset):
 
 def test_metadata_of_maintenance():
     """What the maintenance of a table reports."""
-    figures = Figures(8, 800, 0, 2, 1)
-    assert [*maintenance._shown(figures, figures, 0)] == [
+    figures = TableStatistics(8, 800, 0, 2, 1)
+    assert [*maintenance._before_and_after(figures, figures, 0)] == [
         "files", "bytes", "delete_files", "manifests", "snapshots", "commit_conflicts",
     ]  # fmt: skip
     work = SimpleNamespace(
-        policy=lambda: SimpleNamespace(may_delete=True), expire=lambda *_, **__: None, remove_orphans=lambda *_, **__: 3
+        policy=lambda: SimpleNamespace(allows_delete=True),
+        expire=lambda *_, **__: None,
+        remove_orphans=lambda *_, **__: 3,
     )
     assert [*maintenance._delete(work, kl.Maintenance())] == ["orphan_files_removed"]
-    kept = SimpleNamespace(policy=lambda: SimpleNamespace(may_delete=False))
+    kept = SimpleNamespace(policy=lambda: SimpleNamespace(allows_delete=False))
     assert [*maintenance._delete(kept, kl.Maintenance())] == ["not_deleted"]
 
 
@@ -385,7 +395,7 @@ DEAD_LETTERS = {
 def test_columns_of_dead_letters():
     """Their order, and the types that this package decides; the others are of Spark's Kafka source."""
     assert dead_letters.SUFFIX == "_dead_letters"
-    assert [*KEY, *dead_letters._RECORD, *dead_letters._WHY] == [*DEAD_LETTERS]
+    assert [*KEY_COLUMNS, *dead_letters._RECORD_COLUMNS, *dead_letters._ERROR] == [*DEAD_LETTERS]
     ours = {field.name: field.dataType.simpleString() for field in dead_letters._ERRORS}
     assert ours.items() <= DEAD_LETTERS.items()
 
@@ -479,9 +489,9 @@ CALLS = {
 
 
 def defaults(call):
-    """The keywords of a function with their defaults; ``witness`` is Python's alone."""
+    """The keywords of a function with their defaults; ``ledger`` is Python's alone."""
     found = {one.name: one.default for one in signature(call).parameters.values()}
-    return {name: default for name, default in found.items() if name not in ("self", "witness", "of_dagster")}
+    return {name: default for name, default in found.items() if name not in ("self", "ledger", "of_dagster")}
 
 
 def words(annotation):
@@ -494,7 +504,7 @@ def words(annotation):
 def test_settings():
     """Each group of settings, its fields and defaults; the texts that a field allows."""
     classes = {name: KafkaAssetSettings.group(name) for name in KafkaAssetSettings.model_fields}
-    groups = {name: group for name, group in classes.items() if group is not None and issubclass(group, Group)}
+    groups = {name: group for name, group in classes.items() if group is not None and issubclass(group, SettingsGroup)}
     assert groups == GROUPS
     assert {name: {f: one.default for f, one in group.model_fields.items()} for name, group in groups.items()} == (
         SETTINGS
@@ -602,7 +612,7 @@ def test_tables_of_commands():
     )  # fmt: skip
     assert status_output._members_table(nothing).columns == ("member", "run", "host", "instance id", "partitions")
     assert [*status_output._WARNING.values()] == ["about to expire", "partly expired", "expired"]
-    table = audit_shown(Certificate("orders-etl", "sink", False, None, ())).renderables[0]
+    table = audit_shown(GroupCertificate("orders-etl", "sink", False, None, ())).renderables[0]
     assert [str(column.header) for column in table.columns] == [
         "partition", "log", "from", "committed", "in table", "pending", "written off", "missing", "written twice",
     ]  # fmt: skip

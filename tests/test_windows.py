@@ -13,8 +13,8 @@ from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Pa
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka import timestamps
 from kafka_liveness_dagster.sensor.asset_events import topic_key
-from kafka_liveness_dagster.sensor.observation import GroupLook
-from kafka_liveness_dagster.sensor.windows import ToldWindows, WindowWatch
+from kafka_liveness_dagster.sensor.observation import GroupObservation
+from kafka_liveness_dagster.sensor.windows import WindowMaterializer, WindowProgress
 from kafka_liveness_dagster.settings.windows import Windows
 
 
@@ -34,16 +34,16 @@ def test_an_asset_beside_the_live_one(every, name, seconds):
     """Under its prefix; a day in which summer ends has 25 hours."""
     windows = of(every)
     assert windows.key == dg.AssetKey(["shop", name])
-    [first] = windows.ended(0.0, utc(2026, 10, 26), 1)
+    [first] = windows.ended_windows(0.0, utc(2026, 10, 26), 1)
     assert (first.begin, first.end - first.begin) == (utc(2026, 10, 23, 22), seconds)
 
 
 def test_the_hour_that_comes_twice():
     """When summer ends, 02:00 is two hours, one after the other."""
     windows = of("1h")
-    keys = [str(one) for one in windows.ended(utc(2026, 10, 24, 23), utc(2026, 10, 25, 3), 9)]
+    keys = [str(one) for one in windows.ended_windows(utc(2026, 10, 24, 23), utc(2026, 10, 25, 3), 9)]
     assert keys == ["2026-10-25-01:00", "2026-10-25-02:00", "2026-10-25-02:00+0100", "2026-10-25-03:00"]
-    assert [str(windows.at(utc(2026, 10, 25, hour, 30))) for hour in (0, 1)] == keys[1:3]
+    assert [str(windows.window_at(utc(2026, 10, 25, hour, 30))) for hour in (0, 1)] == keys[1:3]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,17 @@ def test_the_hour_that_comes_twice():
     ],
 )
 def test_which_are_over(since, until, count):
-    assert len(of("1h").ended(since, until, 3)) == count
+    assert len(of("1h").ended_windows(since, until, 3)) == count
 
 
 def test_the_newest_that_was_told():
     """Also of those in the hour that comes twice, whose names are in no order."""
     windows = of("15min")
     with dg.DagsterInstance.ephemeral() as instance:
-        assert windows.told_until(instance) == -float("inf")
-        for window in windows.ended(utc(2026, 10, 24, 22), utc(2026, 10, 25, 1, 15), 99):
+        assert windows.materialized_until(instance) == -float("inf")
+        for window in windows.ended_windows(utc(2026, 10, 24, 22), utc(2026, 10, 25, 1, 15), 99):
             instance.report_runless_asset_event(dg.AssetMaterialization(windows.key, partition=window.key))
-        assert windows.told_until(instance) == utc(2026, 10, 25, 1, 15)
+        assert windows.materialized_until(instance) == utc(2026, 10, 25, 1, 15)
 
 
 def test_its_parts_are_in_the_definitions():
@@ -101,13 +101,15 @@ def complete(monkeypatch):
 
     def judge(hours, *, lateness=0.0, cannot_tell=""):
         windows = replace(of("1h"), allowed_lateness_seconds=lateness)
-        watch = WindowWatch(windows=windows, group_id="orders-etl", target="lake.shop.orders")
+        watch = WindowMaterializer(windows=windows, group_id="orders-etl", target="lake.shop.orders")
         seen = PartitionSnapshot(AT, 120, None, 190, origin=0)
-        look = GroupLook(GroupSnapshot(GroupState.STABLE, (), (seen,)), [])
-        before = ToldWindows((), begin, begin, 0, windows.identity)
+        look = GroupObservation(GroupSnapshot(GroupState.STABLE, (), (seen,)), [])
+        before = WindowProgress((), begin, begin, 0, windows.identity)
         with dg.DagsterInstance.ephemeral() as instance:
-            found = watch.tell(None, instance, look, before, now=begin + hours * HOUR, cannot_tell=cannot_tell)
-        return [event.partition for event in found.events], (found.told_to - begin) / HOUR
+            found = watch.materialize_complete(
+                None, instance, look, before, now=begin + hours * HOUR, unavailable_reason=cannot_tell
+            )
+        return [event.partition for event in found.events], (found.done_until - begin) / HOUR
 
     return judge
 

@@ -11,7 +11,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
@@ -317,10 +317,10 @@ def test_no_setting_is_without_a_wrong_value(make):
     """A new one has to be here too, and in the declaration."""
     declared, told = MADE[make]
     assert set(told) == set(declared.model_fields) - {"transform", "arguments"}
-    checked = {"checked_by", "context", "witness", "self"}
+    checked = {"checked_by", "context", "ledger", "self"}
     if isinstance(make, type):
         assert set(told) == set(make.model_fields)
-        assert getattr(make, "checked_by", make) is declared
+        assert getattr(make, "settings_class", make) is declared
     elif make is not asset:
         there = {sensor: kl.build_group_sensor, consumer: kl.KafkaLivenessResource.consumer}
         there = there.get(make, kl.KafkaLivenessResource.catch_up)
@@ -513,7 +513,7 @@ def test_what_a_variable_holds_is_checked_when_it_is_looked_up(monkeypatch):
     with pytest.raises(InvalidSettingError, match="bootstrap_servers is 'hunter2': wanted host:port"):
         kl.KafkaLivenessResource(bootstrap_servers=dg.EnvVar("OURS")).settings()
     with pytest.raises(InvalidSettingError, match="remote of SparkConnectResource is refused: wanted") as refusal:
-        kl.SparkConnectResource(remote=dg.EnvVar("OURS")).running()
+        kl.SparkConnectResource(remote=dg.EnvVar("OURS")).running_address()
     assert "hunter2" not in str(refusal.value)
     monkeypatch.setenv("OURS", "1000000")
     rack = kl.KafkaLivenessResource(bootstrap_servers="h:1", extra={"client.rack": dg.EnvVar("OURS")}).settings()
@@ -532,7 +532,7 @@ def test_what_librdkafka_refuses_is_refused_by_name(extra, says):
     """By whichever of our clients it is refused."""
     settings = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", extra=extra).settings()
     with pytest.raises(InvalidSettingError, match=f"librdkafka refuses the settings: .*{says}"):
-        SecondLog(settings, "etl", "test")
+        CatchUpCommitLog(settings, "etl", "test")
 
 
 def test_what_is_to_be_processed_again_has_to_be_asked_for():

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 FACTOR = "KAFKA_LIVENESS_TEST_TIME_FACTOR"
 CONNECT_SECONDS = 120.0
 _PATIENT = {
-    "kafka_liveness_dagster.kafka.timestamps._SECONDS": 60.0,
-    "kafka_liveness_dagster.sensor.table_ledger._ASK_SECONDS": 300.0,
+    "kafka_liveness_dagster.kafka.timestamps._TIMEOUT_SECONDS": 60.0,
+    "kafka_liveness_dagster.sensor.table_ledger._QUERY_SECONDS": 300.0,
 }
 """Limits of the product that a busy machine exceeds, with values for tests that have another subject."""
 
@@ -56,10 +56,10 @@ def connect(remote: str, *, timeout_seconds: float = CONNECT_SECONDS, **options:
 
     Where nothing listens the caller's limit holds: a test of an absent server would wait in vain.
     """
-    from kafka_liveness_dagster.embedded.processes import answers  # noqa: PLC0415 - only where Spark is used
+    from kafka_liveness_dagster.embedded.processes import is_listening  # noqa: PLC0415 - only where Spark is used
 
     port = re.match(r"sc://[^:/]+:(\d+)", remote)
-    if port and answers(int(port[1])):
+    if port and is_listening(int(port[1])):
         timeout_seconds = max(timeout_seconds, seconds(CONNECT_SECONDS))
     return _connect_of_the_product()(remote, timeout_seconds=timeout_seconds, **options)
 

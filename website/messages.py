@@ -26,7 +26,16 @@ import kafka_liveness_dagster as kl
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_JUDGES = {"contradictions", "refusals", "unknown", "_meaningless", "_of_a_sink", "_of_windows", "_sentence"}
+_JUDGES = {
+    "contradictions",
+    "find_contradictions",
+    "refused_settings",
+    "unknown_setting_error",
+    "_sentence",
+    "_sink_contradictions",
+    "_unused_settings",
+    "_window_contradictions",
+}
 """Functions whose texts are lines of an InvalidSettingError, which tells all that is wrong at once."""
 _VARIES = "…"
 

@@ -16,16 +16,16 @@ import docstring_parser
 from pydantic_core import PydanticUndefined
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.assets.yaml import AssetAttributes, in_markdown
+from kafka_liveness_dagster.assets.yaml import AssetAttributes, docstring_as_markdown
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
-from kafka_liveness_dagster.settings.groups import Group
+from kafka_liveness_dagster.settings.groups import SettingsGroup
 from website.messages import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from kafka_liveness_dagster.settings.validation import CheckedResource, Declared
+    from kafka_liveness_dagster.settings.validation import CheckedResource, ValidatedSettings
 
 _RESOURCES = (kl.KafkaLivenessResource, kl.SparkConnectResource, kl.SchemaRegistryResource)
 _ALL = "\n    options:\n      show_if_no_docstring: true"  # a field may say by its name what it is
@@ -33,7 +33,7 @@ _COLUMNS = 76  # that a page of the site has room for
 _GROUPS = {
     name: group
     for name in KafkaAssetSettings.model_fields
-    if (group := KafkaAssetSettings.group(name)) is not None and issubclass(group, Group)
+    if (group := KafkaAssetSettings.group(name)) is not None and issubclass(group, SettingsGroup)
 }
 _TOLD_ELSEWHERE = {"AssetArguments", "GroupEvent", "LeaveReason", *(group.__name__ for group in _GROUPS.values())}
 _TOLD_ELSEWHERE |= {event.__name__ for event in get_args(kl.GroupEvent)}
@@ -82,7 +82,8 @@ def errors() -> str:
 def classes() -> str:
     """What is public and neither an event nor an error nor a group of settings."""
     names = [name for name in kl.__all__ if name not in _TOLD_ELSEWHERE and not name.endswith("Error")]
-    return "\n\n".join(["# Python", "`import kafka_liveness_dagster as kl`", *map(_member, names)])
+    which = "[Which names are stable, and which are previews](../upgrading.md#stable-and-preview-names)."
+    return "\n\n".join(["# Python", "`import kafka_liveness_dagster as kl`", which, *map(_member, names)])
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -94,10 +95,10 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def wanted(declared: type[Declared], name: str) -> str:
+def wanted(declared: type[ValidatedSettings], name: str) -> str:
     """What a setting wants, in the words by which another value is refused."""
     try:
-        declared.check_some({name: object()}, "it")
+        declared.check_known({name: object()}, "it")
     except kl.InvalidSettingError as error:
         return " or ".join(dict.fromkeys(line.partition(": wanted ")[2] for line in str(error).splitlines()))
     return "anything"
@@ -110,18 +111,18 @@ def _of_the_asset() -> Iterator[str]:
             yield _setting(name, wanted(KafkaAssetSettings, name), one.default, told[name])
 
 
-def _of_a_group(name: str, group: type[Group]) -> Iterator[str]:
-    yield f"## {name}: kl.{group.__name__}\n\n{in_markdown(_doc(group).partition('Raises:')[0])}"
-    for field, one in group.described().items():
+def _of_a_group(name: str, group: type[SettingsGroup]) -> Iterator[str]:
+    yield f"## {name}: kl.{group.__name__}\n\n{docstring_as_markdown(_doc(group).partition('Raises:')[0])}"
+    for field, one in group.fields_with_descriptions().items():
         yield _setting(f"{name}.{field}", wanted(group, field), one.default, one.description or "")
 
 
 def _of_a_resource(resource: type[CheckedResource]) -> Iterator[str]:
-    yield f"## kl.{resource.__name__}\n\n{in_markdown(_doc(resource))}"
-    for name in resource.checked_by.model_fields:
+    yield f"## kl.{resource.__name__}\n\n{docstring_as_markdown(_doc(resource))}"
+    for name in resource.settings_class.model_fields:
         one = resource.model_fields[name]
         default = one.get_default(call_default_factory=True, validated_data={})
-        yield _setting(name, wanted(resource.checked_by, name), default, one.description or "")
+        yield _setting(name, wanted(resource.settings_class, name), default, one.description or "")
 
 
 def _of_the_component() -> Iterator[tuple[str, str]]:
@@ -150,7 +151,7 @@ def _value(default: Any) -> str:
 
 
 def _sentence(told: str) -> str:
-    text = in_markdown(told)
+    text = docstring_as_markdown(told)
     return text[:1].upper() + text[1:]
 
 
@@ -160,7 +161,7 @@ def _told(thing: Any) -> dict[str, str]:
 
 
 def _of_an_error(name: str, texts: Sequence[str]) -> Iterator[str]:
-    told = in_markdown(_doc(getattr(kl, name)).partition("\n\n")[0])
+    told = docstring_as_markdown(_doc(getattr(kl, name)).partition("\n\n")[0])
     yield f"## {name}\n\n{told}" + (f" [What to do](../errors.md#{name.lower()})." if texts else "")
     yield from (f"#### {_literally(text)}" for text in texts)
 

@@ -61,19 +61,21 @@ class Stage:
         self._dagster: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        services.stop(self.home)  # of a telling that was killed
+        services.stop_services(self.home)  # of a telling that was killed
         state.remove_home(self.home)
         state.create_home(self.home)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end_dagster()
-        services.stop(self.home)
+        services.stop_services(self.home)
 
     def start_services(self) -> services.Services:
         """A real Kafka and a real Spark Connect server: yours where the example's variables name them."""
         servers, remote = os.environ.get("KAFKA_BOOTSTRAP_SERVERS"), os.environ.get("SPARK_REMOTE")
-        found = services.ensure(which=[name for name, yours in (("kafka", servers), ("spark", remote)) if not yours])
+        found = services.ensure_services(
+            which=[name for name, yours in (("kafka", servers), ("spark", remote)) if not yours]
+        )
         if servers:
             found = replace(found, bootstrap_servers=servers)
         if remote:

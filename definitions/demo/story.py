@@ -17,21 +17,21 @@ from definitions.demo.stage import DemoError, Stage, messages, worker_pid
 from definitions.demo.verdict import TABLE, Verdict, catalog_of, compare, read_table
 from definitions.feed import TOPIC, OrdersFeed
 from definitions.orders import orders
-from kafka_liveness_dagster.audit.audit import Audit
+from kafka_liveness_dagster.audit.audit import GroupAudit
 from kafka_liveness_dagster.core.offsets import intersection
-from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.core.partition_keys import parse_key
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.catch_up.commit_log import by_partition
+from kafka_liveness_dagster.kafka.catch_up.commit_log import spans_by_partition
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.runs.tags import CAUSE_TAG
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafka_liveness_dagster.audit.certificate import Certificate
+    from kafka_liveness_dagster.audit.certificate import GroupCertificate
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionState
 
 _BACKLOG = 200_000
 _RATE = 1_000.0
@@ -104,11 +104,11 @@ class _Story:
             self._happened(f"the table was read: {verdict.in_table:,} rows for {verdict.produced:,} orders")
             self._now("asking all witnesses")
             certificate = self._certificate()
-        verdict.certified, verdict.certificate = certificate.certified, certificate.sentence
+        verdict.certified, verdict.certificate = certificate.is_certified, certificate.verdict
         self._happened("both commit logs, the broker and the table's snapshots were asked for a certificate")
         verdict.crash_lag = sorted(keys)
         verdict.crash_lag_state = self._state_of(keys)
-        verdict.crash_lag_offsets = sum(range_of(key).size for key in keys)
+        verdict.crash_lag_offsets = sum(parse_key(key).size for key in keys)
         verdict.crash_to_fresh_seconds = round(fresh_seconds, 2)
         verdict.in_order_seconds = round(fresh_seconds + drain_seconds, 2)
         verdict.killed_in_the_middle_of = middle
@@ -187,10 +187,10 @@ class _Story:
             return None
         os.kill(pid, signal.SIGSTOP)
         behind = sum(facts.log_end - (facts.committed or 0) for facts in self._facts().values())
-        if behind > 2 * orders.settings.most_records:
+        if behind > 2 * orders.settings.max_records:
             return f"its batches, {behind:,} orders behind"
         os.kill(pid, signal.SIGCONT)
-        if behind < orders.settings.most_records and time.monotonic() > self.burst_at + _BURST_SECONDS:
+        if behind < orders.settings.max_records and time.monotonic() > self.burst_at + _BURST_SECONDS:
             self._produce_burst()  # on a busy machine the run may have processed it between two looks
         return None
 
@@ -259,18 +259,18 @@ class _Story:
         run = self.instance.get_run_by_id(run_id)
         return run.status if run else None
 
-    def _certificate(self) -> Certificate:
+    def _certificate(self) -> GroupCertificate:
         """What ``kafka-liveness audit`` says."""
         cluster = Cluster(KafkaSettings(self.services.bootstrap_servers))
         session = connect(self.services.spark_remote)
         try:
-            return Audit(cluster, orders.group_id, lambda: session).certificate()
+            return GroupAudit(cluster, orders.group_id, lambda: session).certificate()
         finally:
-            end(session)
+            close(session)
 
-    def _facts(self) -> dict[TopicPartition, PartitionFacts]:
+    def _facts(self) -> dict[TopicPartition, PartitionState]:
         cluster = Cluster(KafkaSettings(self.services.bootstrap_servers))
-        return cluster.facts(orders.group_id, cluster.partitions(orders.topics))
+        return cluster.partition_states(orders.group_id, cluster.partitions(orders.topics))
 
     def _covering_keys(self) -> list[str] | None:
         """The partitions, once they hold all that is owed.
@@ -279,7 +279,7 @@ class _Story:
         """
         owed = {tp: found.outstanding for tp, found in self._facts().items()}
         keys = list(self.instance.get_dynamic_partitions(orders.crash_lag.key.path[-1]))
-        held = by_partition(map(range_of, keys))
+        held = spans_by_partition(map(parse_key, keys))
         touched = all(not spans or intersection(spans, held.get(tp, ())) for tp, spans in owed.items())
         return keys if keys and any(owed.values()) and touched else None
 

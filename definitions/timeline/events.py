@@ -6,9 +6,9 @@ order. Never looks at a clock.
 
 >>> log = ClientLog()
 >>> log.read("%7|1795266881.120|SEND|etl#consumer-8| [thrd:GroupCoordinator]: …: Sent LeaveGroupRequest (v1, …)")
-Event(at=1795266881.12, what=<What.LEAVE_SENT: 'LeaveGroup sent'>, detail='')
->>> log.read(line_of_op(1795266881.07, What.BATCH_POLLED, "orders:3:70-100"))
-Event(at=1795266881.07, what=<What.BATCH_POLLED: 'poll() gave a batch'>, detail='orders:3:70-100')
+TimelineEvent(at=1795266881.12, kind=<What.LEAVE_SENT: 'LeaveGroup sent'>, detail='')
+>>> log.read(format_op_line(1795266881.07, What.BATCH_POLLED, "orders:3:70-100"))
+TimelineEvent(at=1795266881.07, kind=<What.BATCH_POLLED: 'poll() gave a batch'>, detail='orders:3:70-100')
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import Coded
+from kafka_liveness_dagster.core.names import StoredByName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 DEBUG = "protocol,cgrp"  # what librdkafka must be told for `ClientLog`; cgrp tells KIP-848's heartbeats apart
 _LINE = re.compile(r"%\d\|(?P<at>\d+\.\d+)\|(?P<facility>\w+)\|(?P<source>[^|]*)\| ?(?P<text>.*)")
-_SENT = re.compile(r": Sent (\w+)Request ")
+_REQUEST_SENT = re.compile(r": Sent (\w+)Request ")
 _EPOCH = re.compile(r"ConsumerGroupHeartbeat of member id .* generation id (-?\d+)")
 
 
-class What(Coded):
+class What(StoredByName):
     """Everything a timeline tells; the value is what people read."""
 
     CONSUMER_CREATED = "consumer created"
@@ -47,7 +47,7 @@ class What(Coded):
     GROUP_EMPTY = "group is empty"
 
     @property
-    def who(self) -> Literal["op", "librdkafka", "watchdog", "broker"]:
+    def actor(self) -> Literal["op", "librdkafka", "watchdog", "broker"]:
         """Who did it, or, for the broker, who says so."""
         if self in (What.JOIN_SENT, What.HEARTBEAT_SENT, What.LEAVE_SENT):
             return "librdkafka"
@@ -60,16 +60,16 @@ _REQUESTS = {"JoinGroup": What.JOIN_SENT, "Heartbeat": What.HEARTBEAT_SENT, "Lea
 
 
 @dataclass(frozen=True)
-class Event:
+class TimelineEvent:
     """One thing that happened. ``at`` is in seconds: since the epoch in a log, since the first poll in a timeline."""
 
     at: float
-    what: What
+    kind: What
     detail: str = ""
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """What a timeline is to show: the group protocol, two timeouts, and how long the op stalls, in seconds.
 
     Raises:
@@ -90,28 +90,28 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Telling:
+class Recording:
     """A scene and what was seen of it."""
 
-    scene: Scene
-    events: tuple[Event, ...]
+    scenario: Scenario
+    events: tuple[TimelineEvent, ...]
 
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same telling of."""
         events = [
-            {"seconds": e.at, "source": e.what.who, "event": e.what.code, "detail": e.detail} for e in self.events
+            {"seconds": e.at, "source": e.kind.actor, "event": e.kind.code, "detail": e.detail} for e in self.events
         ]
-        return {"scene": asdict(self.scene), "events": events}
+        return {"scene": asdict(self.scenario), "events": events}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The telling that was written."""
         known = ((e, What.of_code(e["event"])) for e in fields["events"])
-        events = tuple(Event(e["seconds"], what, e["detail"]) for e, what in known if what is not None)
-        return cls(Scene(**fields["scene"]), events)
+        events = tuple(TimelineEvent(e["seconds"], what, e["detail"]) for e, what in known if what is not None)
+        return cls(Scenario(**fields["scene"]), events)
 
 
-def line_of_op(at: float, what: What, detail: str) -> str:
+def format_op_line(at: float, what: What, detail: str) -> str:
     """How the op's process writes an event, in librdkafka's own form."""
     return f"%6|{at:.3f}|OP|{what.code}| {detail}"
 
@@ -126,23 +126,23 @@ class ClientLog:
     def __init__(self) -> None:
         self._epoch = 0
 
-    def read(self, line: str) -> Event | None:
+    def read(self, line: str) -> TimelineEvent | None:
         """The event of a line; None for a line that tells none."""
         if (found := _LINE.match(line)) is None:
             return None
         at, facility, source, text = float(found["at"]), found["facility"], found["source"], found["text"]
         if facility == "OP":
             what = What.of_code(source)
-            return None if what is None else Event(at, what, text)
+            return None if what is None else TimelineEvent(at, what, text)
         if epoch := _EPOCH.search(text):
             self._epoch = int(epoch[1])
-        return self._request(at, text) if facility == "SEND" else None
+        return self._parse_request(at, text) if facility == "SEND" else None
 
-    def _request(self, at: float, text: str) -> Event | None:
-        sent = _SENT.search(text)
+    def _parse_request(self, at: float, text: str) -> TimelineEvent | None:
+        sent = _REQUEST_SENT.search(text)
         if sent is not None and sent[1] == "ConsumerGroupHeartbeat":
             what = {-1: What.LEAVE_SENT, 0: What.JOIN_SENT}.get(self._epoch, What.HEARTBEAT_SENT)
             detail = "" if what is What.HEARTBEAT_SENT else f"a heartbeat with member epoch {self._epoch}"
-            return Event(at, what, detail)
+            return TimelineEvent(at, what, detail)
         what_else = _REQUESTS.get(sent[1]) if sent is not None else None
-        return None if what_else is None else Event(at, what_else)
+        return None if what_else is None else TimelineEvent(at, what_else)

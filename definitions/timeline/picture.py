@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from definitions.timeline.events import Event, Telling, What
+from definitions.timeline.events import Recording, TimelineEvent, What
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,29 +20,31 @@ if TYPE_CHECKING:
 _LEFT, _RIGHT, _WIDTH, _HEIGHT = 110, 975, 1000, 300
 _OP, _CLIENT, _BROKER, _AXIS = 82, 152, 210, 258
 _LANES = {"op": _OP, "librdkafka": _CLIENT, "broker says": _BROKER}
-_LABEL = 150  # about its width
+_LABEL_WIDTH = 150  # about its width
 _TICKS = 12
 _AMBER, _GREEN, _BLUE, _RED, _GREY, _BLACK = "#f0ad4e", "#5cb85c", "#4a86c5", "#c9302c", "#666", "#222"
 _REQUESTS = {What.JOIN_SENT: "JoinGroup", What.LEAVE_SENT: "LeaveGroup"}  # those that have a label
-_COLOURS = {What.HEARTBEAT_SENT: _GREEN, What.JOIN_SENT: _BLUE, What.LEAVE_SENT: _RED}
+_COLORS = {What.HEARTBEAT_SENT: _GREEN, What.JOIN_SENT: _BLUE, What.LEAVE_SENT: _RED}
 
 
-def draw(telling: Telling) -> str:
+def draw_svg(recording: Recording) -> str:
     """The picture of a telling whose consumer polled at least once."""
-    picture = _Picture(max(event.at for event in telling.events))
+    picture = _SvgPicture(max(event.at for event in recording.events))
     events = {
-        who: [event for event in telling.events if event.what.who == who] for who in ("op", "librdkafka", "broker")
+        who: [event for event in recording.events if event.kind.actor == who] for who in ("op", "librdkafka", "broker")
     }
-    picture.frame(f"{telling.scene.protocol} protocol, session timeout {telling.scene.session:g} s")
-    picture.work(events["op"])
-    picture.requests(events["librdkafka"])
-    picture.membership(events["broker"])
-    polled = next(event.at for event in events["op"] if event.what is What.BATCH_POLLED)
-    picture.deadline(polled + telling.scene.poll_interval, f"poll interval {telling.scene.poll_interval:g} s")
+    picture.draw_frame(f"{recording.scenario.protocol} protocol, session timeout {recording.scenario.session:g} s")
+    picture.draw_work(events["op"])
+    picture.draw_requests(events["librdkafka"])
+    picture.draw_membership(events["broker"])
+    polled = next(event.at for event in events["op"] if event.kind is What.BATCH_POLLED)
+    picture.draw_deadline(
+        polled + recording.scenario.poll_interval, f"poll interval {recording.scenario.poll_interval:g} s"
+    )
     return str(picture)
 
 
-class _Picture:
+class _SvgPicture:
     def __init__(self, end: float) -> None:
         self._end = end
         self._parts = [
@@ -53,7 +55,7 @@ class _Picture:
     def __str__(self) -> str:
         return "\n".join([*self._parts, "</svg>\n"])
 
-    def frame(self, title: str) -> None:
+    def draw_frame(self, title: str) -> None:
         self._text(16, 24, title, "start", _GREY)
         for name, y in _LANES.items():
             self._text(_LEFT - 12, y + 4, name, "end", _BLACK)
@@ -64,30 +66,30 @@ class _Picture:
             self._line(second, _AXIS, _AXIS + 5, _GREY)
             self._text(self._x(second), _AXIS + 20, f"{second}", "middle", _GREY)
 
-    def work(self, events: Sequence[Event]) -> None:
+    def draw_work(self, events: Sequence[TimelineEvent]) -> None:
         for event, after in pairwise(events):
-            if event.what is What.BATCH_POLLED:
-                late = after.what is What.COMMIT_REFUSED
+            if event.kind is What.BATCH_POLLED:
+                late = after.kind is What.COMMIT_REFUSED
                 words = f"stalled for {after.at - event.at:.0f} s; its commit is refused" if late else "in time"
                 self._bar(event.at, after.at, _OP, _AMBER if late else _GREEN)
                 self._text(self._x(after.at) - 8, _OP + 4, words, "end", _BLACK)
                 self._label(event.at, _OP - 18, f"poll() gives offsets {event.detail.rpartition(':')[2]}", _BLACK)
 
-    def requests(self, events: Sequence[Event]) -> None:
-        labelled = -1.0 * _LABEL
+    def draw_requests(self, events: Sequence[TimelineEvent]) -> None:
+        labelled = -1.0 * _LABEL_WIDTH
         for event in events[:1]:
             self._label(event.at, _CLIENT + 31, "heartbeats go on", _GREEN)
         for event in events:
-            heartbeat, colour = event.what is What.HEARTBEAT_SENT, _COLOURS[event.what]
+            heartbeat, colour = event.kind is What.HEARTBEAT_SENT, _COLORS[event.kind]
             reach = 9 if heartbeat else 18
             self._line(event.at, _CLIENT - reach, _CLIENT + reach, colour)
-            if not heartbeat and self._x(event.at) > labelled + _LABEL:  # what follows at once has no room
+            if not heartbeat and self._x(event.at) > labelled + _LABEL_WIDTH:  # what follows at once has no room
                 labelled = self._x(event.at)
-                self._label(event.at, _CLIENT - 23, _REQUESTS[event.what], colour)
+                self._label(event.at, _CLIENT - 23, _REQUESTS[event.kind], colour)
 
-    def membership(self, events: Sequence[Event]) -> None:
-        for event, after in pairwise([*events, Event(self._end, What.GROUP_EMPTY)]):
-            member, has_room = event.what is What.MEMBER_SEEN, self._x(after.at) - self._x(event.at) > _LABEL
+    def draw_membership(self, events: Sequence[TimelineEvent]) -> None:
+        for event, after in pairwise([*events, TimelineEvent(self._end, What.GROUP_EMPTY)]):
+            member, has_room = event.kind is What.MEMBER_SEEN, self._x(after.at) - self._x(event.at) > _LABEL_WIDTH
             if member:
                 self._bar(event.at, after.at, _BROKER, _BLUE)
             words = f"member {event.detail}" if member else "the group is empty"
@@ -95,7 +97,7 @@ class _Picture:
                 middle = self._x((event.at + after.at) / 2)
                 self._text(middle, _BROKER + 4, words, "middle", "#fff" if member else _GREY)
 
-    def deadline(self, at: float, words: str) -> None:
+    def draw_deadline(self, at: float, words: str) -> None:
         self._line(at, 34, _AXIS, _RED, 'stroke-dasharray="4 4"')
         self._text(self._x(at), 24, words, "middle", _RED)
 
@@ -121,4 +123,4 @@ class _Picture:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(draw(Telling.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+    sys.stdout.write(draw_svg(Recording.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

@@ -22,12 +22,12 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
-from definitions.timeline.events import ClientLog, Event, Scene, What
+from definitions.timeline.events import ClientLog, Scenario, TimelineEvent, What
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
 from kafka_liveness_dagster.kafka.clients import quiet_log
-from kafka_liveness_dagster.kafka.errors import named
+from kafka_liveness_dagster.kafka.errors import to_package_error
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 RECORDS = 1_000
 _FLUSH_SECONDS = 20.0
 _LEAST_HEARTBEAT_MS, _MOST_HEARTBEAT_MS = 500, 5_000  # what the embedded broker allows, and KIP-848's default
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _SETTLE_SECONDS = 0.3  # by then everyone has told what happened before
-_SPARE_SECONDS = 120.0
+_EXTRA_SECONDS = 120.0
 _LEAVE_SECONDS = 8.0
 _LAST_LINES = 15
 
@@ -50,60 +50,62 @@ class TimelineError(KafkaLivenessError):
 
 
 @contextmanager
-def throw_away_topic(settings: KafkaSettings, scene: Scene) -> Iterator[str]:
+def temporary_topic(settings: KafkaSettings, scenario: Scenario) -> Iterator[str]:
     """The name of a topic with some records, and of a group, that exist only inside the block."""
-    admin = AdminClient(settings.client("kafka-liveness/timeline"), logger=quiet_log)
+    admin = AdminClient(settings.client_config("kafka-liveness/timeline"), logger=quiet_log)
     name = f"timeline-{uuid4().hex[:8]}"
     try:
         Cluster(settings).partitions(())  # without a broker there is nothing to make or to undo
         with ExitStack() as to_undo:  # told how to undo before it is done: Ctrl-C may come in between
             to_undo.callback(_delete_topic, admin, name)
-            _result(admin.create_topics([NewTopic(name, 1)], request_timeout=REQUEST_SECONDS))
-            if scene.protocol == "consumer":
-                to_undo.callback(_configure, admin, name, AlterConfigOpType.DELETE, scene)
-                _configure(admin, name, AlterConfigOpType.SET, scene)
+            _wait_for_result(admin.create_topics([NewTopic(name, 1)], request_timeout=REQUEST_SECONDS))
+            if scenario.protocol == "consumer":
+                to_undo.callback(_configure_group, admin, name, AlterConfigOpType.DELETE, scenario)
+                _configure_group(admin, name, AlterConfigOpType.SET, scenario)
             for group in (name, name + CATCH_UP_SUFFIX):
-                to_undo.callback(_delete_group, admin, group, scene.session)
-            _fill(settings, name)
+                to_undo.callback(_delete_group, admin, group, scenario.session)
+            _fill_topic(settings, name)
             yield name
     except KafkaException as error:
-        raise named(error, f"making or removing topic and group {name}", settings.bootstrap_servers) from error
+        raise to_package_error(
+            error, f"making or removing topic and group {name}", settings.bootstrap_servers
+        ) from error
 
 
-def watch(settings: KafkaSettings, name: str, scene: Scene) -> Generator[Event]:
+def record_events(settings: KafkaSettings, name: str, scenario: Scenario) -> Generator[TimelineEvent]:
     """The events of one stalled consumer as they happen, in order, in seconds since its first poll.
 
     Raises:
         TimelineError: the consumer ended before its story did, or not at all.
     """
-    events: queue.Queue[Event | None] = queue.Queue()
-    with _stalled(settings, name, scene) as child, _looking(Cluster(settings), name, events):
+    events: queue.Queue[TimelineEvent | None] = queue.Queue()
+    with _stalled_process(settings, name, scenario) as child, _observing_group(Cluster(settings), name, events):
         last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        threading.Thread(target=_listen, args=(child, events, last_lines), daemon=True).start()
-        yield from _since_the_first(_in_order(events, scene.stall + scene.poll_interval + _SPARE_SECONDS))
+        threading.Thread(target=_read_child, args=(child, events, last_lines), daemon=True).start()
+        yield from _relative_to_first(_ordered_events(events, scenario.stall + scenario.poll_interval + _EXTRA_SECONDS))
         if child.wait(_LEAVE_SECONDS):
             raise TimelineError(
                 f"the consumer ended with code {child.returncode}, saying:\n{''.join(last_lines).strip()}"
             )
 
 
-def _result(futures: Mapping[Any, Future[Any]]) -> None:
+def _wait_for_result(futures: Mapping[Any, Future[Any]]) -> None:
     for future in futures.values():
         future.result()
 
 
-def _configure(admin: AdminClient, group: str, how: AlterConfigOpType, scene: Scene) -> None:
+def _configure_group(admin: AdminClient, group: str, how: AlterConfigOpType, scenario: Scenario) -> None:
     """Under KIP-848 the session timeout is a setting of the group, which the broker keeps when the group is gone."""
-    session_ms = round(scene.session * 1000)
+    session_ms = round(scenario.session * 1000)
     heartbeat_ms = max(_LEAST_HEARTBEAT_MS, min(_MOST_HEARTBEAT_MS, session_ms // 3))
     values = {"consumer.session.timeout.ms": session_ms, "consumer.heartbeat.interval.ms": heartbeat_ms}
     entries = [ConfigEntry(key, str(value), incremental_operation=how) for key, value in values.items()]
     resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
-    _result(admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS))
+    _wait_for_result(admin.incremental_alter_configs([resource], request_timeout=REQUEST_SECONDS))
 
 
-def _fill(settings: KafkaSettings, topic: str) -> None:
-    producer = Producer(settings.client("kafka-liveness/timeline"), logger=quiet_log)
+def _fill_topic(settings: KafkaSettings, topic: str) -> None:
+    producer = Producer(settings.client_config("kafka-liveness/timeline"), logger=quiet_log)
     for number in range(RECORDS):
         producer.produce(topic, str(number).encode())
     if missing := producer.flush(_FLUSH_SECONDS):
@@ -112,7 +114,7 @@ def _fill(settings: KafkaSettings, topic: str) -> None:
 
 def _delete_topic(admin: AdminClient, topic: str) -> None:
     try:
-        _result(admin.delete_topics([topic], request_timeout=REQUEST_SECONDS))
+        _wait_for_result(admin.delete_topics([topic], request_timeout=REQUEST_SECONDS))
     except KafkaException as error:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise
@@ -123,11 +125,11 @@ def _delete_group(admin: AdminClient, group: str, session_seconds: float) -> Non
     give_up_at = time.monotonic() + session_seconds + _LEAVE_SECONDS
     while True:
         try:
-            _result(admin.delete_consumer_groups([group], request_timeout=REQUEST_SECONDS))
+            _wait_for_result(admin.delete_consumer_groups([group], request_timeout=REQUEST_SECONDS))
         except KafkaException as error:
             code = error.args[0].code()
             if code == KafkaError.NON_EMPTY_GROUP and time.monotonic() < give_up_at:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 continue
             if code != KafkaError.GROUP_ID_NOT_FOUND:  # nobody joined it
                 raise
@@ -135,13 +137,13 @@ def _delete_group(admin: AdminClient, group: str, session_seconds: float) -> Non
 
 
 @contextmanager
-def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subprocess.Popen[str]]:
+def _stalled_process(settings: KafkaSettings, name: str, scenario: Scenario) -> Iterator[subprocess.Popen[str]]:
     """The child. It ends when its standard input does, so also when this process is killed.
 
     How it reaches Kafka is told there, and not on its command line: it may be a secret.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "definitions.timeline.stalled_consumer", json.dumps([name, asdict(scene)])],
+        [sys.executable, "-m", "definitions.timeline.stalled_consumer", json.dumps([name, asdict(scenario)])],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # in a wheel the example lies in the package
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -164,10 +166,10 @@ def _stalled(settings: KafkaSettings, name: str, scene: Scene) -> Iterator[subpr
 
 
 @contextmanager
-def _looking(cluster: Cluster, group: str, events: queue.Queue[Event | None]) -> Iterator[None]:
+def _observing_group(cluster: Cluster, group: str, events: queue.Queue[TimelineEvent | None]) -> Iterator[None]:
     """Ask the broker again and again who is in the group, and tell when that changes."""
     done = threading.Event()
-    looker = threading.Thread(target=_look, args=(cluster, group, events, done), daemon=True)
+    looker = threading.Thread(target=_observe_group, args=(cluster, group, events, done), daemon=True)
     looker.start()
     try:
         yield
@@ -176,9 +178,11 @@ def _looking(cluster: Cluster, group: str, events: queue.Queue[Event | None]) ->
         looker.join()
 
 
-def _look(cluster: Cluster, group: str, events: queue.Queue[Event | None], done: threading.Event) -> None:
+def _observe_group(
+    cluster: Cluster, group: str, events: queue.Queue[TimelineEvent | None], done: threading.Event
+) -> None:
     seen: set[str] = set()
-    while not done.wait(_LOOK_SECONDS):
+    while not done.wait(_POLL_SECONDS):
         try:
             members = {member.member_id for member in cluster.members(group)}
         except KafkaLivenessError:
@@ -186,10 +190,12 @@ def _look(cluster: Cluster, group: str, events: queue.Queue[Event | None], done:
         at, seen, before = time.time(), members, seen
         if members != before:
             detail = ", ".join(f"…{member[-8:]}" for member in sorted(members))
-            events.put(Event(at, What.MEMBER_SEEN if members else What.GROUP_EMPTY, detail))
+            events.put(TimelineEvent(at, What.MEMBER_SEEN if members else What.GROUP_EMPTY, detail))
 
 
-def _listen(child: subprocess.Popen[str], events: queue.Queue[Event | None], last_lines: deque[str]) -> None:
+def _read_child(
+    child: subprocess.Popen[str], events: queue.Queue[TimelineEvent | None], last_lines: deque[str]
+) -> None:
     """Read what the child writes until it ends."""
     log = ClientLog()
     assert child.stderr is not None  # noqa: S101 - it is a pipe
@@ -201,15 +207,15 @@ def _listen(child: subprocess.Popen[str], events: queue.Queue[Event | None], las
     events.put(None)
 
 
-def _in_order(events: queue.Queue[Event | None], seconds: float) -> Iterator[Event]:
+def _ordered_events(events: queue.Queue[TimelineEvent | None], seconds: float) -> Iterator[TimelineEvent]:
     """What is told, by when it happened rather than by when it was heard of, until the child has ended."""
-    waiting: list[Event] = []
+    waiting: list[TimelineEvent] = []
     give_up_at, ended = time.monotonic() + seconds, False
     while not ended or waiting:
         if time.monotonic() > give_up_at:
             raise TimelineError(f"the consumer has not ended after {seconds:g} s: is the broker alive?")
         with suppress(queue.Empty):
-            heard = events.get(timeout=_LOOK_SECONDS)
+            heard = events.get(timeout=_POLL_SECONDS)
             ended = ended or heard is None
             waiting += [heard] if heard is not None else []
         waiting.sort(key=lambda event: event.at)
@@ -217,7 +223,7 @@ def _in_order(events: queue.Queue[Event | None], seconds: float) -> Iterator[Eve
             yield waiting.pop(0)
 
 
-def _since_the_first(events: Iterator[Event]) -> Iterator[Event]:
+def _relative_to_first(events: Iterator[TimelineEvent]) -> Iterator[TimelineEvent]:
     zero = None
     for event in events:
         zero = event.at if zero is None else zero

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from definitions.timeline.events import Event, Scene, Telling, What
-from definitions.timeline.picture import draw
-from definitions.timeline.recorder import throw_away_topic, watch
-from definitions.timeline.verdict import Verdict, judge
+from definitions.timeline.events import Recording, Scenario, TimelineEvent, What
+from definitions.timeline.picture import draw_svg
+from definitions.timeline.recorder import record_events, temporary_topic
+from definitions.timeline.verdict import TimelineVerdict, judge_recording
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_COLOURS = {"op": "yellow", "librdkafka": "green", "watchdog": "red", "broker": "cyan"}
-_MOST_TICKS = 40
+_COLORS = {"op": "yellow", "librdkafka": "green", "watchdog": "red", "broker": "cyan"}
+_MAX_TICKS = 40
 
 
-def tell(settings: KafkaSettings, scene: Scene, *, json_file: Path | None, picture: Path | None) -> Verdict:
+def run_timeline(
+    settings: KafkaSettings, scenario: Scenario, *, json_file: Path | None, picture: Path | None
+) -> TimelineVerdict:
     """Watch one stalled consumer on a topic of its own, show it, and judge it.
 
     Args:
         settings: the cluster.
-        scene: the timeouts and how long to stall.
+        scenario: the timeouts and how long to stall.
         json_file: where to write verdict and events.
         picture: where to draw them, as SVG.
 
@@ -42,32 +44,32 @@ def tell(settings: KafkaSettings, scene: Scene, *, json_file: Path | None, pictu
         TimelineError: the consumer ended before its story did.
     """
     console = Console(highlight=False)
-    _introduce(console, scene)
-    with throw_away_topic(settings, scene) as name:
-        telling = Telling(scene, tuple(_shown(console, watch(settings, name, scene))))
-    verdict = judge(telling)
-    _show(console, verdict)
+    _show_introduction(console, scenario)
+    with temporary_topic(settings, scenario) as name:
+        telling = Recording(scenario, tuple(_show_live(console, record_events(settings, name, scenario))))
+    verdict = judge_recording(telling)
+    _show_verdict(console, verdict)
     if json_file is not None:
         json_file.write_text(json.dumps({**verdict.as_json(), **telling.as_json()}, indent=1) + "\n", encoding="utf-8")
     if picture is not None:
-        picture.write_text(draw(telling), encoding="utf-8")
+        picture.write_text(draw_svg(telling), encoding="utf-8")
     return verdict
 
 
-def _shown(console: Console, events: Generator[Event]) -> Iterator[Event]:
-    with closing(events), _Rows(console) as rows:
+def _show_live(console: Console, events: Generator[TimelineEvent]) -> Iterator[TimelineEvent]:
+    with closing(events), _EventRows(console) as rows:
         for event in events:
             rows.add(event)
             yield event
 
 
-class _Rows:
+class _EventRows:
     """One row for each event. What librdkafka sends again and again stays one row that grows in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._growing: list[Event] = []
-        self._zero = 0.0
+        self._growing: list[TimelineEvent] = []
+        self._started_at = 0.0
         self._live = Live(get_renderable=self._foot, console=console, transient=True, refresh_per_second=10)
 
     def __enter__(self) -> Self:
@@ -78,51 +80,53 @@ class _Rows:
         self._live.stop()
         self._print_growing()
 
-    def add(self, event: Event) -> None:
+    def add(self, event: TimelineEvent) -> None:
         """Another event: one more of the growing row, or a row of its own."""
-        self._zero = self._zero or time.monotonic() - event.at
-        if self._growing and event.what is not self._growing[0].what:
+        self._started_at = self._started_at or time.monotonic() - event.at
+        if self._growing and event.kind is not self._growing[0].kind:
             self._print_growing()
         self._growing.append(event)
-        if event.what.who != "librdkafka":
+        if event.kind.actor != "librdkafka":
             self._print_growing()
         self._live.refresh()
 
     def _print_growing(self) -> None:
         if self._growing:
-            self._console.print(_row(self._growing), soft_wrap=True)
+            self._console.print(_event_row(self._growing), soft_wrap=True)
             self._growing = []
 
     def _foot(self) -> Group:
         """Caller: rich, on its own thread, ten times a second. Affects: nothing."""
-        now = f"{time.monotonic() - self._zero:7.1f}" if self._zero else "waiting for the first poll"
+        now = f"{time.monotonic() - self._started_at:7.1f}" if self._started_at else "waiting for the first poll"
         growing = list(self._growing)
-        return Group(*([_row(growing)] if growing else ()), Text(now, style="dim"))
+        return Group(*([_event_row(growing)] if growing else ()), Text(now, style="dim"))
 
 
-def _row(events: Sequence[Event]) -> Text:
+def _event_row(events: Sequence[TimelineEvent]) -> Text:
     first, times = events[0], len(events)
     until = f" to {events[-1].at:.2f}" if times > 1 else ""
     row = Text(f"{first.at:7.2f}{until:<10} ")
-    row.append(f"{first.what.who:<11}", style=_COLOURS[first.what.who])
-    row.append(first.what.value + (f", {times} times" if times > 1 else ""))
-    if first.what is What.HEARTBEAT_SENT:
-        row.append(" " + "♥" * min(times, _MOST_TICKS), style="green")
+    row.append(f"{first.kind.actor:<11}", style=_COLORS[first.kind.actor])
+    row.append(first.kind.value + (f", {times} times" if times > 1 else ""))
+    if first.kind is What.HEARTBEAT_SENT:
+        row.append(" " + "♥" * min(times, _MAX_TICKS), style="green")
     return row.append(f": {first.detail}" if first.detail else "")
 
 
-def _introduce(console: Console, scene: Scene) -> None:
+def _show_introduction(console: Console, scenario: Scenario) -> None:
     console.print(
-        f"A consumer ({scene.protocol} protocol) polls a batch and stalls for {scene.stall:g} s: longer than its poll "
-        f"interval of {scene.poll_interval:g} s, and much longer than its session timeout of {scene.session:g} s.\n",
+        f"A consumer ({scenario.protocol} protocol) polls a batch and stalls for {scenario.stall:g} s: longer than its "
+        "poll "
+        f"interval of {scenario.poll_interval:g} s, and much longer than its session timeout of {scenario.session:g} "
+        "s.\n",
         soft_wrap=True,
     )
 
 
-def _show(console: Console, verdict: Verdict) -> None:
+def _show_verdict(console: Console, verdict: TimelineVerdict) -> None:
     table = Table("", "what must be (KIP-62)", "what was", title="Verdict", title_justify="left")
-    for law in verdict.laws:
-        table.add_row("[green]ok[/]" if law.holds else "[red]FAIL[/]", law.says, Text(law.found))
+    for law in verdict.expectations:
+        table.add_row("[green]ok[/]" if law.is_met else "[red]FAIL[/]", law.statement, Text(law.observed))
     console.print()
     console.print(table)
-    console.print(f"This is the timeline of KIP-62: {'[bold green]yes[/]' if verdict.holds else '[bold red]NO[/]'}")
+    console.print(f"This is the timeline of KIP-62: {'[bold green]yes[/]' if verdict.all_met else '[bold red]NO[/]'}")

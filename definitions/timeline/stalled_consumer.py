@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from definitions.timeline.events import DEBUG, Scene, What, line_of_op
+from definitions.timeline.events import DEBUG, Scenario, What, format_op_line
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
 
-IN_TIME = 0.25  # of the poll interval: how long the op works on the batch when it gets it again
+IN_TIME_SHARE = 0.25  # of the poll interval: how long the op works on the batch when it gets it again
 _BATCH_SECONDS = 60.0
 _LEAVE_SECONDS = 5.0
 
 
-def main(cluster: Mapping[str, Any], name: str, scene: Scene) -> None:
+def main(cluster: Mapping[str, Any], name: str, scenario: Scenario) -> None:
     """Consume topic ``name`` as a member of group ``name``: too slowly the first time, in time the second.
 
     Args:
         cluster: the fields of its ``KafkaSettings``.
         name: of topic and group.
-        scene: how slowly.
+        scenario: how slowly.
     """
-    _tell_the_watchdogs_log()
+    _print_watchdog_log()
     ended = threading.Event()
-    threading.Thread(target=_end_with_the_starter, args=(ended,), daemon=True).start()
-    told = {"bootstrap_servers": cluster["bootstrap_servers"], **cluster["security"], **_protocol(scene)}
+    threading.Thread(target=_exit_with_parent, args=(ended,), daemon=True).start()
+    told = {"bootstrap_servers": cluster["bootstrap_servers"], **cluster["security"], **_protocol_settings(scenario)}
     kafka = KafkaLivenessResource(extra={**cluster["extra"], "debug": DEBUG}, **told)
-    with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scene.poll_interval) as consumer:
-        _tell(What.CONSUMER_CREATED, str(consumer.timeouts))
-        for work_seconds in (scene.stall, scene.poll_interval * IN_TIME):
+    with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scenario.poll_interval) as consumer:
+        _print_event(What.CONSUMER_CREATED, str(consumer.timeouts))
+        for work_seconds in (scenario.stall, scenario.poll_interval * IN_TIME_SHARE):
             batch = _poll(consumer)
             if ended.wait(work_seconds):
                 return
             _commit(consumer, batch)
 
 
-def _protocol(scene: Scene) -> dict[str, Any]:
-    if scene.protocol == "consumer":  # the session timeout is the group's
+def _protocol_settings(scenario: Scenario) -> dict[str, Any]:
+    if scenario.protocol == "consumer":  # the session timeout is the group's
         return {"group_protocol": "consumer"}
-    return {"session_timeout_seconds": scene.session}
+    return {"session_timeout_seconds": scenario.session}
 
 
 def _poll(consumer: LivenessConsumer) -> Batch:
-    _tell(What.POLL_CALLED)
+    _print_event(What.POLL_CALLED)
     batch = consumer.poll(_BATCH_SECONDS)
     if batch is None:
         sys.exit(f"no batch came within {_BATCH_SECONDS:g} s")
-    _tell(What.BATCH_POLLED, ", ".join(map(str, batch.ranges)))
+    _print_event(What.BATCH_POLLED, ", ".join(map(str, batch.ranges)))
     return batch
 
 
@@ -72,30 +72,32 @@ def _commit(consumer: LivenessConsumer, batch: Batch) -> None:
     try:
         consumer.commit(batch)
     except CommitRefusedError as refused:
-        _tell(What.COMMIT_REFUSED, str(refused).partition(";")[0])
+        _print_event(What.COMMIT_REFUSED, str(refused).partition(";")[0])
     else:
-        _tell(What.BATCH_COMMITTED, ", ".join(map(str, batch.ranges)))
+        _print_event(What.BATCH_COMMITTED, ", ".join(map(str, batch.ranges)))
 
 
-def _tell(what: What, detail: str = "") -> None:
-    sys.stderr.write(line_of_op(time.time(), what, detail) + "\n")  # one write: librdkafka's threads write there too
+def _print_event(what: What, detail: str = "") -> None:
+    sys.stderr.write(
+        format_op_line(time.time(), what, detail) + "\n"
+    )  # one write: librdkafka's threads write there too
 
 
-def _tell_the_watchdogs_log() -> None:
-    logging.getLogger("kafka_liveness_dagster").addHandler(_Log())
+def _print_watchdog_log() -> None:
+    logging.getLogger("kafka_liveness_dagster").addHandler(_EventHandler())
 
 
-class _Log(logging.StreamHandler):  # type: ignore[type-arg]
+class _EventHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes a fence as an event, and the rest as it is."""
 
     def format(self, record: logging.LogRecord) -> str:
         reason = getattr(record, "fence", None)
         if isinstance(reason, FenceReason):
-            return line_of_op(record.created, What.FENCED, reason.value)
+            return format_op_line(record.created, What.FENCED, reason.value)
         return super().format(record)
 
 
-def _end_with_the_starter(ended: threading.Event) -> None:
+def _exit_with_parent(ended: threading.Event) -> None:
     os.read(sys.stdin.fileno(), 1)  # nothing more is written there
     ended.set()
     time.sleep(_LEAVE_SECONDS)
@@ -105,6 +107,6 @@ def _end_with_the_starter(ended: threading.Event) -> None:
 if __name__ == "__main__":
     named, told = json.loads(sys.argv[1])
     try:
-        main(json.loads(sys.stdin.readline()), named, Scene(**told))
+        main(json.loads(sys.stdin.readline()), named, Scenario(**told))
     except KafkaLivenessError as error:
         sys.exit(str(error))

@@ -23,7 +23,7 @@ class DatabaseSink:
                 database.execute(f"DELETE FROM orders WHERE {replacement.condition}")
                 database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
                 database.executemany("INSERT OR IGNORE INTO held VALUES (?)", [(str(r),) for r in replacement.ranges])
-                replacement.may_go_on()       # the last thing before others can see it
+                replacement.raise_if_fenced()  # the last thing before others can see it
         return len(rows)
 
     def covered(self, ranges):

@@ -17,7 +17,7 @@ class DeltaSink:
             .option("mergeSchema", "true")  # a new column is added, a missing one is null
         )
         for attempt in range(1, self.attempts + 1):
-            replacement.may_go_on()
+            replacement.raise_if_fenced()
             try:
                 return overwrite.save(self.path)
             except PySparkException as error:  # the other lane, or a zombie, committed since this attempt began

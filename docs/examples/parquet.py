@@ -16,7 +16,7 @@ class ParquetSink:
         ranges = [(write, r.topic, r.partition, r.start, r.end) for r in replacement.ranges]
         columns = "write string, topic string, partition int, start long, end long"
         listed = replacement.rows.sparkSession.createDataFrame(ranges, columns).coalesce(1)  # one file: all or nothing
-        replacement.may_go_on()
+        replacement.raise_if_fenced()
         listed.write.parquet(f"{self.path}/writes/{write}")
 
     def read(self, spark):

@@ -22,12 +22,12 @@ from typing_extensions import Self
 from kafka_liveness_dagster.assets.decorator import kafka_asset
 from kafka_liveness_dagster.assets.yaml import (
     AssetAttributes,
-    anything_like,
-    function,
+    docstring_as_markdown,
     group_in_yaml,
-    in_markdown,
+    load_function,
+    permissive_types,
     resource_in_yaml,
-    setting_of,
+    setting_resolver,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
@@ -44,10 +44,10 @@ from kafka_liveness_dagster.settings.groups import (
     ResourceKeys,
     Sensor,
 )
-from kafka_liveness_dagster.settings.types import AssetName, several
-from kafka_liveness_dagster.settings.validation import named, refusal
+from kafka_liveness_dagster.settings.types import AssetName, as_tuple
+from kafka_liveness_dagster.settings.validation import settings_error, title_with_name
 from kafka_liveness_dagster.settings.windows import Every
-from kafka_liveness_dagster.spark.sql_transform import query
+from kafka_liveness_dagster.spark.sql_transform import run_select
 
 _YAML = """\
 type: {type}
@@ -84,17 +84,17 @@ class KafkaAssetScaffolder(dg.Scaffolder[Any]):
             dg.scaffold_component(request)
             return
         folder = request.target_path.parent if request.append else request.target_path
-        text = _YAML.format(type=request.type_name, topic=folder.name, name=name_of(folder))
+        text = _YAML.format(type=request.type_name, topic=folder.name, name=asset_name_of(folder))
         path = request.target_path if request.append else folder / "defs.yaml"
         before = f"{path.read_text(encoding='utf-8')}---\n" if request.append else ""
         path.write_text(before + text, encoding="utf-8")
 
 
-def name_of(folder: Path) -> str:
+def asset_name_of(folder: Path) -> str:
     """The folder's name as Dagster takes it for an asset's.
 
     >>> from pathlib import Path
-    >>> name_of(Path("defs/web-orders"))
+    >>> asset_name_of(Path("defs/web-orders"))
     'web_orders'
     """
     return re.sub(r"\W", "_", folder.name, flags=re.ASCII)
@@ -102,20 +102,25 @@ def name_of(folder: Path) -> str:
 
 _SETTINGS = {k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
 _GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
-_KINDS = {
+_FIELD_TYPES = {
     **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
     "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
 }
-_READ = setting_of(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
-_TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params}
-_BATCH = re.compile(r"\bbatch\b", re.IGNORECASE)
+_RESOLVER = setting_resolver(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
+_DESCRIPTIONS = {
+    one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params
+}
+_BATCH_WORD = re.compile(r"\bbatch\b", re.IGNORECASE)
 _TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.module:function`)"
 
 
-def _setting(name: str) -> Any:
+def _setting_field(name: str) -> Any:
     """A field with the default and the description that ``kafka_asset`` gives this setting."""
     default = _SETTINGS[name].default
-    return Field(default=... if default is Parameter.empty else default, description=in_markdown(_TOLD.get(name, "")))
+    return Field(
+        default=... if default is Parameter.empty else default,
+        description=docstring_as_markdown(_DESCRIPTIONS.get(name, "")),
+    )
 
 
 @dg.scaffold_with(KafkaAssetScaffolder)
@@ -127,42 +132,44 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     project has not.
     """
 
-    topics: Annotated[str | Sequence[str], _READ] = _setting("topics")
-    group_id: Annotated[str, _READ] = _setting("group_id")
-    table: Annotated[str | None, _READ] = _setting("table")
-    sink: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = _setting("sink")
+    topics: Annotated[str | Sequence[str], _RESOLVER] = _setting_field("topics")
+    group_id: Annotated[str, _RESOLVER] = _setting_field("group_id")
+    table: Annotated[str | None, _RESOLVER] = _setting_field("table")
+    sink: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = _setting_field(
+        "sink"
+    )
     sql: str | None = Field(
         default=None,
         description="The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, offset, "
         "timestamp and timestampType. It keeps topic, partition and offset; none, one or many rows an offset.",
         examples=["SELECT topic, partition, offset, CAST(value AS string) AS order_json FROM batch"],
     )
-    transform: Annotated[Callable[..., Any], dg.Resolver(function, model_field_type=str)] | None = Field(
+    transform: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = Field(
         default=None,
         description="The transform as a Python function from batch DataFrame to row DataFrame: "
         "`package.module:function`, or `.module:function` beside this file.",
         examples=[".transform:rows"],
     )
-    name: Annotated[str | None, _READ] = Field(
+    name: Annotated[str | None, _RESOLVER] = Field(
         default=None, description="Of the live asset, its folder's unless given; the others are named after it."
     )
-    max_poll_records: Annotated[int | Literal["auto"], _READ] = _setting("max_poll_records")
-    max_batch_seconds: Annotated[float | None, _READ] = _setting("max_batch_seconds")
-    enable_parallel_rebalance: Annotated[bool, _READ] = _setting("enable_parallel_rebalance")
-    idle_seconds: Annotated[float, _READ] = _setting("idle_seconds")
-    materialize_interval_seconds: Annotated[float, _READ] = _setting("materialize_interval_seconds")
-    include_headers: Annotated[bool, _READ] = _setting("include_headers")
-    complete_every: Annotated[Every | None, _READ] = _setting("complete_every")
-    completeness: Annotated[Completeness, group_in_yaml(Completeness)] = _setting("completeness")
-    batching: Annotated[Batching, group_in_yaml(Batching)] = _setting("batching")
-    crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting("crash_lag")
-    offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting("offsets")
-    membership: Annotated[Membership, group_in_yaml(Membership)] = _setting("membership")
-    sensor: Annotated[Sensor, group_in_yaml(Sensor)] = _setting("sensor")
-    iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting("iceberg")
-    maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting("maintenance")
-    resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting("resources")
-    group_name: Annotated[str | None, _READ] = _setting("group_name")
+    max_poll_records: Annotated[int | Literal["auto"], _RESOLVER] = _setting_field("max_poll_records")
+    max_batch_seconds: Annotated[float | None, _RESOLVER] = _setting_field("max_batch_seconds")
+    enable_parallel_rebalance: Annotated[bool, _RESOLVER] = _setting_field("enable_parallel_rebalance")
+    idle_seconds: Annotated[float, _RESOLVER] = _setting_field("idle_seconds")
+    materialize_interval_seconds: Annotated[float, _RESOLVER] = _setting_field("materialize_interval_seconds")
+    include_headers: Annotated[bool, _RESOLVER] = _setting_field("include_headers")
+    complete_every: Annotated[Every | None, _RESOLVER] = _setting_field("complete_every")
+    completeness: Annotated[Completeness, group_in_yaml(Completeness)] = _setting_field("completeness")
+    batching: Annotated[Batching, group_in_yaml(Batching)] = _setting_field("batching")
+    crash_lag: Annotated[CrashLag, group_in_yaml(CrashLag)] = _setting_field("crash_lag")
+    offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting_field("offsets")
+    membership: Annotated[Membership, group_in_yaml(Membership)] = _setting_field("membership")
+    sensor: Annotated[Sensor, group_in_yaml(Sensor)] = _setting_field("sensor")
+    iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting_field("iceberg")
+    maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting_field("maintenance")
+    resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting_field("resources")
+    group_name: Annotated[str | None, _RESOLVER] = _setting_field("group_name")
     kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(
         default=None,
         repr=False,
@@ -175,20 +182,20 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     )
 
     def __init__(self, **given: Any) -> None:
-        whose = _whose(given)
-        KafkaAssetSettings.refuse_unknown(given, type(self).model_fields, whose)
-        known = _KINDS.keys() - ({"name"} if given.get("name") is None else ())
-        KafkaAssetSettings.check_some({one: given[one] for one in given if one in known}, whose)
+        whose = _title_of(given)
+        KafkaAssetSettings.reject_unknown(given, type(self).model_fields, whose)
+        known = _FIELD_TYPES.keys() - ({"name"} if given.get("name") is None else ())
+        KafkaAssetSettings.check_known({one: given[one] for one in given if one in known}, whose)
         made = {name: _GROUPS[name](**one) for name, one in given.items() if name in _GROUPS and isinstance(one, dict)}
         try:
             super().__init__(**{**given, **made})
         except ValidationError as error:
-            raise refusal(error, type(self).model_fields, whose) from None
+            raise settings_error(error, type(self).model_fields, whose) from None
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
         """What the YAML may hold; ``dg check yaml`` tells file and line of what it may not."""
-        return _yaml_of(cls)
+        return _yaml_model(cls)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -196,7 +203,7 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         return dg.ComponentTypeSpec(tags=["kafka", "spark", "iceberg"])
 
     @model_validator(mode="after")
-    def _one_transform(self) -> Self:
+    def _require_one_transform(self) -> Self:
         _check_transform(self.sql, self.transform)
         return self
 
@@ -210,46 +217,52 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         """
         settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
         folder = context.path.parent if context.path.is_file() else context.path
-        asset = kafka_asset(name=self.name or name_of(folder), **settings, **self.of_dagster())(
-            self.transform or _Select(self.sql or "")
+        asset = kafka_asset(name=self.name or asset_name_of(folder), **settings, **self.dagster_arguments())(
+            self.transform or _SelectTransform(self.sql or "")
         )
         before = list(
             takewhile(lambda one: one is not self, context.component_tree.get_all_components(KafkaAssetComponent))
         )
-        parts = asset.definitions_beside({topic for one in before for topic in several(one.topics)})
-        return dg.Definitions.merge(parts, dg.Definitions(resources=self._new_resources(before)))
+        parts = asset.definitions_alongside({topic for one in before for topic in as_tuple(one.topics)})
+        return dg.Definitions.merge(parts, dg.Definitions(resources=self._resources_to_add(before)))
 
-    def _new_resources(self, before: "Sequence[KafkaAssetComponent]") -> dict[str, Any]:
-        declared = {key: (one, resource) for one in reversed(before) for key, resource in one.declares.items()}
-        for key, resource in self.declares.items():
+    def _resources_to_add(self, before: "Sequence[KafkaAssetComponent]") -> dict[str, Any]:
+        declared = {
+            key: (one, resource) for one in reversed(before) for key, resource in one.declared_resources.items()
+        }
+        for key, resource in self.declared_resources.items():
             if key in declared and declared[key][1] != resource:
                 raise InvalidSettingError(
                     f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare different "
                     f"resources under one key, {key!r}: declare it in one of them, or name another in the section "
                     "resources"
                 )
-        return {key: resource for key, resource in self.declares.items() if key not in declared}
+        return {key: resource for key, resource in self.declared_resources.items() if key not in declared}
 
     @property
-    def declares(self) -> dict[str, Any]:
+    def declared_resources(self) -> dict[str, Any]:
         """What ``kafka`` and ``spark`` declare, under the keys by which runs ask for it."""
         declared = {self.resources.kafka: self.kafka, self.resources.spark: self.spark}
         return {key: resource for key, resource in declared.items() if resource is not None}
 
 
-class _Select:
+class _SelectTransform:
     """Rows by a SELECT over each batch: see *sql* in the metadata."""
 
     def __init__(self, sql: str) -> None:
         self.sql = sql.strip()
 
     def __call__(self, batch: Any) -> Any:
-        return query(batch, self.sql)
+        return run_select(batch, self.sql)
 
 
-def _whose(given: Mapping[str, Any]) -> str:
+def _title_of(given: Mapping[str, Any]) -> str:
     name = given.get("name")
-    return named("asset", name) if name is not None else named("the component of group", given.get("group_id"))
+    return (
+        title_with_name("asset", name)
+        if name is not None
+        else title_with_name("the component of group", given.get("group_id"))
+    )
 
 
 def _check_transform(sql: str | None, transform: object) -> None:
@@ -257,12 +270,12 @@ def _check_transform(sql: str | None, transform: object) -> None:
         raise InvalidSettingError(f"{_TRANSFORMS}, found both")
     if sql is None and transform is None:
         raise InvalidSettingError(f"{_TRANSFORMS}, found neither")
-    if sql is not None and not _BATCH.search(sql):
+    if sql is not None and not _BATCH_WORD.search(sql):
         raise InvalidSettingError(f"sql reads nothing of the batch: write FROM batch in {sql.strip()!r}")
 
 
 @cache
-def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
+def _yaml_model(component: type[KafkaAssetComponent]) -> type[BaseModel]:
     """The model of the YAML, refusing what has no transform or two; ``KafkaAssetSettings`` checks the settings."""
     model = component.model()
     # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
@@ -280,7 +293,7 @@ def _yaml_of(component: type[KafkaAssetComponent]) -> type[BaseModel]:
             _check_transform(self.sql, self.transform)
             return self
 
-    kinds = anything_like({name: field for name, field in _KINDS.items() if name not in _GROUPS})
+    kinds = permissive_types({name: field for name, field in _FIELD_TYPES.items() if name not in _GROUPS})
     settings: dict[str, Any] = {}
     for name, field in model.model_fields.items():  # which lost its descriptions on the way
         section: Any = {"default": {}} if name in _GROUPS else None  # and has a word of Dagster's there

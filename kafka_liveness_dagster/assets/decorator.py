@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from kafka_liveness_dagster.assets.definitions import KafkaAsset
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import shown
+from kafka_liveness_dagster.core.names import display
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 from kafka_liveness_dagster.settings.groups import (
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.sink import Sink
 
 _Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
-_OF_DAGSTER = "of_dagster"
+_DAGSTER_ARGUMENTS = "of_dagster"
 DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
 
 
-def _with_brackets(decorator: _Decorator) -> _Decorator:
+def _require_call(decorator: _Decorator) -> _Decorator:
     """A decorator that says what is missing when it is used as one that takes no settings, and what is none of them."""
-    known = {*signature(decorator).parameters, *AssetArguments.__annotations__} - {_OF_DAGSTER}
+    known = {*signature(decorator).parameters, *AssetArguments.__annotations__} - {_DAGSTER_ARGUMENTS}
 
     @functools.wraps(decorator)
     def checked(*args: Any, **settings: Any) -> Any:
         if args:
-            given = getattr(args[0], "__name__", shown(args[0]))
+            given = getattr(args[0], "__name__", display(args[0]))
             raise InvalidSettingError(
                 f"{decorator.__name__} needs brackets with settings before it decorates {given}: "
                 f'@{decorator.__name__}(topics=["orders"], group_id="orders-etl", table="lake.shop.orders")'
@@ -50,7 +50,7 @@ def _with_brackets(decorator: _Decorator) -> _Decorator:
 
         def decorate(transform: Callable[..., Any]) -> Any:
             name = settings.get("name") or getattr(transform, "__name__", None)
-            KafkaAssetSettings.refuse_unknown(settings, known, KafkaAssetSettings.whose({"name": name}))
+            KafkaAssetSettings.reject_unknown(settings, known, KafkaAssetSettings.title_of({"name": name}))
             return decorator(**settings)(transform)
 
         return decorate
@@ -58,7 +58,7 @@ def _with_brackets(decorator: _Decorator) -> _Decorator:
     return checked  # type: ignore[return-value]
 
 
-@_with_brackets
+@_require_call
 def kafka_asset(
     *,
     topics: Sequence[str],

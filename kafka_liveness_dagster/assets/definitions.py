@@ -9,20 +9,20 @@ from typing import Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.assets.owners import take_group
+from kafka_liveness_dagster.assets.owners import claim_group
 from kafka_liveness_dagster.lanes.maintenance import run_maintenance
-from kafka_liveness_dagster.lanes.runs import run_catch_up, run_live, run_windows
+from kafka_liveness_dagster.lanes.runs import reprocess_windows, run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import topic_key
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.sensor.sensor import build_group_sensor
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
-from kafka_liveness_dagster.settings.asset_arguments import OF_ITS_JOBS, OF_LIVE_ALONE
-from kafka_liveness_dagster.settings.transform import Asked
+from kafka_liveness_dagster.settings.asset_arguments import JOB_ARGUMENTS, LIVE_ASSET_ONLY
+from kafka_liveness_dagster.settings.transform import TransformSignature
 from kafka_liveness_dagster.settings.windows import Windows
 
 
-def maintenance_of(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
+def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
     """The schedule, with its job."""
     keys, told = settings.resources, settings.maintenance
 
@@ -47,10 +47,10 @@ def maintenance_of(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
     )
 
 
-_LENGTHS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a day"}
+_DURATION_UNITS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a day"}
 
 
-def why_crash_lag(settings: KafkaAssetSettings) -> str:
+def crash_lag_description(settings: KafkaAssetSettings) -> str:
     """Markdown, beside the partitions of crash lag: what they are, and what to click."""
     return (
         f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as topic:partition:start-end "
@@ -65,10 +65,11 @@ def why_crash_lag(settings: KafkaAssetSettings) -> str:
     )
 
 
-def why_windows(settings: KafkaAssetSettings, windows: Windows) -> str:
+def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
     """Markdown, beside the windows of time: what they say, and what materializing one does."""
     return (
-        f"Each partition is {_LENGTHS[windows.every]}, by the records' own timestamps ({windows.timezone}). It is "
+        f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps ({windows.timezone}). It "
+        "is "
         f"materialized when **every record of it is in {settings.target}**, whichever lane wrote it: nothing of it is "
         "owed, and nothing waits.\n\n"
         f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} s after "
@@ -86,7 +87,7 @@ def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
     return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
 
 
-def links(settings: KafkaAssetSettings) -> dict[str, Any]:
+def metadata_links(settings: KafkaAssetSettings) -> dict[str, Any]:
     """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
     topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in settings.topics}
     table = settings.table
@@ -94,7 +95,7 @@ def links(settings: KafkaAssetSettings) -> dict[str, Any]:
     return {**topics, **to}
 
 
-def query_shown(settings: KafkaAssetSettings) -> dict[str, Any]:
+def query_metadata(settings: KafkaAssetSettings) -> dict[str, Any]:
     """The SELECT of a component."""
     sql = getattr(settings.transform, "sql", None)
     return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
@@ -139,15 +140,15 @@ class KafkaAsset:
     @property
     def definitions(self) -> dg.Definitions:
         """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
-        return self.definitions_beside(())
+        return self.definitions_alongside(())
 
-    def definitions_beside(self, declared: Container[str]) -> dg.Definitions:
+    def definitions_alongside(self, declared: Container[str]) -> dg.Definitions:
         """All parts but the assets of these topics, which something else in the code location declares.
 
         Raises:
             InvalidSettingError: another asset of this process has the same group.
         """
-        take_group(self)
+        claim_group(self)
         topics = [
             spec for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True) if topic not in declared
         ]
@@ -164,11 +165,11 @@ class KafkaAsset:
         """The asset of the live lane: one run processes batches until no new data comes."""
 
         def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
-            transform = self._asked.bound(self.settings.transform, context, others)
+            transform = self._transform_signature.bind(self.settings.transform, context, others)
             if (told := run_live(self.settings, context, transform)) is not None:  # else all was told while it went on
                 yield told
 
-        its_own = {"description": self.settings.transform.__doc__, **self._arguments(OF_LIVE_ALONE)}
+        its_own = {"description": self.settings.transform.__doc__, **self._arguments(LIVE_ASSET_ONLY)}
         return self._asset(live, name=self.name, output_required=False, **its_own)
 
     @cached_property
@@ -176,12 +177,14 @@ class KafkaAsset:
         """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
 
         def crash_lag(context: dg.AssetExecutionContext, **others: Any) -> None:
-            run_catch_up(self.settings, context, self._asked.bound(self.settings.transform, context, others))
+            run_catch_up(
+                self.settings, context, self._transform_signature.bind(self.settings.transform, context, others)
+            )
 
         return self._asset(
             crash_lag,
             name=self.settings.crash_lag_key.path[-1],
-            description=why_crash_lag(self.settings),
+            description=crash_lag_description(self.settings),
             partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
             backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
@@ -195,13 +198,13 @@ class KafkaAsset:
             return None
 
         def window(context: dg.AssetExecutionContext, **others: Any) -> None:
-            transform = self._asked.bound(self.settings.transform, context, others)
-            run_windows(self.settings, windows, context, transform)
+            transform = self._transform_signature.bind(self.settings.transform, context, others)
+            reprocess_windows(self.settings, windows, context, transform)
 
         return self._asset(
             window,
             name=windows.key.path[-1],
-            description=why_windows(self.settings, windows),
+            description=windows_description(self.settings, windows),
             partitions_def=windows.definition,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # such a run does what one of crash lag does
@@ -233,7 +236,7 @@ class KafkaAsset:
     @cached_property
     def maintenance(self) -> dg.ScheduleDefinition | None:
         """Keeps the table small, when it is switched on; None where there is no table."""
-        return maintenance_of(self.settings) if self.settings.table else None
+        return maintenance_schedule(self.settings) if self.settings.table else None
 
     @cached_property
     def sensor(self) -> dg.SensorDefinition:
@@ -262,7 +265,7 @@ class KafkaAsset:
             partitions_name=self._partitions_name,
             max_lag=self.settings.sensor.max_lag,
             max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
-            max_poll_records=self.settings.most_records,
+            max_poll_records=self.settings.max_records,
             max_live_runs=self.settings.sensor.max_live_runs,
             ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
             table=self.settings.table,
@@ -278,8 +281,8 @@ class KafkaAsset:
         return cast("Mapping[str, str]", self.settings.arguments.get("run_tags", {}))
 
     @cached_property
-    def _asked(self) -> Asked:
-        return self.settings.asked
+    def _transform_signature(self) -> TransformSignature:
+        return self.settings.transform_signature
 
     def _arguments(self, names: Container[str]) -> dict[str, Any]:
         return {name: value for name, value in self.settings.arguments.items() if name in names}
@@ -287,21 +290,21 @@ class KafkaAsset:
     def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
         """An asset whose op calls this, with what the transform asks for beside its batch."""
         keys = self.settings.resources
-        declared = self._asked.signature([keys.kafka, keys.spark], signature(run).return_annotation)
+        declared = self._transform_signature.op_signature([keys.kafka, keys.spark], signature(run).return_annotation)
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         given = {name: one.annotation for name, one in declared.parameters.items()}
         run.__annotations__ = {**given, "return": declared.return_annotation}  # which Dagster 1.13.20 still reads
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
-            return cast("dg.AssetsDefinition", dg.asset(**self._shared(), **its_own)(run))
+            return cast("dg.AssetsDefinition", dg.asset(**self._shared_arguments(), **its_own)(run))
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared_arguments(self) -> dict[str, Any]:
         """What both assets are told alike."""
         given = self.settings.arguments
-        alike = given.keys() - OF_LIVE_ALONE - OF_ITS_JOBS
+        alike = given.keys() - LIVE_ASSET_ONLY - JOB_ARGUMENTS
         # The budget is asset metadata since a backfill's run carries no op tags
         budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
-        ours = {"group": self.group_id, **links(self.settings), **query_shown(self.settings), **budget}
+        ours = {"group": self.group_id, **metadata_links(self.settings), **query_metadata(self.settings), **budget}
         return {
             **self._arguments(alike),
             "deps": [*map(topic_key, self.topics), *given.get("deps", ())],

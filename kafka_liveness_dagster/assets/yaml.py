@@ -25,28 +25,30 @@ from pydantic.fields import FieldInfo
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
-from kafka_liveness_dagster.settings.groups import ONLY_IN_PYTHON, Group
-from kafka_liveness_dagster.settings.validation import CheckedResource, Declared
+from kafka_liveness_dagster.settings.groups import ONLY_IN_PYTHON, SettingsGroup
+from kafka_liveness_dagster.settings.validation import CheckedResource, ValidatedSettings
 
-_TOLD = {one.arg_name: one.description or "" for one in docstring_parser.parse(AssetArguments.__doc__ or "").params}
+_DESCRIPTIONS = {
+    one.arg_name: one.description or "" for one in docstring_parser.parse(AssetArguments.__doc__ or "").params
+}
 _Template = dg.Resolver.default(model_field_type=str | None)
 
 
-def _said(name: str) -> Any:
-    return Field(default=None, description=_TOLD[name][:1].upper() + _TOLD[name][1:])
+def _described_field(name: str) -> Any:
+    return Field(default=None, description=_DESCRIPTIONS[name][:1].upper() + _DESCRIPTIONS[name][1:])
 
 
-def _as_text(context: dg.ResolutionContext, tags: Mapping[str, Any] | None) -> dict[str, str] | None:
+def _tags_as_text(context: dg.ResolutionContext, tags: Mapping[str, Any] | None) -> dict[str, str] | None:
     """Tags as Dagster has them: YAML's ``tier: 1`` is text, too."""
     return None if tags is None else {name: str(one) for name, one in context.resolve_value(tags).items()}
 
 
-def _as_written(context: dg.ResolutionContext, version: str | None) -> str | None:
+def _version_as_text(context: dg.ResolutionContext, version: str | None) -> str | None:
     """A version as text: Dagster makes a number of ``"7"``."""
     return None if version is None else str(context.resolve_value(version))
 
 
-_Version = dg.Resolver(_as_written, model_field_type=str | None, inject_before_resolve=False)
+_Version = dg.Resolver(_version_as_text, model_field_type=str | None, inject_before_resolve=False)
 
 
 class RetryPolicyModel(dg.Model):
@@ -61,7 +63,7 @@ def _retry_policy(context: dg.ResolutionContext, told: RetryPolicyModel | None) 
 
 
 _Tags = Annotated[
-    Mapping[str, str] | None, dg.Resolver(_as_text, model_field_type=Mapping[str, str | int | float | bool] | None)
+    Mapping[str, str] | None, dg.Resolver(_tags_as_text, model_field_type=Mapping[str, str | int | float | bool] | None)
 ]
 
 
@@ -70,24 +72,24 @@ class AssetAttributes(dg.Model, dg.Resolvable):
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    key_prefix: str | Sequence[str] | None = _said("key_prefix")
-    description: str | None = _said("description")
-    owners: Sequence[str] | None = _said("owners")
-    tags: _Tags = _said("tags")
-    metadata: Mapping[str, Any] | None = _said("metadata")
-    kinds: Sequence[str] | None = _said("kinds")
-    deps: Sequence[dg.ResolvedAssetKey] | None = _said("deps")
-    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _said("automation_condition")  # type: ignore[type-arg]
-    freshness_policy: Annotated[dg.FreshnessPolicy | None, _Template] = _said("freshness_policy")
-    code_version: Annotated[str | None, _Version] = _said("code_version")
+    key_prefix: str | Sequence[str] | None = _described_field("key_prefix")
+    description: str | None = _described_field("description")
+    owners: Sequence[str] | None = _described_field("owners")
+    tags: _Tags = _described_field("tags")
+    metadata: Mapping[str, Any] | None = _described_field("metadata")
+    kinds: Sequence[str] | None = _described_field("kinds")
+    deps: Sequence[dg.ResolvedAssetKey] | None = _described_field("deps")
+    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _described_field("automation_condition")  # type: ignore[type-arg]
+    freshness_policy: Annotated[dg.FreshnessPolicy | None, _Template] = _described_field("freshness_policy")
+    code_version: Annotated[str | None, _Version] = _described_field("code_version")
     retry_policy: Annotated[
         dg.RetryPolicy | None, dg.Resolver(_retry_policy, model_field_type=RetryPolicyModel | None)
-    ] = _said("retry_policy")
-    op_tags: Mapping[str, Any] | None = _said("op_tags")
-    pool: str | None = _said("pool")
-    run_tags: _Tags = _said("run_tags")
+    ] = _described_field("retry_policy")
+    op_tags: Mapping[str, Any] | None = _described_field("op_tags")
+    pool: str | None = _described_field("pool")
+    run_tags: _Tags = _described_field("run_tags")
 
-    def of_dagster(self) -> dict[str, Any]:
+    def dagster_arguments(self) -> dict[str, Any]:
         """What was said."""
         given = {name: getattr(self, name) for name in AssetAttributes.model_fields}
         return {name: set(one) if name == "kinds" else one for name, one in given.items() if one is not None}
@@ -97,7 +99,7 @@ _TEMPLATE = re.compile(r"\{[{%#]")
 _ENV = re.compile(r"\s*\{\{\s*env\.(\w+)\s*\}\}\s*")
 
 
-def function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
+def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` names; a leading dot is the folder of the ``defs.yaml``.
 
     Raises:
@@ -124,7 +126,7 @@ def function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def anything_like(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
+def permissive_types(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """For each field a type that takes every value, to be refused by name later. Editors and ``dg`` are told more."""
     kinds: dict[str, Any] = {name: (field.rebuild_annotation(), ...) for name, field in fields.items()}
     asked: type[BaseModel] = create_model("Wanted", **kinds)
@@ -134,18 +136,18 @@ def anything_like(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     return {name: Annotated[Any, WithJsonSchema(one)] for name, one in either.items()}
 
 
-def setting_of(settings: type[Declared]) -> dg.Resolver:
+def setting_resolver(settings: type[ValidatedSettings]) -> dg.Resolver:
     """How YAML gives a setting: as it is written, or as a template says."""
 
     def read(context: dg.ResolutionContext, value: Any) -> Any:
-        return value_of(context, settings.model_fields[str(context.path[-1])], value)
+        return resolve_value(context, settings.model_fields[str(context.path[-1])], value)
 
     return dg.Resolver(read, inject_before_resolve=False)
 
 
-def value_of(context: dg.ResolutionContext, field: FieldInfo, value: Any) -> Any:
+def resolve_value(context: dg.ResolutionContext, field: FieldInfo, value: Any) -> Any:
     """What YAML says of a field. A template gives text, also where a number is wanted; other text stays text."""
-    found = _given(context, value)
+    found = _resolve(context, value)
     is_word = isinstance(field.annotation, type) and issubclass(field.annotation, Enum)
     if isinstance(value, str) and (_TEMPLATE.search(value) or is_word):
         with suppress(ValidationError):
@@ -153,60 +155,62 @@ def value_of(context: dg.ResolutionContext, field: FieldInfo, value: Any) -> Any
     return found
 
 
-def _given(context: dg.ResolutionContext, value: Any) -> Any:
+def _resolve(context: dg.ResolutionContext, value: Any) -> Any:
     """Dagster makes a number of every text that looks like one; here templates alone are its."""
     if isinstance(value, dict):
-        return {key: _given(context.at_path(key), inner) for key, inner in value.items()}
+        return {key: _resolve(context.at_path(key), inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_given(context.at_path(number), inner) for number, inner in enumerate(value)]
+        return [_resolve(context.at_path(number), inner) for number, inner in enumerate(value)]
     return context.resolve_value(value) if isinstance(value, str) and _TEMPLATE.search(value) else value
 
 
-def _is_of_text(kind: Any) -> bool:
-    return kind is str or any(_is_of_text(part) for part in get_args(kind))
+def _is_text_type(kind: Any) -> bool:
+    return kind is str or any(_is_text_type(part) for part in get_args(kind))
 
 
 def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
     """How YAML declares a resource: in a section with its fields, or as what a template gives."""
-    kinds = resource.checked_by.model_fields
+    kinds = resource.settings_class.model_fields
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
         kind = kinds[name]
-        return _by_name(context, value) if _is_of_text(kind.annotation) else value_of(context, kind, value)
+        return _env_var(context, value) if _is_text_type(kind.annotation) else resolve_value(context, kind, value)
 
     def made(context: dg.ResolutionContext, section: Any) -> Any:
-        given = _told(context, section, read)
+        given = _resolve_section(context, section, read)
         return resource(**given) if isinstance(section, BaseModel) else given
 
     fields = {name: (kinds[name], field) for name, field in resource.model_fields.items()}
-    section = _section(resource, fields, dg.Model)
+    section = _section_model(resource, fields, dg.Model)
     return dg.Resolver(made, model_field_type=section | None, inject_before_resolve=False)
 
 
-def group_in_yaml(group: type[Group]) -> dg.Resolver:
+def group_in_yaml(group: type[SettingsGroup]) -> dg.Resolver:
     """How YAML gives a group of settings: in a section of its own. It is made where all can be told that is wrong."""
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
-        return value_of(context, group.model_fields[name], value)
+        return resolve_value(context, group.model_fields[name], value)
 
     def given(context: dg.ResolutionContext, section: Any) -> Any:
-        return _told(context, section, read)
+        return _resolve_section(context, section, read)
 
-    fields = {name: (field, field) for name, field in group.described().items() if name not in ONLY_IN_PYTHON}
-    return dg.Resolver(given, model_field_type=_section(group, fields, _Spelt), inject_before_resolve=False)
+    fields = {
+        name: (field, field) for name, field in group.fields_with_descriptions().items() if name not in ONLY_IN_PYTHON
+    }
+    return dg.Resolver(given, model_field_type=_section_model(group, fields, _StrictModel), inject_before_resolve=False)
 
 
-def _section(
+def _section_model(
     of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]], base: type[BaseModel]
 ) -> type[BaseModel]:
     """A section of YAML with fields of these kinds, each with default and description; a value may be a template."""
-    types = anything_like({name: kind for name, (kind, _) in fields.items()})
+    types = permissive_types({name: kind for name, (kind, _) in fields.items()})
     made: dict[str, Any] = {
         name: (
             types[name],
             Field(
                 default=field.get_default(call_default_factory=True, validated_data={}),
-                description=in_markdown(field.description or ""),
+                description=docstring_as_markdown(field.description or ""),
             ),
         )
         for name, (_, field) in fields.items()
@@ -214,21 +218,21 @@ def _section(
     return create_model(of.__name__, __base__=base, __doc__=of.__doc__, **made)
 
 
-class _Spelt(dg.Model):
+class _StrictModel(dg.Model):
     @model_validator(mode="before")
     @classmethod
-    def _spelt(cls, given: Any) -> Any:
+    def _reject_unknown(cls, given: Any) -> Any:
         if isinstance(given, dict):
-            Declared.refuse_unknown(given, cls.model_fields, cls.__name__)
+            ValidatedSettings.reject_unknown(given, cls.model_fields, cls.__name__)
         return given
 
 
-def in_markdown(text: str) -> str:
+def docstring_as_markdown(text: str) -> str:
     """Words of a docstring, as editors show them."""
     return " ".join(re.sub(r":(class|func|meth):", "", text).replace("``", "`").split())
 
 
-def _told(context: dg.ResolutionContext, section: Any, read: Callable[..., Any]) -> Any:
+def _resolve_section(context: dg.ResolutionContext, section: Any, read: Callable[..., Any]) -> Any:
     """What a section says, or what a template gives in its place."""
     if not isinstance(section, BaseModel):
         return context.resolve_value(section)
@@ -236,9 +240,9 @@ def _told(context: dg.ResolutionContext, section: Any, read: Callable[..., Any])
     return {name: read(context.at_path(name), name, value) for name, value in values.items()}
 
 
-def _by_name(context: dg.ResolutionContext, value: Any) -> Any:
+def _env_var(context: dg.ResolutionContext, value: Any) -> Any:
     """A value in which ``{{ env.NAME }}`` stays a name until a run needs it: the UI shows the name, not the secret."""
     if isinstance(value, dict):
-        return {key: _by_name(context.at_path(key), inner) for key, inner in value.items()}
+        return {key: _env_var(context.at_path(key), inner) for key, inner in value.items()}
     env = _ENV.fullmatch(value) if isinstance(value, str) else None
-    return dg.EnvVar(env[1]) if env else _given(context, value)
+    return dg.EnvVar(env[1]) if env else _resolve(context, value)

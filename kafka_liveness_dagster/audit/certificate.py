@@ -2,11 +2,11 @@
 
 Told, never asking: who fetches the facts, the table's snapshots and its rows is outside of here.
 
->>> from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
->>> from kafka_liveness_dagster.core.ledger import Account
->>> mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 100),), origin=Origin(0))
->>> facts = PartitionFacts(120, mark, 0, 120, account=Account((Span(0, 70), Span(100, 120)), start=0))
->>> print(PartitionCertificate(TopicPartition("orders", 3), facts).sentence)
+>>> from kafka_liveness_dagster.core.commit_metadata import GroupOrigin, LiveCommitMetadata, OwnerState
+>>> from kafka_liveness_dagster.core.ledger import LedgerEntry
+>>> mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
+>>> facts = PartitionState(120, mark, 0, 120, ledger_entry=LedgerEntry((Span(0, 70), Span(100, 120)), first_offset=0))
+>>> print(PartitionCertificate(TopicPartition("orders", 3), facts).verdict)
 every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
 """
 
@@ -16,15 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.audit.rows import RowFindings, counted
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.audit.rows import RowComparison, count_offsets
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, size, union
-from kafka_liveness_dagster.core.partition_state import PartitionFacts, TopicRecreatedError, check_identity, check_log
+from kafka_liveness_dagster.core.partition_state import (
+    PartitionState,
+    TopicRecreatedError,
+    check_identity,
+    check_offset_in_log,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kafka_liveness_dagster.audit.snapshots import Write
+    from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
     from kafka_liveness_dagster.core.commit_metadata import ExternalCommit
 
 
@@ -33,128 +38,135 @@ class PartitionCertificate:
     """One partition.
 
     Attributes:
-        facts: what the witnesses say; without an account where there is no table to ask.
-        foreign: commits in both logs that are not ours.
-        overlaps: offsets that more than one snapshot wrote.
+        state: what the witnesses say; without an account where there is no table to ask.
+        external_commits: commits in both logs that are not ours.
+        rewritten: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
         group_id: the group that is audited; empty where only its commits are known.
     """
 
-    at: TopicPartition
-    facts: PartitionFacts
-    foreign: tuple[ExternalCommit, ...] = ()
-    overlaps: tuple[Span, ...] = ()
-    rows: RowFindings | None = None
+    topic_partition: TopicPartition
+    state: PartitionState
+    external_commits: tuple[ExternalCommit, ...] = ()
+    rewritten: tuple[Span, ...] = ()
+    rows: RowComparison | None = None
     group_id: str = ""
 
     @property
-    def others(self) -> tuple[str, ...]:
+    def other_groups(self) -> tuple[str, ...]:
         """The other groups that wrote rows of this topic to the table."""
-        groups = self.facts.account.groups if self.facts.account else frozenset[str]()
+        groups = self.state.ledger_entry.groups if self.state.ledger_entry else frozenset[str]()
         return tuple(sorted(groups - {self.group_id})) if self.group_id else ()
 
     @property
     def start(self) -> int | None:
         """The first offset that the group answers for; None where nobody says."""
-        return self.facts.origin.start if self.facts.origin else None
+        return self.state.origin.start if self.state.origin else None
 
     @cached_property
-    def life(self) -> tuple[Span, ...]:
+    def certified_range(self) -> tuple[Span, ...]:
         """What is certified: from the beginning of the group's life on this log to its commit."""
-        if self.start is None or self.facts.committed is None:
+        if self.start is None or self.state.committed is None:
             return ()
-        return union([Span(self.start, self.facts.committed)])
+        return union([Span(self.start, self.state.committed)])
 
     @cached_property
-    def owed(self) -> tuple[Span, ...]:
+    def pending(self) -> tuple[Span, ...]:
         """Owed, and not proven done."""
-        return self.facts.outstanding
+        return self.state.outstanding
 
     @property
-    def dead(self) -> tuple[Span, ...]:
+    def pending_expired(self) -> tuple[Span, ...]:
         """What of it the broker has deleted: no backfill can process it."""
-        return intersection(self.owed, [Span(0, self.facts.log_start)])
+        return intersection(self.pending, [Span(0, self.state.log_start)])
 
     @cached_property
-    def lost(self) -> tuple[Span, ...]:
+    def written_off(self) -> tuple[Span, ...]:
         """Written off by hand, or reported as lost."""
-        return difference(intersection(self.facts.reported, self.life), self._done)
+        return difference(intersection(self.state.written_off, self.certified_range), self._find_done)
 
     @cached_property
-    def missing(self) -> tuple[Span, ...]:
+    def missing_rows(self) -> tuple[Span, ...]:
         """Committed, and neither in the table nor owed nor told: the table lost it, or the debt was forgotten."""
-        if self.facts.account is None:  # both logs alone: where the last commit is a stranger's nobody says anything
-            return () if self.facts.mark else difference(self.life, self.facts.reported)
-        return () if self.facts.committed is None else self.facts.missing(self.facts.committed)
+        if (
+            self.state.ledger_entry is None
+        ):  # both logs alone: where the last commit is a stranger's nobody says anything
+            return () if self.state.live_metadata else difference(self.certified_range, self.state.written_off)
+        return () if self.state.committed is None else self.state.missing_rows(self.state.committed)
 
     @property
-    def forgotten(self) -> bool:
+    def is_record_replaced(self) -> bool:
         """Whether an external commit replaced the record of what is missing; else the table has lost it."""
-        return not self.facts.proves_loss
+        return not self.state.proves_loss
 
     @cached_property
     def in_table(self) -> tuple[Span, ...]:
         """What of its life the table says that it holds, and that need not come again."""
-        return difference(intersection(self._done, self.life), self.owed)
+        return difference(intersection(self._find_done, self.certified_range), self.pending)
 
     @property
-    def ahead(self) -> tuple[Span, ...]:
+    def uncommitted(self) -> tuple[Span, ...]:
         """In the table and not committed: a batch that is under way, or that comes again and replaces itself."""
-        return difference(self._done, [Span(0, self.facts.committed or 0)])
+        return difference(self._find_done, [Span(0, self.state.committed or 0)])
 
     @cached_property
-    def by_word(self) -> tuple[Span, ...]:
+    def by_commits_only(self) -> tuple[Span, ...]:
         """What only the commit logs say is done."""
-        return difference(self.life, (*self._done, *self.owed, *self.lost, *self.missing))
+        return difference(
+            self.certified_range, (*self._find_done, *self.pending, *self.written_off, *self.missing_rows)
+        )
 
     @property
     def done(self) -> tuple[Span, ...]:
         """What some witness says is done, in the table and beyond the commit too."""
-        return union((*self._done, *self.by_word))
+        return union((*self._find_done, *self.by_commits_only))
 
     @cached_property
     def faults(self) -> tuple[str, ...]:
         """Why it is not certified, and what helps."""
-        return tuple(self._faults())
+        return tuple(self._find_faults())
 
     @property
-    def certified(self) -> bool:
+    def is_certified(self) -> bool:
         """Whether all of its life is accounted for."""
         return not self.faults
 
     @property
-    def claim(self) -> str:
+    def statement(self) -> str:
         """What is said of a partition without faults."""
-        if not self.life:
+        if not self.certified_range:
             return "nothing is committed yet" if self.start is None else f"nothing is committed above {self.start}"
-        (life,) = self.life
-        if self.facts.account is None:
+        (life,) = self.certified_range
+        if self.state.ledger_entry is None:
             sentence = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
         else:
             sentence = f"every offset from {life.start} to {life.end} is in the table once"
-        return sentence + _but_for(*((size(spans), texts(spans)) for spans in (self.owed, self.dead, self.lost)))
+        return sentence + _exceptions_text(
+            *((size(spans), format_spans(spans)) for spans in (self.pending, self.pending_expired, self.written_off))
+        )
 
     @property
-    def sentence(self) -> str:
+    def verdict(self) -> str:
         """The certificate, or why there is none."""
-        sentence = f"NOT certified: {'. '.join(self.faults)}" if self.faults else self.claim
+        sentence = f"NOT certified: {'. '.join(self.faults)}" if self.faults else self.statement
         return "; ".join((sentence, *self._notes()))
 
     @property
-    def _done(self) -> tuple[Span, ...]:
-        return self.facts.account.done if self.facts.account else ()
+    def _find_done(self) -> tuple[Span, ...]:
+        return self.state.ledger_entry.written if self.state.ledger_entry else ()
 
-    def _faults(self) -> Iterator[str]:
-        facts = self.facts
+    def _find_faults(self) -> Iterator[str]:
+        facts = self.state
         try:
-            check_identity(self.at, facts)
-            check_log(self.at, facts.committed or 0, 0, facts.log_end)
+            check_identity(self.topic_partition, facts)
+            check_offset_in_log(self.topic_partition, facts.committed or 0, 0, facts.log_end)
         except TopicRecreatedError as error:
             yield str(error)
             return
         if facts.committed is None and self.start is not None:
             yield (
-                f"nothing is committed, though the group began at {self.start} and the table has {texts(self._done)}: "
+                f"nothing is committed, though the group began at {self.start} and the table has "
+                f"{format_spans(self._find_done)}: "
                 "its offsets were deleted, or expired. The next live run goes on from the table"
             )
         if facts.committed is not None and self.start is None:
@@ -162,47 +174,52 @@ class PartitionCertificate:
                 "nobody says where the group's life on it began: a lane without a table or another program committed "
                 "last, or this is not the group's table. Run the live lane once; name the table with --table"
             )
-        if self.others:
+        if self.other_groups:
             yield (
-                f"Group {', '.join(self.others)} wrote rows of topic {self.at.topic} to this table too, and the rows "
+                f"Group {', '.join(self.other_groups)} wrote rows of topic {self.topic_partition.topic} to this table "
+                "too, and the rows "
                 "of two groups replace each other. Fix: give each group its own table, or run `kafka-liveness adopt` "
                 "for a deliberate successor"
             )
-        if self.missing:
-            yield self._missing()
+        if self.missing_rows:
+            yield self._missing_fault()
         yield from self.rows.faults() if self.rows else ()
 
-    def _missing(self) -> str:
-        sentence = f"{counted(size(self.missing))} missing ({texts(self.missing)})"
-        if not self.forgotten:
+    def _missing_fault(self) -> str:
+        sentence = f"{count_offsets(size(self.missing_rows))} missing ({format_spans(self.missing_rows)})"
+        if not self.is_record_replaced:
             return (
                 f"{sentence}: they were committed after their rows were written, and the table has lost them: it was "
                 "dropped, replaced or rolled back. Restore it, or set on_missing_rows='crash_lag'"
             )
-        unknown = self.facts.account is None or not self.facts.account.complete
+        unknown = self.state.ledger_entry is None or not self.state.ledger_entry.is_complete
         why = ", and the table cannot tell" if unknown else ""
         return f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes them again"
 
     def _notes(self) -> Iterator[str]:
-        for one in self.foreign:
+        for one in self.external_commits:
             if one.log == "first":
                 yield f"another program's metadata is committed: {one.metadata[:80]!r}"
             else:
-                by = "a newer version" if one.is_newer else "an external commit"
-                rewritten = "" if one.is_newer or self.facts.account is None else ", which the next run rewrites"
+                by = "a newer version" if one.is_from_newer_version else "an external commit"
+                rewritten = (
+                    ""
+                    if one.is_from_newer_version or self.state.ledger_entry is None
+                    else ", which the next run rewrites"
+                )
                 yield f"{by} replaced the second commit log ({one}){rewritten}"
-        if self.by_word and self.facts.account is not None:
+        if self.by_commits_only and self.state.ledger_entry is not None:
             sentence = "the table's history that would say so was expired"
-            yield f"{texts(self.by_word)} by the commit logs' word alone: {sentence}"
-        if self.ahead:
-            yield f"the table has {texts(self.ahead)} above the commit already"
-        if self.facts.committed is not None and (unread := Span(self.facts.committed, self.facts.log_start)).size > 0:
+            yield f"{format_spans(self.by_commits_only)} by the commit logs' word alone: {sentence}"
+        if self.uncommitted:
+            yield f"the table has {format_spans(self.uncommitted)} above the commit already"
+        if self.state.committed is not None and (unread := Span(self.state.committed, self.state.log_start)).size > 0:
             yield f"{unread} expired before anybody read it"
         yield from self.rows.notes() if self.rows else ()
 
 
 @dataclass(frozen=True)
-class Certificate:
+class GroupCertificate:
     """All of a group.
 
     Attributes:
@@ -217,46 +234,48 @@ class Certificate:
     is_table: bool
     snapshot_id: int | None
     partitions: tuple[PartitionCertificate, ...]
-    history: Sequence[Write] = ()
+    history: Sequence[SnapshotRecord] = ()
 
     @property
-    def certified(self) -> bool:
+    def is_certified(self) -> bool:
         """Whether every partition is."""
-        return all(p.certified for p in self.partitions)
+        return all(p.is_certified for p in self.partitions)
 
     @property
-    def sentence(self) -> str:
+    def verdict(self) -> str:
         """The certificate, or why there is none."""
-        failed = [p for p in self.partitions if not p.certified]
+        failed = [p for p in self.partitions if not p.is_certified]
         of = f"group {self.group_id}, {'table' if self.is_table else 'sink'} {self.target}"
         if failed:
-            first = f"{failed[0].at}: {'. '.join(failed[0].faults)}"
+            first = f"{failed[0].topic_partition}: {'. '.join(failed[0].faults)}"
             return f"NOT certified: {of}: {len(failed)} of {len(self.partitions)} partitions. {first}"
-        certain = sum(size(difference(p.life, (*p.owed, *p.lost))) for p in self.partitions)
+        certain = sum(size(difference(p.certified_range, (*p.pending, *p.written_off))) for p in self.partitions)
         how = "is in the table once" if self.is_table else "is processed, as both commit logs say"
         count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
         sentence = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
-        sentence += _but_for(self._all("owed"), self._all("dead"), self._all("lost"))
+        sentence += _exceptions_text(
+            self._count_all("pending"), self._count_all("pending_expired"), self._count_all("written_off")
+        )
         empty = sum(one.offsets for p in self.partitions if p.rows for one in p.rows.without_rows)
         return sentence + (f"; {empty:,} of them have a record, but no row" if empty else "")
 
-    def _all(self, name: str) -> tuple[int, str]:
+    def _count_all(self, name: str) -> tuple[int, str]:
         """How many offsets, and which, of all partitions."""
-        found = [(p.at, span) for p in self.partitions for span in getattr(p, name)]
-        return sum(span.size for _, span in found), listed([f"{at}:{span}" for at, span in found])
+        found = [(p.topic_partition, span) for p in self.partitions for span in getattr(p, name)]
+        return sum(span.size for _, span in found), join_some([f"{at}:{span}" for at, span in found])
 
 
-def texts(spans: Iterable[Span]) -> str:
+def format_spans(spans: Iterable[Span]) -> str:
     """The first of them."""
-    return listed(list(spans)) or "nothing"
+    return join_some(list(spans)) or "nothing"
 
 
-def _but_for(owed: tuple[int, str], dead: tuple[int, str], lost: tuple[int, str]) -> str:
+def _exceptions_text(pending: tuple[int, str], expired_pending: tuple[int, str], written_off: tuple[int, str]) -> str:
     """What is excepted: how many offsets, and which."""
     parts = []
-    if owed[0]:
-        expired = f", {dead[0]:,} of them expired at the broker" if dead[0] else ""
-        parts.append(f"{owed[0]:,} pending ({owed[1]}{expired})")
-    if lost[0]:
-        parts.append(f"{lost[0]:,} written off ({lost[1]})")
+    if pending[0]:
+        expired = f", {expired_pending[0]:,} of them expired at the broker" if expired_pending[0] else ""
+        parts.append(f"{pending[0]:,} pending ({pending[1]}{expired})")
+    if written_off[0]:
+        parts.append(f"{written_off[0]:,} written off ({written_off[1]})")
     return f", but for {' and '.join(parts)}" if parts else ""

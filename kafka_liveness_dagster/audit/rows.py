@@ -3,7 +3,7 @@
 Told counts of offsets, gives sentences; never sees a row. Where the offsets of one finding lie is known by stretches of
 the log, so that what is told of a million offsets is as short as of ten.
 
->>> print(*joined([Stretch(0, 4, 2), Stretch(70, 80, 10), Stretch(80, 120, 40)]), sep=", ")
+>>> print(*merge_dense([OffsetRun(0, 4, 2), OffsetRun(70, 80, 10), OffsetRun(80, 120, 40)]), sep=", ")
 2 within 0-4, 70-120
 """
 
@@ -17,11 +17,11 @@ from kafka_liveness_dagster.core.offsets import Span
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_SHOWN = 6  # stretches in a sentence
+_MAX_SHOWN = 6  # stretches in a sentence
 
 
 @dataclass(frozen=True)
-class Stretch:
+class OffsetRun:
     """So many offsets, somewhere in ``[start, end)``: its first and its last are among them."""
 
     start: int
@@ -38,19 +38,19 @@ class Stretch:
         return self.offsets == self.end - self.start
 
 
-def joined(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+def merge_dense(stretches: Iterable[OffsetRun]) -> tuple[OffsetRun, ...]:
     """The same offsets; what is dense and touches becomes one."""
-    found: list[Stretch] = []
+    found: list[OffsetRun] = []
     for one in sorted(stretches, key=lambda stretch: stretch.start):
         if found and found[-1].end == one.start and found[-1].is_dense and one.is_dense:
-            found[-1] = Stretch(found[-1].start, one.end, found[-1].offsets + one.offsets)
+            found[-1] = OffsetRun(found[-1].start, one.end, found[-1].offsets + one.offsets)
         else:
             found.append(one)
     return tuple(found)
 
 
 @dataclass(frozen=True)
-class RowFindings:
+class RowComparison:
     """What a partition's rows say beside the ledger and the topic's records.
 
     Attributes:
@@ -63,22 +63,24 @@ class RowFindings:
     """
 
     rows: int = 0
-    outside: tuple[Stretch, ...] = ()
-    unrecorded: tuple[Stretch, ...] = ()
-    without_rows: tuple[Stretch, ...] = ()
-    doubled: tuple[Stretch, ...] = ()
+    outside: tuple[OffsetRun, ...] = ()
+    unrecorded: tuple[OffsetRun, ...] = ()
+    without_rows: tuple[OffsetRun, ...] = ()
+    doubled: tuple[OffsetRun, ...] = ()
     compacted: bool = False
 
     def faults(self) -> Iterator[str]:
         """What cannot be, and what helps."""
         if self.outside:
             yield (
-                f"rows of which nobody says that they are done, of {_offsets(self.outside)}: another program writes to "
+                f"rows of which nobody says that they are done, of {_describe_runs(self.outside)}: another program "
+                "writes to "
                 "the table. Delete those rows"
             )
         if self.unrecorded and not self.compacted:
             yield (
-                f"rows without a record in the topic, of {_offsets(self.unrecorded)}: they are of another log, or were "
+                f"rows without a record in the topic, of {_describe_runs(self.unrecorded)}: they are of another log, "
+                "or were "
                 "never in one. Look whose they are"
             )
 
@@ -86,19 +88,19 @@ class RowFindings:
         """What may be, and should be known."""
         yield f"{self.rows:,} rows were compared"
         if self.without_rows:
-            yield f"no row for the record of {_offsets(self.without_rows)}"
+            yield f"no row for the record of {_describe_runs(self.without_rows)}"
         if self.doubled:
-            yield f"rows that are equal in every column, of {_offsets(self.doubled)}"
+            yield f"rows that are equal in every column, of {_describe_runs(self.doubled)}"
         if self.unrecorded and self.compacted:
-            yield f"rows without a record any more, of {_offsets(self.unrecorded)}: the topic is compacted"
+            yield f"rows without a record any more, of {_describe_runs(self.unrecorded)}: the topic is compacted"
 
 
-def counted(offsets: int) -> str:
+def count_offsets(offsets: int) -> str:
     """``1 offset``, ``1,000 offsets``."""
     return f"{offsets:,} offset{'' if offsets == 1 else 's'}"
 
 
-def _offsets(found: tuple[Stretch, ...]) -> str:
-    total, rest = sum(one.offsets for one in found), len(found) - _SHOWN
-    named = ", ".join(map(str, found[:_SHOWN])) + (f" and {rest} more stretches" if rest > 0 else "")
-    return f"{counted(total)} ({named})"
+def _describe_runs(found: tuple[OffsetRun, ...]) -> str:
+    total, rest = sum(one.offsets for one in found), len(found) - _MAX_SHOWN
+    named = ", ".join(map(str, found[:_MAX_SHOWN])) + (f" and {rest} more stretches" if rest > 0 else "")
+    return f"{count_offsets(total)} ({named})"

@@ -1,7 +1,7 @@
 """What did each snapshot of the table write, and what was written more than once?
 
 >>> texts = ("orders/ 3@0:0-100", "orders/ 3@0:70-120")
->>> overlaps([Write(n, "", "overwrite", 50, 0, text) for n, text in enumerate(texts)])
+>>> find_overlaps([SnapshotRecord(n, "", "overwrite", 50, 0, text) for n, text in enumerate(texts)])
 {TopicPartition(topic='orders', partition=3): (Span(start=70, end=100),)}
 """
 
@@ -12,17 +12,22 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.ledger import LedgerError, decode_of, unpacked, unreadable
+from kafka_liveness_dagster.core.ledger import (
+    UnknownLedgerFormatError,
+    decode_summary,
+    decompress,
+    unreadable_summary_error,
+)
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_WORD = re.compile("(?P<topic>[^ /]+)/[^ ]*|(?P<partition>[0-9]+)(?:@[0-9]+)?:(?P<done>[0-9,-]*)[^ ]*")
+_ENTRY = re.compile("(?P<topic>[^ /]+)/[^ ]*|(?P<partition>[0-9]+)(?:@[0-9]+)?:(?P<done>[0-9,-]*)[^ ]*")
 
 
 @dataclass(frozen=True)
-class Write:
+class SnapshotRecord:
     """One snapshot of the table's visible history.
 
     Attributes:
@@ -40,34 +45,34 @@ class Write:
     parent_id: int | None = None
 
     @property
-    def wrote(self) -> dict[TopicPartition, tuple[Span, ...]]:
+    def written(self) -> dict[TopicPartition, tuple[Span, ...]]:
         """Its offsets.
 
         Raises:
-            LedgerError: its text cannot be read.
+            UnknownLedgerFormatError: its text cannot be read.
         """
-        return {tp: account.done for tp, account in decode_of(self.snapshot_id, self.text).items()}
+        return {tp: account.written for tp, account in decode_summary(self.snapshot_id, self.text).items()}
 
 
-def overlaps(history: Iterable[Write]) -> dict[TopicPartition, tuple[Span, ...]]:
+def find_overlaps(history: Iterable[SnapshotRecord]) -> dict[TopicPartition, tuple[Span, ...]]:
     """Offsets that more than one snapshot wrote: replays, of which the later replaced the earlier.
 
     Raises:
-        LedgerError: one of their texts cannot be read.
+        UnknownLedgerFormatError: one of their texts cannot be read.
     """
     found: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for write in history:
         try:
-            _scan(unpacked(write.text), found)
-        except (ValueError, LedgerError):
-            raise unreadable(write.snapshot_id, write.text) from None
-    twice = {TopicPartition(topic, int(at)): _twice(spans) for (topic, at), spans in found.items()}
+            _scan_spans(decompress(write.text), found)
+        except (ValueError, UnknownLedgerFormatError):
+            raise unreadable_summary_error(write.snapshot_id, write.text) from None
+    twice = {TopicPartition(topic, int(at)): _overlapping(spans) for (topic, at), spans in found.items()}
     return {tp: spans for tp, spans in sorted(twice.items()) if spans}
 
 
-def _scan(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]]) -> None:
+def _scan_spans(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]]) -> None:
     """Collect the offsets of a text, in a sixth of the time that decoding takes."""
-    topic, words = "", _WORD.findall(text)
+    topic, words = "", _ENTRY.findall(text)
     if len(words) != len(text.split()):
         raise ValueError(text)
     for named, at, done in words:
@@ -83,7 +88,7 @@ def _scan(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]])
             found[topic, at].append((start, end))
 
 
-def _twice(spans: list[tuple[int, int]]) -> tuple[Span, ...]:
+def _overlapping(spans: list[tuple[int, int]]) -> tuple[Span, ...]:
     reached, again = 0, []
     for start, end in sorted(spans):
         if start < reached:

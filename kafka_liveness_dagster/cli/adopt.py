@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.ledger import encode
+from kafka_liveness_dagster.core.ledger import encode_entries
 from kafka_liveness_dagster.core.names import check_group_id
-from kafka_liveness_dagster.kafka.successor import check_idle, copy_commits
-from kafka_liveness_dagster.metadata import number
+from kafka_liveness_dagster.kafka.successor import copy_commits, require_idle
+from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,62 +43,67 @@ class Adoption:
     offsets: Mapping[str, int]
 
     @classmethod
-    def of(cls, cluster: Cluster, session: SparkSession, group_id: str, table: str, topics: Sequence[str]) -> Adoption:
+    def read(
+        cls, cluster: Cluster, session: SparkSession, group_id: str, table: str, topics: Sequence[str]
+    ) -> Adoption:
         """Read the table's ledger.
 
         Raises:
             InvalidSettingError: no other group wrote rows of these topics, or one of the groups has members.
         """
-        from kafka_liveness_dagster.audit.queries import history  # noqa: PLC0415  `--help` must not wait for it
+        from kafka_liveness_dagster.audit.queries import table_history  # noqa: PLC0415  `--help` must not wait for it
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         check_group_id(group_id)
-        seen = history(session, IcebergTable(table))
+        seen = table_history(session, IcebergTable(table))
         groups: dict[str, frozenset[str]] = {}
         offsets: dict[str, int] = {}
-        for tp, account in seen.ledger.accounts.items():
-            wrote = seen.ledger.of(tp).groups
+        for tp, account in seen.ledger.entries.items():
+            wrote = seen.ledger.entry(tp).groups
             if wrote - {group_id} and (not topics or tp.topic in topics):
                 groups[tp.topic] = wrote
-                offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.done)
+                offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.written)
         if not groups or seen.snapshot_id is None:
             raise InvalidSettingError(
                 f"Table {table} has no rows{' of these topics' if topics else ''} that another group than {group_id} "
                 "wrote. Nothing was changed. Fix: check the names of the table and the group; "
                 f"`kafka-liveness audit {group_id} --table {table}` shows the table's offsets."
             )
-        check_idle(cluster, sorted({group_id}.union(*groups.values())))
+        require_idle(cluster, sorted({group_id}.union(*groups.values())))
         return cls(cluster, session, group_id, table, seen.snapshot_id, seen.ledger, groups, offsets)
 
     def lines(self) -> Iterator[str]:
         """Describe the rows of each topic."""
         for topic, groups in self.groups.items():
             others = sorted(groups - {self.group_id})
-            yield f"{topic}: {number(self.offsets[topic], 'offset')} written by {', '.join(others)}"
+            yield f"{topic}: {format_count(self.offsets[topic], 'offset')} written by {', '.join(others)}"
 
     def adopt(self) -> Iterator[str]:
         """Copy the commits of a single former group, then name the new group in the table's ledger.
 
         The table comes last: until then every run of the new group is refused, and the command can be repeated.
         """
-        from kafka_liveness_dagster.spark.table.commits import append_nothing  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.ledger import HAD, SINCE  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.commits import append_empty  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         mixed = [topic for topic, groups in self.groups.items() if len(groups) > 1]
         for topic in sorted(self.groups.keys() - mixed):
             (former,) = self.groups[topic]
             if copied := copy_commits(self.cluster, former, self.group_id, [topic]):
-                yield f"{topic}: copied the commits of {number(len(copied), 'partition')} from {former}"
+                yield f"{topic}: copied the commits of {format_count(len(copied), 'partition')} from {former}"
         accounts = {
             tp: replace(account, groups=frozenset({self.group_id})) if tp.topic in self.groups else account
-            for tp, account in self.ledger.accounts.items()
+            for tp, account in self.ledger.entries.items()
         }
-        summary = {HAD: encode(accounts, complete=self.ledger.complete), SINCE: str(self.snapshot_id)}
+        summary = {
+            TOTAL_KEY: encode_entries(accounts, complete=self.ledger.is_complete),
+            TOTAL_AS_OF_KEY: str(self.snapshot_id),
+        }
         table = IcebergTable(self.table)
         table.check_main(self.session)
-        append_nothing(self.session.table(table.quoted), table, summary)
-        yield f"{self.table}: the rows of {number(len(self.groups), 'topic')} belong to group {self.group_id} now"
+        append_empty(self.session.table(table.quoted), table, summary)
+        yield f"{self.table}: the rows of {format_count(len(self.groups), 'topic')} belong to group {self.group_id} now"
         if mixed:
             yield (
                 f"{', '.join(mixed)}: several groups wrote here, and the last one to write an offset has its rows. "

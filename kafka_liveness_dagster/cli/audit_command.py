@@ -12,12 +12,12 @@ from kafka_liveness_dagster.cli.options import (
     GROUP,
     TABLE,
     TOPIC,
-    CannotAskError,
-    at_bootstrap_servers,
-    at_spark,
-    reached,
-    session_at,
-    with_command_config,
+    ConnectionOptionError,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+    lazy_session,
+    spark_option,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import size
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate
-    from kafka_liveness_dagster.audit.rows import RowFindings, Stretch
+    from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
+    from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
 
 _SPANS = {  # as it is printed: the attribute of a certificate
     "in_table": "in_table",
-    "pending": "owed",
-    "pending_expired": "dead",
-    "written_off": "lost",
-    "missing": "missing",
-    "by_commits_only": "by_word",
-    "uncommitted": "ahead",
-    "rewritten": "overlaps",
+    "pending": "pending",
+    "pending_expired": "pending_expired",
+    "written_off": "written_off",
+    "missing": "missing_rows",
+    "by_commits_only": "by_commits_only",
+    "uncommitted": "uncommitted",
+    "rewritten": "rewritten",
 }
 _FINDINGS = ("outside", "unrecorded", "without_rows", "doubled")
-_SHOWN_STRANGERS = 6
+_MAX_EXTERNAL_SHOWN = 6
 
 
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @click.option("--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]")
-@at_bootstrap_servers
-@with_command_config
-@at_spark
+@bootstrap_servers_option
+@command_config_option
+@spark_option
 @click.option("--deep", is_flag=True, help="Also compare all rows with all records.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -85,31 +85,31 @@ def audit(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
 
-    from kafka_liveness_dagster.audit.audit import Audit  # noqa: PLC0415
+    from kafka_liveness_dagster.audit.audit import GroupAudit  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     try:
-        cluster = Cluster(reached(bootstrap_servers, command_config))
-        with session_at(spark) as session:
-            found = Audit(cluster, group, session, topics, table).certificate(deep=deep)
-        told = json.dumps(told_to_programs(found)) if as_json else shown(found)
+        cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+        with lazy_session(spark) as session:
+            found = GroupAudit(cluster, group, session, topics, table).certificate(deep=deep)
+        told = json.dumps(certificate_as_json(found)) if as_json else certificate_as_text(found)
     except KafkaLivenessError as error:
-        raise CannotAskError(str(error)) from error
+        raise ConnectionOptionError(str(error)) from error
     if isinstance(told, str):
         click.echo(told)
     else:
         Console(highlight=False).print(told, soft_wrap=True)
-    context.exit(0 if found.certified else 1)
+    context.exit(0 if found.is_certified else 1)
 
 
-def told_to_programs(found: Certificate) -> dict[str, Any]:
+def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
     """One object; offsets are half-open ranges ``[start, end)``."""
     return {
         "group": found.group_id,
         "target": found.target,
         "is_table": found.is_table,
-        "certified": found.certified,
-        "sentence": found.sentence,
+        "certified": found.is_certified,
+        "sentence": found.verdict,
         "snapshot_id": found.snapshot_id,
         **{f"{name}_offsets": sum(size(getattr(p, of)) for p in found.partitions) for name, of in _SPANS.items()},
         "partitions": [_partition_json(p) for p in found.partitions],
@@ -121,14 +121,14 @@ def told_to_programs(found: Certificate) -> dict[str, Any]:
                 "operation": write.operation,
                 "added_rows": write.added_rows,
                 "deleted_rows": write.deleted_rows,
-                "written": [f"{tp}:{span}" for tp, spans in write.wrote.items() for span in spans],
+                "written": [f"{tp}:{span}" for tp, spans in write.written.items() for span in spans],
             }
             for write in found.history
         ],
     }
 
 
-def shown(found: Certificate) -> Group:
+def certificate_as_text(found: GroupCertificate) -> Group:
     """The same for a terminal; the certificate is the last line."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -148,43 +148,49 @@ def shown(found: Certificate) -> Group:
     ):
         table.add_column(column, no_wrap=True, justify="left" if column in ("partition", "log") else "right")
     for p in found.partitions:
-        spans = (p.in_table, p.owed, p.lost, p.missing, p.overlaps)
-        ends = ("none" if offset is None else str(offset) for offset in (p.start, p.facts.committed))
-        log = f"{p.facts.log_start}-{p.facts.log_end}"
-        table.add_row(str(p.at), log, *ends, *(f"{size(one):,}" for one in spans), style="" if p.certified else "red")
-    sentences = [Text(f"{p.at}: {p.sentence}", "" if p.certified else "red") for p in found.partitions]
-    history = [Text(line, "dim") for line in _history(found)]
-    return Group(table, *history, *sentences, Text(found.sentence, "bold green" if found.certified else "bold red"))
+        spans = (p.in_table, p.pending, p.written_off, p.missing_rows, p.rewritten)
+        ends = ("none" if offset is None else str(offset) for offset in (p.start, p.state.committed))
+        log = f"{p.state.log_start}-{p.state.log_end}"
+        table.add_row(
+            str(p.topic_partition),
+            log,
+            *ends,
+            *(f"{size(one):,}" for one in spans),
+            style="" if p.is_certified else "red",
+        )
+    sentences = [Text(f"{p.topic_partition}: {p.verdict}", "" if p.is_certified else "red") for p in found.partitions]
+    history = [Text(line, "dim") for line in _history_json(found)]
+    return Group(table, *history, *sentences, Text(found.verdict, "bold green" if found.is_certified else "bold red"))
 
 
 def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
     return {
-        "topic": p.at.topic,
-        "partition": p.at.partition,
-        "topic_id": p.facts.topic_id,
-        "certified": p.certified,
-        "sentence": p.sentence,
+        "topic": p.topic_partition.topic,
+        "partition": p.topic_partition.partition,
+        "topic_id": p.state.topic_id,
+        "certified": p.is_certified,
+        "sentence": p.verdict,
         "start": p.start,
-        "committed": p.facts.committed,
-        "log_start": p.facts.log_start,
-        "log_end": p.facts.log_end,
-        "external_commits": [asdict(one) for one in p.foreign],
-        "ledger_complete": p.facts.account.complete if p.facts.account else None,
+        "committed": p.state.committed,
+        "log_start": p.state.log_start,
+        "log_end": p.state.log_end,
+        "external_commits": [asdict(one) for one in p.external_commits],
+        "ledger_complete": p.state.ledger_entry.is_complete if p.state.ledger_entry else None,
         **{name: [list(span) for span in getattr(p, of)] for name, of in _SPANS.items()},
-        "missing_is_forgotten": p.forgotten if p.missing else None,
+        "missing_is_forgotten": p.is_record_replaced if p.missing_rows else None,
         "rows": _rows_json(p.rows) if p.rows else None,
     }
 
 
-def _rows_json(found: RowFindings) -> dict[str, Any]:
-    def stretch(one: Stretch) -> dict[str, int]:
+def _rows_json(found: RowComparison) -> dict[str, Any]:
+    def stretch(one: OffsetRun) -> dict[str, int]:
         return {"start": one.start, "end": one.end, "offsets": one.offsets}
 
     named = {name: [stretch(one) for one in getattr(found, name)] for name in _FINDINGS}
     return {"rows": found.rows, "compacted": found.compacted, **named}
 
 
-def _history(found: Certificate) -> Iterator[str]:
+def _history_json(found: GroupCertificate) -> Iterator[str]:
     if not found.is_table:
         yield f"the rows go to the sink {found.target}, which was not asked: only both commit logs were"
         return
@@ -197,10 +203,10 @@ def _history(found: Certificate) -> Iterator[str]:
         f"{len(ours):,}, which added {sum(write.added_rows for write in ours):,} rows"
     )
     others = [write for write in found.history if not write.text]
-    for write in others[:_SHOWN_STRANGERS]:
+    for write in others[:_MAX_EXTERNAL_SHOWN]:
         yield (
             f"  {write.committed_at[:19]} {write.operation} by others: {write.added_rows:,} rows added, "
             f"{write.deleted_rows:,} deleted"
         )
-    if rest := others[_SHOWN_STRANGERS:]:
+    if rest := others[_MAX_EXTERNAL_SHOWN:]:
         yield f"  and {len(rest):,} more by others"

@@ -15,11 +15,11 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ENDING = "_crash_lag"
-_LATEST = 10  # somebody may have reported a materialization by hand, without metadata
+_KEY_SUFFIX = "_crash_lag"
+_MAX_EVENTS = 10  # somebody may have reported a materialization by hand, without metadata
 
 
-def opened() -> dg.DagsterInstance | None:
+def open_instance() -> dg.DagsterInstance | None:
     """Open the instance that ``DAGSTER_HOME`` names; None where the variable is not set.
 
     Raises:
@@ -48,7 +48,7 @@ def crash_lag_asset(instance: dg.DagsterInstance, group_id: str, asset: str | No
     Raises:
         InvalidSettingError: the instance has no such asset, or the group has several.
     """
-    known = _known(instance)
+    known = _find_assets(instance)
     fits = [key for key, group in known.items() if group == group_id]
     if asset is not None:
         named = dg.AssetKey.from_user_string(asset)
@@ -68,7 +68,7 @@ def crash_lag_asset(instance: dg.DagsterInstance, group_id: str, asset: str | No
     )
 
 
-def _known(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
+def _find_assets(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
     """Each crash lag asset with its group; None where its events name none.
 
     The live asset counts for its crash lag asset, which has no event before the first crash. Assets of complete windows
@@ -77,13 +77,13 @@ def _known(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
     known: dict[dg.AssetKey, str | None] = {}
     for key in instance.all_asset_keys():
         *folders, name = key.path
-        made = instance.fetch_materializations(key, limit=_LATEST).records
-        if name.endswith(_ENDING):
-            seen = instance.fetch_observations(key, limit=_LATEST).records
-            group = _group([*(one.asset_observation for one in seen), *(one.asset_materialization for one in made)])
+        made = instance.fetch_materializations(key, limit=_MAX_EVENTS).records
+        if name.endswith(_KEY_SUFFIX):
+            seen = instance.fetch_observations(key, limit=_MAX_EVENTS).records
+            group = _group_of([*(one.asset_observation for one in seen), *(one.asset_materialization for one in made)])
             known[key] = group or known.get(key)
-        elif group := _group([one.asset_materialization for one in made if _is_of_live_lane(one)]):
-            beside = dg.AssetKey([*folders, name + _ENDING])
+        elif group := _group_of([one.asset_materialization for one in made if _is_of_live_lane(one)]):
+            beside = dg.AssetKey([*folders, name + _KEY_SUFFIX])
             known[beside] = known.get(beside) or group
     return known
 
@@ -93,6 +93,6 @@ def _is_of_live_lane(record: dg.EventLogRecord) -> bool:
     return made is not None and made.partition is None and "processed" in made.metadata
 
 
-def _group(events: Sequence[dg.AssetMaterialization | dg.AssetObservation | None]) -> str | None:
+def _group_of(events: Sequence[dg.AssetMaterialization | dg.AssetObservation | None]) -> str | None:
     named = (one.metadata["group"].value for one in events if one is not None and "group" in one.metadata)
     return next(map(str, named), None)

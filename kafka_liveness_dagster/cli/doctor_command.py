@@ -14,11 +14,11 @@ import click
 
 from kafka_liveness_dagster.cli.options import (
     GROUP,
-    at_bootstrap_servers,
-    at_spark,
-    reached,
-    spark_at,
-    with_command_config,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+    spark_address,
+    spark_option,
 )
 from kafka_liveness_dagster.doctor.rules import Outcome
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _EMBEDDED = "embedded"
-_COLOURS = {Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.UNKNOWN: "magenta"}
+_COLORS = {Outcome.WARN: "yellow", Outcome.FAIL: "red", Outcome.UNKNOWN: "magenta"}
 _WIDTH = 24
 
 
 @click.command()
-@at_bootstrap_servers
-@with_command_config
-@at_spark
+@bootstrap_servers_option
+@command_config_option
+@spark_option
 @click.option("--group", type=GROUP, help="Also check this consumer group and its topics.")
 @click.option(
     "--probe-catalog",
@@ -87,13 +87,13 @@ def doctor(
     if module and file:
         raise click.UsageError("-m and -f both name the code location: choose one")
     found = []
-    kafka = partial(reached, bootstrap_servers, command_config)
+    kafka = partial(kafka_settings, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
-    services = _services(kafka, partial(spark_at, spark), group, embedded, probe_catalog)
-    for finding in chain(services, _dagster(module, file)):
+    services = _check_services(kafka, partial(spark_address, spark), group, embedded, probe_catalog)
+    for finding in chain(services, _check_dagster(module, file)):
         found.append(finding)
         if not as_json:
-            _show(finding)
+            _show_finding(finding)
     counts = Counter(finding.outcome for finding in found)
     numbers = {outcome.name.lower(): counts[outcome] for outcome in Outcome}
     if as_json:
@@ -104,7 +104,7 @@ def doctor(
     context.exit(1 if any(counts[outcome] for outcome in bad) else 0)
 
 
-def _services(
+def _check_services(
     kafka: Callable[[], KafkaSettings],
     spark: Callable[[], str],
     group: str | None,
@@ -115,21 +115,21 @@ def _services(
     from kafka_liveness_dagster.doctor import machine_facts as machine  # noqa: PLC0415
 
     if any(embedded):
-        yield from machine.examine()
-    yield from checkup.kafka(kafka, group, is_embedded=embedded[0])
-    yield from checkup.spark(spark, probed)
+        yield from machine.check_machine()
+    yield from checkup.check_kafka(kafka, group, is_embedded=embedded[0])
+    yield from checkup.check_spark(spark, probed)
 
 
-def _dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
+def _check_dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
     from kafka_liveness_dagster.doctor import dagster_facts  # noqa: PLC0415  `--help` must not wait for it
 
     home = os.environ.get("DAGSTER_HOME")
-    yield from dagster_facts.examine(Path(home).expanduser() if home else None, module, file)
+    yield from dagster_facts.check_dagster(Path(home).expanduser() if home else None, module, file)
 
 
-def _show(finding: Finding) -> None:
-    outcome, answer = finding.outcome, finding.answer
-    mark = click.style(f"{outcome.value:<4}", fg=_COLOURS.get(outcome), bold=outcome is not Outcome.OK)
-    click.echo(f"{mark}  {f'{finding.area} {finding.check}':<{_WIDTH}} {answer.found}")
+def _show_finding(finding: Finding) -> None:
+    outcome, answer = finding.outcome, finding.result
+    mark = click.style(f"{outcome.value:<4}", fg=_COLORS.get(outcome), bold=outcome is not Outcome.OK)
+    click.echo(f"{mark}  {f'{finding.area} {finding.check}':<{_WIDTH}} {answer.message}")
     if answer.advice:
         click.echo(f"{'':<6}{'':<{_WIDTH}} → {answer.advice}")

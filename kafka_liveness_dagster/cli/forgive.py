@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, opened
+from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, open_instance
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id, listed
+from kafka_liveness_dagster.core.names import check_group_id, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size
-from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, range_of
+from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, parse_key
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog, by_partition
-from kafka_liveness_dagster.kafka.partition_states import check_second_log
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog, spans_by_partition
+from kafka_liveness_dagster.kafka.partition_states import check_catch_up_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 _CLIENT_ID = "kafka-liveness/write-off"
-_KEPT = "closed, earlier rows kept"
+_KEPT_MESSAGE = "closed, earlier rows kept"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForgiveRequest:
     """What is to be forgiven: the owed part of the ranges asked for; ``expired`` of it exists no more.
 
     Attributes:
-        kept: partitions of offsets that are done, to be closed with the rows that are there.
+        kept_keys: partitions of offsets that are done, to be closed with the rows that are there.
     """
 
     group_id: str
     reason: str
     ranges: tuple[OffsetRange, ...]
     expired: tuple[OffsetRange, ...]
-    kept: tuple[str, ...] = ()
+    kept_keys: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
         """How many offsets, an upper bound on records."""
         return sum(r.size for r in self.ranges)
 
-    def told(self) -> list[str]:
+    def lines(self) -> list[str]:
         """A line for each range, with what is left of its data, and for each partition that is closed."""
-        owed = [f"{r}: {r.size:,} offsets pending, {self._left(r)}" for r in self.ranges]
-        return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept)]
+        owed = [f"{r}: {r.size:,} offsets pending, {self._remaining_data(r)}" for r in self.ranges]
+        return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept_keys)]
 
     @property
     def question(self) -> str:
@@ -71,16 +71,18 @@ class Asked:
     def outcome(self) -> str:
         """What was done."""
         forgiven = [f"{self.size:,} offsets written off"] if self.ranges else []
-        return "; ".join([*forgiven, *(f"closed {key}" for key in self.kept)])
+        return "; ".join([*forgiven, *(f"closed {key}" for key in self.kept_keys)])
 
-    def _left(self, one: OffsetRange) -> str:
+    def _remaining_data(self, one: OffsetRange) -> str:
         gone = size(intersection([one.span], [r.span for r in self.expired if r.overlaps(one)]))
         if gone == 0:
             return "all of them still in the log: a backfill could process them"
         return "expired" if gone == one.size else f"{gone:,} of them expired, the others are still in the log"
 
 
-def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str, audit: Audit) -> Asked:
+def validate(
+    kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str, record: DagsterRecord
+) -> ForgiveRequest:
     """Read and check what is to be forgiven; writes nothing.
 
     Args:
@@ -88,41 +90,41 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
         group_id: of the live lane.
         ranges: owed ranges, or partitions of the crash lag asset.
         reason: in a person's words.
-        audit: knows the partitions.
+        record: knows the partitions.
 
     Raises:
-        InvalidSettingError: a range is mistyped, is not owed (``NotOwedError``), or is done already; no reason.
-        ForeignCommitError: an external commit replaced the second log, so what is done is unknown.
+        InvalidSettingError: a range is mistyped, is not owed (``NotPendingError``), or is done already; no reason.
+        ExternalCommitError: an external commit replaced the second log, so what is done is unknown.
     """
     check_group_id(group_id)
     if not reason.strip():
         raise InvalidSettingError("--reason is empty: say why nobody will process these offsets")
     kept = [key for key in dict.fromkeys(ranges) if is_replay(key)]
     for key in kept:
-        audit.check_open(key)
-    named = {key: range_of(key) for key in ranges if key not in kept}
-    asked = by_partition(named.values())
-    involved = list(by_partition(map(range_of, ranges)))
+        record.require_closable(key)
+    named = {key: parse_key(key) for key in ranges if key not in kept}
+    asked = spans_by_partition(named.values())
+    involved = list(spans_by_partition(map(parse_key, ranges)))
     cluster = Cluster(kafka)
     cluster.partitions(sorted({tp.topic for tp in involved}))
-    second = SecondLog(kafka, group_id, _CLIENT_ID)
+    second = CatchUpCommitLog(kafka, group_id, _CLIENT_ID)
     try:
-        facts = cluster.facts(group_id, involved)
-        check_second_log(cluster, group_id, facts)
-        second.check_owed(asked, facts)
+        facts = cluster.partition_states(group_id, involved)
+        check_catch_up_log(cluster, group_id, facts)
+        second.require_pending(asked, facts)
     finally:
         second.close()
     for key in kept:
-        tp, span = range_of(key).topic_partition, range_of(key).span
+        tp, span = parse_key(key).topic_partition, parse_key(key).span
         if owed := difference(intersection(facts[tp].outstanding, (span,)), asked.get(tp, ())):
             raise InvalidSettingError(
-                f"{key} cannot be closed: {listed([OffsetRange(*tp, *one) for one in owed])} of it is owed. Nothing "
+                f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in owed])} of it is owed. Nothing "
                 "was written. Fix: materialize the partitions of what is owed first, or name these ranges, too."
             )
     for key, one in named.items():
         if intersection(facts[one.topic_partition].outstanding, (one.span,)):
             continue
-        if not audit.has_failed_again(key):
+        if not record.has_failed_again(key):
             raise InvalidSettingError(
                 f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is nothing to "
                 "write off; nothing was written"
@@ -133,24 +135,24 @@ def examine(kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: 
         found = intersection(facts[tp].outstanding, spans)
         forgiven += [OffsetRange(*tp, *span) for span in found]
         expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
-    return Asked(group_id, reason.strip(), tuple(forgiven), tuple(expired), tuple(kept))
+    return ForgiveRequest(group_id, reason.strip(), tuple(forgiven), tuple(expired), tuple(kept))
 
 
 @dataclass(frozen=True)
-class Audit:
+class DagsterRecord:
     """Where it is written who forgave what: a crash lag asset in Dagster, or nowhere."""
 
     instance: dg.DagsterInstance | None
     asset: dg.AssetKey | None
 
     @classmethod
-    def of(cls, group_id: str, asset: str | None) -> Audit:
+    def find(cls, group_id: str, asset: str | None) -> DagsterRecord:
         """The crash lag asset named, else the one that Dagster knows of this group.
 
         Raises:
             InvalidSettingError: it cannot be told which, or there is no Dagster to write to.
         """
-        if (instance := opened()) is None:
+        if (instance := open_instance()) is None:
             if asset is not None:
                 raise InvalidSettingError(
                     f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing was written"
@@ -159,7 +161,7 @@ class Audit:
         outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
         return cls(instance, crash_lag_asset(instance, group_id, asset, outcome))
 
-    def check_open(self, key: str) -> None:
+    def require_closable(self, key: str) -> None:
         """Whether the partition of a replay can be closed.
 
         Raises:
@@ -185,36 +187,36 @@ class Audit:
             return False
         return self._status(key) == "FAILED" and key in self.instance.get_materialized_partitions(self.asset)
 
-    def told(self, asked: Asked) -> str:
+    def describe(self, request: ForgiveRequest) -> str:
         """Where it will be written."""
-        if self.asset is not None and not asked.ranges:
+        if self.asset is not None and not request.ranges:
             return f"a materialization of {self.asset.to_user_string()} will tell of it"
         if self.asset is None:
             return "DAGSTER_HOME is not set: Dagster will have no event of who wrote it off, and why"
-        keys = [key for r in asked.ranges for key in self._keys(r)]
+        keys = [key for r in request.ranges for key in self._keys_of(r)]
         on = f", partitions {', '.join(keys)} (materialize them afterwards: they end at once)" if keys else ""
         return f"an event of {self.asset.to_user_string()} will tell of it{on}"
 
-    def write(self, asked: Asked, outcome: str) -> None:
+    def write(self, request: ForgiveRequest, outcome: str) -> None:
         """One event for each range and partition that holds some of it."""
         if self.instance is None or self.asset is None:
             return
-        for r in asked.ranges:
-            for key in (*self._keys(r),) or (None,):
-                self.instance.report_runless_asset_event(self._event(self.asset, asked, r, key, outcome))
+        for r in request.ranges:
+            for key in (*self._keys_of(r),) or (None,):
+                self.instance.report_runless_asset_event(self._event(self.asset, request, r, key, outcome))
 
-    def close(self, asked: Asked) -> None:
+    def close(self, request: ForgiveRequest) -> None:
         """Materialize the partitions that are kept as they are: nothing of them is failed or missing then."""
         if self.instance is None or self.asset is None:
             return
-        for key in asked.kept:
-            one = range_of(key)
+        for key in request.kept_keys:
+            one = parse_key(key)
             self.instance.report_runless_asset_event(
                 dg.AssetMaterialization(
                     self.asset,
                     partition=key,
-                    description=f"closed by {_who()}, with the rows that were there before: {asked.reason}",
-                    metadata={**_signature(asked, one), "state": _KEPT},
+                    description=f"closed by {_current_user()}, with the rows that were there before: {request.reason}",
+                    metadata={**_event_metadata(request, one), "state": _KEPT_MESSAGE},
                 )
             )
 
@@ -231,59 +233,59 @@ class Audit:
         found = (self.instance.get_status_by_partition(self.asset, [key], partitions) or {}).get(key)
         return found.value if found else ""
 
-    def _keys(self, one: OffsetRange) -> list[str]:
+    def _keys_of(self, one: OffsetRange) -> list[str]:
         if self.instance is None or self.asset is None:
             return []
         done, known = self.instance.get_materialized_partitions(self.asset), self._partitions()
-        return sorted(key for key in known if key not in done and is_key(key) and range_of(key).overlaps(one))
+        return sorted(key for key in known if key not in done and is_key(key) and parse_key(key).overlaps(one))
 
     @staticmethod
     def _event(
-        asset: dg.AssetKey, asked: Asked, one: OffsetRange, key: str | None, outcome: str
+        asset: dg.AssetKey, asked: ForgiveRequest, one: OffsetRange, key: str | None, outcome: str
     ) -> dg.AssetObservation:
         return dg.AssetObservation(
             asset,
             partition=key,
-            description=f"{one.size:,} pending offsets {outcome} by {_who()}: {asked.reason}",
+            description=f"{one.size:,} pending offsets {outcome} by {_current_user()}: {asked.reason}",
             metadata={
-                **_signature(asked, one),
+                **_event_metadata(asked, one),
                 "expired_offsets": size(r.span for r in asked.expired if r.overlaps(one)),
             },
         )
 
 
-def forgive(kafka: KafkaSettings, asked: Asked, audit: Audit) -> None:
+def write_off(kafka: KafkaSettings, request: ForgiveRequest, record: DagsterRecord) -> None:
     """Write the event, then the second commit log; then close the partitions that are kept as they are.
 
     Raises:
         CommitRefusedError: the broker refused; the ranges stay owed, and a second event says so.
     """
-    if asked.ranges:
-        second = SecondLog(kafka, asked.group_id, _CLIENT_ID)
+    if request.ranges:
+        second = CatchUpCommitLog(kafka, request.group_id, _CLIENT_ID)
         try:
-            audit.write(asked, "written off")
-            second.tell(by_partition(asked.ranges))
+            record.write(request, "written off")
+            second.write_off(spans_by_partition(request.ranges))
         except Exception as error:
-            audit.write(asked, f"NOT written off ({error})")
+            record.write(request, f"NOT written off ({error})")
             raise
         finally:
             second.close()
-    audit.close(asked)
+    record.close(request)
 
 
-def _signature(asked: Asked, one: OffsetRange) -> dict[str, str | int]:
+def _event_metadata(asked: ForgiveRequest, one: OffsetRange) -> dict[str, str | int]:
     """Return the metadata of each event: which range of which group, and who closed it, when and why."""
     return {
         "group": asked.group_id,
         "range": str(one),
         "offsets": one.size,
-        "written_off_by": _who(),
+        "written_off_by": _current_user(),
         "written_off_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "reason": asked.reason,
     }
 
 
-def _who() -> str:
+def _current_user() -> str:
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

@@ -17,11 +17,11 @@ from kafka_liveness_dagster.cli.options import (
     TEXT,
     TOPIC,
     Seconds,
-    at_bootstrap_servers,
-    at_spark,
-    reached,
-    session_at,
-    with_command_config,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+    lazy_session,
+    spark_option,
 )
 
 if TYPE_CHECKING:
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.spark.table.ledger import TableLedger
 
-_EVERY = Seconds(min=0.2)
+_REFRESH_INTERVAL = Seconds(min=0.2)
 
 
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 @click.option("--table", type=TABLE, help="catalog.namespace.table: query it too for what is processed.")
-@at_spark
+@spark_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic.")
 @click.option("--by-partition", is_flag=True, help="With --prometheus: a series for each partition.")
 @click.option(
     "--watch",
-    type=_EVERY,
+    type=_REFRESH_INTERVAL,
     is_flag=False,
     flag_value=2.0,
     help="Refresh every 2 s, or every so many seconds, until Ctrl-C.",
@@ -93,23 +93,23 @@ def status(
         raise click.UsageError("--json and --prometheus print once, --watch never ends: choose one")
     if by_partition and not prometheus:
         raise click.UsageError("--by-partition is of --prometheus: all else shows each partition anyway")
-    cluster = Cluster(reached(bootstrap_servers, command_config))
-    with session_at(spark) as session:
-        witness = _ledger(table, session) if table else None
-        look = functools.partial(group_status.look, cluster, group, topics, witness)
+    cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+    with lazy_session(spark) as session:
+        witness = _read_ledger(table, session) if table else None
+        look = functools.partial(group_status.group_status, cluster, group, topics, witness)
         if watch is not None:
             with contextlib.suppress(KeyboardInterrupt):
-                status_output.watch(look, watch)
+                status_output.watch_status(look, watch)
             return
         found = look()
     if prometheus:
-        from kafka_liveness_dagster.cli.status_output import exposition  # noqa: PLC0415  needs an extra
+        from kafka_liveness_dagster.cli.status_output import prometheus_text  # noqa: PLC0415  needs an extra
 
-        click.echo(exposition(cluster, found, by_partition=by_partition), nl=False)
+        click.echo(prometheus_text(cluster, found, by_partition=by_partition), nl=False)
     elif as_json:
         click.echo(json.dumps(found.as_json()))
     else:
-        status_output.terminal().print(status_output.show(found))
+        status_output.create_console().print(status_output.show_status(found))
 
 
 @click.command("write-off")
@@ -117,8 +117,8 @@ def status(
 @click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
 @click.option("--reason", type=TEXT, required=True, help="Why these offsets stay unprocessed; recorded in Dagster.")
 @click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def write_off(
     group: str,
@@ -148,23 +148,23 @@ def write_off(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
-    kafka = reached(bootstrap_servers, command_config)
-    audit = by_hand.Audit.of(group, asset)
-    asked = by_hand.examine(kafka, group, ranges, reason, audit)
-    for line in asked.told():
+    kafka = kafka_settings(bootstrap_servers, command_config)
+    audit = by_hand.DagsterRecord.find(group, asset)
+    asked = by_hand.validate(kafka, group, ranges, reason, audit)
+    for line in asked.lines():
         click.echo(line)
-    click.echo(audit.told(asked))
+    click.echo(audit.describe(asked))
     if not yes:
         click.confirm(asked.question, abort=True)
-    by_hand.forgive(kafka, asked, audit)
+    by_hand.write_off(kafka, asked, audit)
     click.echo(asked.outcome)
 
 
 @click.command()
 @click.argument("group", type=GROUP)
 @click.argument("target", type=TEXT, metavar="TABLE")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
     """Set the table that holds the rows of a group.
 
@@ -181,7 +181,7 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import move as move_module  # noqa: PLC0415  `--help` must not wait for it
 
-    for line in move_module.move(reached(bootstrap_servers, command_config), group, target):
+    for line in move_module.change_target(kafka_settings(bootstrap_servers, command_config), group, target):
         click.echo(line)
 
 
@@ -189,9 +189,9 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 @click.argument("group", type=GROUP)
 @click.argument("table", type=TABLE)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@at_bootstrap_servers
-@with_command_config
-@at_spark
+@bootstrap_servers_option
+@command_config_option
+@spark_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def adopt(
     group: str,
@@ -221,9 +221,9 @@ def adopt(
     from kafka_liveness_dagster.cli.adopt import Adoption  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
-    cluster = Cluster(reached(bootstrap_servers, command_config))
-    with session_at(spark) as session:
-        found = Adoption.of(cluster, session(), group, table, topics)
+    cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+    with lazy_session(spark) as session:
+        found = Adoption.read(cluster, session(), group, table, topics)
         for line in found.lines():
             click.echo(line)
         if not yes:
@@ -239,8 +239,8 @@ def adopt(
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
 @click.option("--allow-expired", is_flag=True, help="Replay what the broker still has of the time window.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def replay(
     group: str,
     *,
@@ -269,9 +269,9 @@ def replay(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import replay as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
-    kafka = reached(bootstrap_servers, command_config)
-    found = by_hand.window(kafka, group, topics, begin, end, allow_expired=allow_expired)
-    for line in by_hand.told(found):
+    kafka = kafka_settings(bootstrap_servers, command_config)
+    found = by_hand.find_ranges(kafka, group, topics, begin, end, allow_expired=allow_expired)
+    for line in by_hand.describe_window(found):
         click.echo(line)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)
     name = added.to_user_string()
@@ -280,7 +280,7 @@ def replay(
         click.echo(f"  {key}")
 
 
-def _ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
+def _read_ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
     from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415  only where there is a table
     from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 

@@ -9,10 +9,10 @@ import click
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     TOPIC,
-    CannotAskError,
-    at_bootstrap_servers,
-    reached,
-    with_command_config,
+    ConnectionOptionError,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @click.option("--max-lag", type=click.IntRange(0), help="Fail if the live lane is further behind.  [default: any]")
 @click.option("--max-pending", type=click.IntRange(0), help="Fail if more crash lag is pending.  [default: any]")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 @click.pass_context
 def health(
     context: click.Context,
@@ -52,21 +52,23 @@ def health(
       kafka-liveness health orders-etl
       kafka-liveness health orders-etl --max-lag 100000 --max-pending 0 --bootstrap-servers broker:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.core.health import Gravity, probe  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.core.health import Severity, health_probe  # noqa: PLC0415  `--help` must not wait for it
 
     try:
-        found = _look(bootstrap_servers, command_config, group, topics)
+        found = _group_status(bootstrap_servers, command_config, group, topics)
     except KafkaLivenessError as error:
-        raise CannotAskError(str(error)) from error
-    seen = [one.seen for one in found.partitions]
-    verdicts = probe(seen, len(found.members), max_lag=max_lag, max_pending=max_pending, held=found.held)
+        raise ConnectionOptionError(str(error)) from error
+    seen = [one.snapshot for one in found.partitions]
+    verdicts = health_probe(
+        seen, len(found.members), max_lag=max_lag, max_pending=max_pending, open_transactions=found.open_transactions
+    )
     for verdict in verdicts:
-        click.echo(verdict.sentence, err=verdict.gravity is not Gravity.FINE)
-    context.exit(0 if all(verdict.gravity is Gravity.FINE for verdict in verdicts) else 1)
+        click.echo(verdict.message, err=verdict.severity is not Severity.FINE)
+    context.exit(0 if all(verdict.severity is Severity.FINE for verdict in verdicts) else 1)
 
 
-def _look(servers: str, config: TextIO | None, group: str, topics: tuple[str, ...]) -> GroupStatus:
+def _group_status(servers: str, config: TextIO | None, group: str, topics: tuple[str, ...]) -> GroupStatus:
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
-    from kafka_liveness_dagster.kafka.group_status import look  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka.group_status import group_status  # noqa: PLC0415
 
-    return look(Cluster(reached(servers, config)), group, topics)
+    return group_status(Cluster(kafka_settings(servers, config)), group, topics)

@@ -17,14 +17,14 @@ from typing import Any, Literal, TextIO
 import click
 
 from kafka_liveness_dagster.cli import audit_command, doctor_command, group_commands, health_command, topic_commands
-from kafka_liveness_dagster.cli.options import Seconds, at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.options import Seconds, bootstrap_servers_option, command_config_option, kafka_settings
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = Seconds(min=0, min_open=True)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def _writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
+def _require_writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
     """Refuse at the beginning what could not be written at the end."""
     if file is not None and not os.access(file.parent, os.W_OK):
         raise click.BadParameter(f"folder {file.parent} does not exist, or may not be written to")
@@ -78,12 +78,14 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     from kafka_liveness_dagster.embedded import services, state  # noqa: PLC0415  `--help` must not wait for it
 
     def ensure() -> services.Services:
-        return services.ensure(kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True)
+        return services.ensure_services(
+            kafka_port=kafka_port, spark_port=spark_port, spark_cores=spark_cores, even_if_down=True
+        )
 
     home = state.home_folder()
-    before, found = state.read(home).get("spark"), ensure()
-    if before is not None and before == state.read(home)["spark"] and _is_dead(found.spark_remote):
-        services.distrust(before)
+    before, found = state.read_state(home).get("spark"), ensure()
+    if before is not None and before == state.read_state(home)["spark"] and _is_spark_dead(found.spark_remote):
+        services.mark_for_restart(before)
         found = ensure()
     if as_json:
         click.echo(json.dumps(asdict(found)))
@@ -94,12 +96,12 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     click.echo(f"warehouse      {found.warehouse}")
 
 
-def _is_dead(spark_remote: str) -> bool:
+def _is_spark_dead(spark_remote: str) -> bool:
     """Return whether a Spark that ran before can run no job. A busy one is left alone."""
-    from kafka_liveness_dagster.spark.connect.health import why_dead_at  # noqa: PLC0415  takes half a second
+    from kafka_liveness_dagster.spark.connect.health import dead_reason_at  # noqa: PLC0415  takes half a second
 
     try:
-        why = why_dead_at(spark_remote)
+        why = dead_reason_at(spark_remote)
     except KafkaLivenessError as error:
         fix = "If it hangs, run `kafka-liveness down` and `kafka-liveness up`."
         click.echo(f"Spark is busy or hangs, and was left alone. {fix} ({error})", err=True)
@@ -122,7 +124,7 @@ def down() -> None:
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
 
-    click.echo(f"stopped: {', '.join(services.stop(until_up=True)) or 'nothing ran'}")
+    click.echo(f"stopped: {', '.join(services.stop_services(until_up=True)) or 'nothing ran'}")
 
 
 @main.command()
@@ -136,9 +138,9 @@ def jars() -> None:
     Example:
       cp "$(kafka-liveness jars)"/*.jar /opt/pipeline/jars
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.embedded.jars import resolve  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.embedded.jars import resolve_jars  # noqa: PLC0415  `--help` must not wait for it
 
-    click.echo(resolve("spark"))
+    click.echo(resolve_jars("spark"))
 
 
 @main.command()
@@ -165,8 +167,8 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
       kafka-liveness demo --json-file verdict.json
       SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    story = _example("definitions.demo.story")
-    _clean_up_when_asked_to_end()
+    story = _import_example("definitions.demo.story")
+    _raise_on_signals()
     verdict = story.tell(keep=keep, json_file=json_file)
     context.exit(0 if verdict.holds else 1)
 
@@ -176,10 +178,14 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 @click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
 @click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
 @click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
-@at_bootstrap_servers
-@with_command_config
-@click.option("--json-file", type=_FILE, callback=_writable, help="Write verdict and events to this file, as JSON.")
-@click.option("--svg-file", "picture", type=_FILE, callback=_writable, help="Draw the events in this file, as SVG.")
+@bootstrap_servers_option
+@command_config_option
+@click.option(
+    "--json-file", type=_FILE, callback=_require_writable, help="Write verdict and events to this file, as JSON."
+)
+@click.option(
+    "--svg-file", "picture", type=_FILE, callback=_require_writable, help="Draw the events in this file, as SVG."
+)
 @click.pass_context
 def timeline(
     context: click.Context,
@@ -210,12 +216,12 @@ def timeline(
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
 
-    report = _example("definitions.timeline.report")
-    scene = report.Scene(protocol, session, poll_interval, stall)
-    _clean_up_when_asked_to_end()
+    report = _import_example("definitions.timeline.report")
+    scenario = report.Scenario(protocol, session, poll_interval, stall)
+    _raise_on_signals()
     is_embedded = bootstrap_servers == "embedded"  # which is started for it
-    kafka = KafkaLivenessResource().settings() if is_embedded else reached(bootstrap_servers, command_config)
-    context.exit(0 if report.tell(kafka, scene, json_file=json_file, picture=picture).holds else 1)
+    kafka = KafkaLivenessResource().settings() if is_embedded else kafka_settings(bootstrap_servers, command_config)
+    context.exit(0 if report.run_timeline(kafka, scenario, json_file=json_file, picture=picture).all_met else 1)
 
 
 main.add_command(doctor_command.doctor)
@@ -230,13 +236,13 @@ main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)
 
 
-def _clean_up_when_asked_to_end() -> None:
+def _raise_on_signals() -> None:
     """Make both signals raise KeyboardInterrupt; a shell ignores SIGINT for background jobs."""
     for asked_to_end in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked_to_end, signal.default_int_handler)
 
 
-def _example(module: str) -> Any:
+def _import_example(module: str) -> Any:
     """A module of the example code location, which lies beside the package in a checkout and inside of a wheel."""
     package = Path(__file__).parents[1]
     sys.path.insert(0, str(inside if (inside := package / "example").is_dir() else package.parent))

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
-from kafka_liveness_dagster.metadata import number
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
+from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 
-def move(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
+def change_target(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
     """Have the second commit log say ``target``; gives what to tell.
 
     Raises:
@@ -29,12 +29,13 @@ def move(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
     cluster = Cluster(kafka)
     if members := cluster.members(group_id):
         raise InvalidSettingError(
-            f"group {group_id} has {number(len(members), 'member')} ({members[0].client_id}): they write to the table "
+            f"group {group_id} has {format_count(len(members), 'member')} ({members[0].client_id}): they write to the "
+            "table "
             "of its commits. End the live runs, then say it again; nothing was changed"
         )
-    second = SecondLog(kafka, group_id, "kafka-liveness/move")
+    second = CatchUpCommitLog(kafka, group_id, "kafka-liveness/move")
     try:
-        moved = second.move(cluster.partitions(cluster.topics()), target)
+        moved = second.change_target(cluster.partitions(cluster.topics()), target)
     finally:
         second.close()
     if not moved:

@@ -16,8 +16,8 @@ import click
 
 from kafka_liveness_dagster.core import names
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import Name, shown
-from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.core.names import NameRule, display
+from kafka_liveness_dagster.core.partition_keys import parse_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,19 +28,23 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 
-_DAY = 86_400
+_DAY_SECONDS = 86_400
 
 
-class _Named(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
+class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
     """A text of one kind, or one word; a secret is not shown."""
 
-    def __init__(self, name: str, kind: Name, or_else: str | None = None, *, is_secret: bool = False) -> None:
-        self.name, self._kind, self._or_else, self._is_secret = name, kind, or_else, is_secret
+    def __init__(self, name: str, kind: NameRule, or_else: str | None = None, *, is_secret: bool = False) -> None:
+        self.name, self._rule, self._alternative, self._is_secret = name, kind, or_else, is_secret
 
     def convert(self, value: str, param: Parameter | None, ctx: Context | None) -> str:
-        if value != self._or_else and not self._kind.fits(value):
-            told = "" if self._is_secret else f"{shown(value)}: "
-            self.fail(f"{told}wanted {self._kind.wanted}{f', or {self._or_else}' if self._or_else else ''}", param, ctx)
+        if value != self._alternative and not self._rule.matches(value):
+            told = "" if self._is_secret else f"{display(value)}: "
+            self.fail(
+                f"{told}wanted {self._rule.description}{f', or {self._alternative}' if self._alternative else ''}",
+                param,
+                ctx,
+            )
         return value
 
 
@@ -51,7 +55,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it take
 
     def convert(self, value: str, param: Parameter | None, ctx: Context | None) -> str:
         try:
-            range_of(value)
+            parse_key(value)
         except InvalidSettingError as error:
             self.fail(str(error), param, ctx)
         return value
@@ -61,7 +65,7 @@ class Seconds(click.FloatRange):
     """A time that ends: ``nan`` and ``inf`` are floats to click, and in no range and every one."""
 
     def __init__(self, **limits: Any) -> None:
-        super().__init__(max=_DAY, **limits)
+        super().__init__(max=_DAY_SECONDS, **limits)
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:  # noqa: D102 - click's
         found = super().convert(value, param, ctx)
@@ -79,42 +83,44 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it tak
         try:
             found = datetime.fromisoformat(value[:-1] + "+00:00" if value[-1:] in "zZ" else value)
         except ValueError:
-            self.fail(f"{shown(value)}: wanted a time like 2026-11-22T10:00:00Z, or 2026-11-22T11:00+01:00", param, ctx)
+            self.fail(
+                f"{display(value)}: wanted a time like 2026-11-22T10:00:00Z, or 2026-11-22T11:00+01:00", param, ctx
+            )
         return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
 MOMENT = _Moment()
-TEXT = _Named("text", names.TEXT)
-GROUP = _Named("group", names.GROUP_ID)
-TOPIC = _Named("topic", names.TOPIC)
-TABLE = _Named("table", names.TABLE)
-SERVERS = _Named("host:port", names.SERVERS, "embedded")
-REMOTE = _Named("sc://host:port", names.REMOTE, "embedded", is_secret=True)
+TEXT = _NamedText("text", names.TEXT)
+GROUP = _NamedText("group", names.GROUP_ID)
+TOPIC = _NamedText("topic", names.TOPIC)
+TABLE = _NamedText("table", names.TABLE)
+SERVERS = _NamedText("host:port", names.SERVERS, "embedded")
+REMOTE = _NamedText("sc://host:port", names.REMOTE, "embedded", is_secret=True)
 RANGE = _Range()
 
 
 _QUIET_SECONDS = 60.0
 
 
-class CannotAskError(click.ClickException):
+class ConnectionOptionError(click.ClickException):
     """A question could not be asked: exit code 2, since the answer is neither yes nor no."""
 
     exit_code = 2
 
 
-at_bootstrap_servers = click.option(
+bootstrap_servers_option = click.option(
     "--bootstrap-servers",
     type=SERVERS,
     default="embedded",
     show_default=True,
     help="Kafka brokers.",
 )
-with_command_config = click.option(
+command_config_option = click.option(
     "--command-config",
     type=click.File(encoding="utf-8"),
     help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
 )
-at_spark = click.option(
+spark_option = click.option(
     "--spark",
     type=REMOTE,
     default="embedded",
@@ -123,7 +129,7 @@ at_spark = click.option(
 )
 
 
-def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
+def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
     """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
@@ -131,11 +137,11 @@ def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSetti
 
     if bootstrap_servers != "embedded":
         try:
-            return KafkaSettings.of_properties(bootstrap_servers, command_config or ())
+            return KafkaSettings.from_properties(bootstrap_servers, command_config or ())
         except (InvalidSettingError, UnicodeDecodeError) as error:
             told = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise click.BadParameter(told, param_hint="--command-config") from None
-    found = services.running()
+    found = services.running_services()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(
             f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
@@ -145,7 +151,7 @@ def reached(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSetti
 
 
 @contextmanager
-def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
+def lazy_session(remote: str) -> Iterator[Callable[[], SparkSession]]:
     """What opens a session when it is needed first, which ends with the block; a server is not started for it.
 
     In the block Spark may take its time, as long as it says something now and then.
@@ -154,26 +160,28 @@ def session_at(remote: str) -> Iterator[Callable[[], SparkSession]]:
     with ExitStack() as ends:
 
         def session() -> SparkSession:
-            from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415  only where there is a table
-            from kafka_liveness_dagster.spark.connect.session import connect, end  # noqa: PLC0415
+            from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415  only where there is a table
+            from kafka_liveness_dagster.spark.connect.session import close, connect  # noqa: PLC0415
 
             if not opened:
-                opened.append(connect(spark_at(remote), say=partial(click.echo, err=True)))
-                ends.callback(end, opened[0])
-                ends.enter_context(line_of(opened[0]).unless_silent(_QUIET_SECONDS, "a command asked it for a table"))
+                opened.append(connect(spark_address(remote), report=partial(click.echo, err=True)))
+                ends.callback(close, opened[0])
+                ends.enter_context(
+                    connection_of(opened[0]).abort_if_silent(_QUIET_SECONDS, "a command asked it for a table")
+                )
             return opened[0]
 
         yield session
 
 
-def spark_at(remote: str) -> str:
+def spark_address(remote: str) -> str:
     """The Spark named; the embedded one is looked at where it runs."""
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
 
     if remote != "embedded":
         return remote
-    found = services.running()
+    found = services.running_services()
     if found is None or not found.spark_remote:
         raise InvalidSettingError(
             f"the embedded Spark does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "

@@ -8,13 +8,13 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, opened
+from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, open_instance
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.partition_keys import replay_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.timestamps import processed
-from kafka_liveness_dagster.metadata import number
+from kafka_liveness_dagster.kafka.timestamps import processed_ranges
+from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
-    from kafka_liveness_dagster.kafka.timestamps import Processed
+    from kafka_liveness_dagster.kafka.timestamps import ProcessedRanges
 
 
-def window(
+def find_ranges(
     kafka: KafkaSettings,
     group_id: str,
     topics: Sequence[str],
@@ -34,7 +34,7 @@ def window(
     end: datetime | None,
     *,
     allow_expired: bool = False,
-) -> Processed:
+) -> ProcessedRanges:
     """The processed offsets of a group whose timestamps lie from ``begin`` to before ``end``.
 
     Args:
@@ -51,23 +51,23 @@ def window(
     """
     if end is not None and end <= begin:
         raise InvalidSettingError(f"--to {end.isoformat()} is not after --from {begin.isoformat()}")
-    until = None if end is None else _ms(end)
+    until = None if end is None else _to_ms(end)
     try:
-        found = processed(Cluster(kafka), group_id, topics, _ms(begin), until, allow_expired=allow_expired)
+        found = processed_ranges(Cluster(kafka), group_id, topics, _to_ms(begin), until, allow_expired=allow_expired)
     except DataExpiredError as error:
         remedy = "Nothing was added; to take what is left of the window, say --allow-expired, or begin later"
         raise DataExpiredError(f"{error}: the window begins at {begin.isoformat()}. {remedy}") from None
     if not found.ranges:
         nothing = f"nothing that group {group_id} has processed is of that time"
-        raise InvalidSettingError("\n".join([nothing, *told(found)]))
+        raise InvalidSettingError("\n".join([nothing, *describe_window(found)]))
     return found
 
 
-def told(found: Processed) -> Iterator[str]:
+def describe_window(found: ProcessedRanges) -> Iterator[str]:
     """A line for each range, and what is left out."""
     for r in found.ranges:
-        yield f"{r}  {number(r.size, 'offset')}"
-    for why in found.left_out():
+        yield f"{r}  {format_count(r.size, 'offset')}"
+    for why in found.excluded_lines():
         yield f"left out, {why}"
 
 
@@ -77,7 +77,7 @@ def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRang
     Raises:
         InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the group's.
     """
-    if (instance := opened()) is None:
+    if (instance := open_instance()) is None:
         raise InvalidSettingError("set DAGSTER_HOME to the instance that has the asset; nothing was added")
     now = datetime.now(timezone.utc)
     keys = [replay_key(r, now) for r in ranges]
@@ -87,5 +87,5 @@ def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRang
     return found, keys
 
 
-def _ms(moment: datetime) -> int:
+def _to_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)

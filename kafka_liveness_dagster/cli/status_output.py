@@ -17,14 +17,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from kafka_liveness_dagster.core.commit_metadata import Mark
-from kafka_liveness_dagster.core.departures import Expiry, ignored, replaced_logs
+from kafka_liveness_dagster.core.commit_metadata import OwnerState
+from kafka_liveness_dagster.core.departures import Expiry, ignored_pending_lines, replaced_log_lines
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
-from kafka_liveness_dagster.telemetry.group_metrics import points, times
-from kafka_liveness_dagster.telemetry.metrics import prometheus
+from kafka_liveness_dagster.telemetry.group_metrics import gauge_points, measure_topics
+from kafka_liveness_dagster.telemetry.metrics import prometheus_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.telemetry.metrics import Metric
 
 
-def exposition(cluster: Cluster, found: GroupStatus, *, by_partition: bool = False) -> str:
+def prometheus_text(cluster: Cluster, found: GroupStatus, *, by_partition: bool = False) -> str:
     """The status in Prometheus' text format.
 
     Args:
@@ -57,10 +57,12 @@ def exposition(cluster: Cluster, found: GroupStatus, *, by_partition: bool = Fal
         ) from error
     registry = CollectorRegistry()
     gauges: dict[Metric, Gauge] = {}
-    seen = [one.seen for one in found.partitions]
-    known = times(cluster, found.group_id, seen, found.held)
-    for metric, value, labels in points(found.group_id, len(found.members), seen, known, by_partition=by_partition):
-        names = [prometheus(label) for label in labels]
+    seen = [one.snapshot for one in found.partitions]
+    known = measure_topics(cluster, found.group_id, seen, found.open_transactions)
+    for metric, value, labels in gauge_points(
+        found.group_id, len(found.members), seen, known, by_partition=by_partition
+    ):
+        names = [prometheus_name(label) for label in labels]
         if metric not in gauges:
             gauges[metric] = Gauge(metric.prometheus, metric.description, names, registry=registry)
         gauges[metric].labels(*labels.values()).set(value)
@@ -68,45 +70,45 @@ def exposition(cluster: Cluster, found: GroupStatus, *, by_partition: bool = Fal
 
 
 _NO_WIDTH = 1_000_000
-_WARNING = {Expiry.NEAR: "about to expire", Expiry.BEGUN: "partly expired", Expiry.GONE: "expired"}
+_WARNING = {Expiry.NEARLY: "about to expire", Expiry.PARTLY: "partly expired", Expiry.EXPIRED: "expired"}
 
 
-def show(found: GroupStatus) -> Group:
+def show_status(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
     words = f"lag {numbers['lag']:,}, {numbers['pending_offsets']:,} offsets pending, members: {len(found.members)}"
     by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
     source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
-    seen = [p.seen for p in found.partitions]
-    if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing]:
-        lacks = f"{found.table} lacks {listed(missing)}, {sum(r.size for r in missing):,} committed offsets"
+    seen = [p.snapshot for p in found.partitions]
+    if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing_rows]:
+        lacks = f"{found.table} lacks {join_some(missing)}, {sum(r.size for r in missing):,} committed offsets"
         source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='crash_lag'", "red")
     first = [
-        f"{p.seen.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
+        f"{p.snapshot.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
         for p in found.partitions
-        for one in p.foreign
+        for one in p.external_commits
         if one.log == "first"
     ]
-    warnings = [Text(line, "yellow") for line in (*first, *replaced_logs(seen), *ignored(seen))]
-    held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.held]
+    warnings = [Text(line, "yellow") for line in (*first, *replaced_log_lines(seen), *ignored_pending_lines(seen))]
+    held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.open_transactions]
     members = [_members_table(found)] if found.members else []
     return Group(title, source, _partitions_table(found), *warnings, *held, *members)
 
 
-def watch(look: Callable[[], GroupStatus], seconds: float) -> None:
+def watch_status(read_status: Callable[[], GroupStatus], seconds: float) -> None:
     """Look again and again until Ctrl-C; a broker that is away for a while is waited for."""
-    with Live(show(look()), console=terminal(), auto_refresh=False) as live:
+    with Live(show_status(read_status()), console=create_console(), auto_refresh=False) as live:
         live.refresh()
         while True:
             time.sleep(seconds)
             try:
-                live.update(show(look()), refresh=True)
+                live.update(show_status(read_status()), refresh=True)
             except BrokerUnreachableError as error:
                 live.update(Text(str(error), "red"), refresh=True)
 
 
-def terminal() -> Console:
+def create_console() -> Console:
     """Where it is shown; what is no terminal, a pipe or a file, has no width, and nothing is folded to one."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -115,7 +117,7 @@ def terminal() -> Console:
 
 
 @dataclass
-class _Rows:
+class _StatusTable:
     """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
 
     columns: Sequence[str]
@@ -141,42 +143,42 @@ class _Rows:
                     yield Padding(Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2))
 
 
-def _partitions_table(found: GroupStatus) -> _Rows:
-    table = _Rows(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
+def _partitions_table(found: GroupStatus) -> _StatusTable:
+    table = _StatusTable(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
     for p in found.partitions:
-        seen, mark = p.seen, p.seen.mark
+        seen, mark = p.snapshot, p.snapshot.live_metadata
         table.add(
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",
-            _or_none(seen.committed),
-            f"{mark.mark.value} {mark.run}" if mark else _without_mark(p),
+            _or_dash(seen.committed),
+            f"{mark.owner_state.value} {mark.run_id}" if mark else _without_owner_state(p),
             f"{seen.lag:,}",
-            _owed(p),
-            listed(p.second.done),
-            _or_none(p.committed),
-            style="dim" if mark and mark.mark is Mark.PAUSED else "",
+            _pending_text(p),
+            join_some(p.catch_up_log.done),
+            _or_dash(p.committed),
+            style="dim" if mark and mark.owner_state is OwnerState.PAUSED else "",
         )
     return table
 
 
-def _members_table(found: GroupStatus) -> _Rows:
-    table = _Rows(("member", "run", "host", "instance id", "partitions"))
+def _members_table(found: GroupStatus) -> _StatusTable:
+    table = _StatusTable(("member", "run", "host", "instance id", "partitions"))
     for m in found.members:
-        held = listed(sorted(map(str, m.seen.partitions)))
+        held = join_some(sorted(map(str, m.member.partitions)))
         runs = " ".join(m.runs) or "external"
-        table.add(m.seen.client_id, runs, m.seen.host, m.seen.group_instance_id or "", held)
+        table.add(m.member.client_id, runs, m.member.host, m.member.group_instance_id or "", held)
     return table
 
 
-def _without_mark(p: PartitionStatus) -> str:
-    return "external" if any(one.log == "first" for one in p.foreign) else "none"
+def _without_owner_state(p: PartitionStatus) -> str:
+    return "external" if any(one.log == "first" for one in p.external_commits) else "none"
 
 
-def _owed(p: PartitionStatus) -> Text:
-    warnings = [_WARNING.get(p.expiry(span), "") for span in p.seen.outstanding]
-    words = [f"{span} {warning}".rstrip() for span, warning in zip(p.seen.outstanding, warnings, strict=True)]
-    return Text(listed(words), "red" if any(warnings) else "")
+def _pending_text(p: PartitionStatus) -> Text:
+    warnings = [_WARNING.get(p.expiry(span), "") for span in p.snapshot.outstanding]
+    words = [f"{span} {warning}".rstrip() for span, warning in zip(p.snapshot.outstanding, warnings, strict=True)]
+    return Text(join_some(words), "red" if any(warnings) else "")
 
 
-def _or_none(offset: int | None) -> str:
+def _or_dash(offset: int | None) -> str:
     return "none" if offset is None else str(offset)

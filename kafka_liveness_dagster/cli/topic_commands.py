@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli.options import TEXT, TOPIC, at_bootstrap_servers, reached, with_command_config
+from kafka_liveness_dagster.cli.options import (
+    TEXT,
+    TOPIC,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+)
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.kafka.topics import Record
+    from kafka_liveness_dagster.kafka.topics import ProducerRecord
 
-_INTERNAL = "__"  # Kafka's own topics begin so
+_INTERNAL_PREFIX = "__"  # Kafka's own topics begin so
 
 
 @click.group()
@@ -32,8 +38,8 @@ def topic() -> None:
 @click.option("--partitions", type=click.IntRange(1, 100_000), help="The broker's default unless given.")
 @click.option("--replication-factor", type=click.IntRange(1, 32_767), help="The broker's default unless given.")
 @click.option("--config", "config", multiple=True, metavar="NAME=VALUE", help="Like retention.ms=600000; repeatable.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def create(
     name: str,
     *,
@@ -51,19 +57,19 @@ def create(
     Example:
       kafka-liveness topic create orders --partitions 4
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    settings = dict(_setting(one) for one in config)
-    kafka = reached(bootstrap_servers, command_config)
+    settings = dict(_parse_setting(one) for one in config)
+    kafka = kafka_settings(bootstrap_servers, command_config)
     from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
 
     given = {"partitions": partitions or -1, "replication_factor": replication_factor or -1}
-    count = topics.create(kafka, name, **given, config=settings)
+    count = topics.create_topic(kafka, name, **given, config=settings)
     click.echo(f"made topic {name} with {count} partition{'s' if count > 1 else ''}")
 
 
 @topic.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
     """List topics, without Kafka's internal topics.
 
@@ -71,10 +77,10 @@ def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | Non
     Example:
       kafka-liveness topic list
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    kafka = reached(bootstrap_servers, command_config)
+    kafka = kafka_settings(bootstrap_servers, command_config)
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415  `--help` must not wait for it
 
-    found = [name for name in Cluster(kafka).topics() if not name.startswith(_INTERNAL)]
+    found = [name for name in Cluster(kafka).topics() if not name.startswith(_INTERNAL_PREFIX)]
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -87,8 +93,8 @@ def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | Non
 @topic.command()
 @click.argument("name", type=TOPIC)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
     """Show id, offsets and settings of a topic.
 
@@ -98,13 +104,13 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
     Example:
       kafka-liveness topic describe orders
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    kafka = reached(bootstrap_servers, command_config)
+    kafka = kafka_settings(bootstrap_servers, command_config)
     from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     cluster = Cluster(kafka)
     bounds = cluster.log_bounds(cluster.partitions([name]))
-    config, topic_id = topics.config_of(kafka, name), cluster.topic_ids([name])[name]
+    config, topic_id = topics.topic_config(kafka, name), cluster.topic_ids([name])[name]
     if as_json:
         logs = [{"partition": tp.partition, "log_start": start, "log_end": end} for tp, (start, end) in bounds.items()]
         click.echo(json.dumps({"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}))
@@ -127,8 +133,8 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True, max=1e6), help="Records a second.  [default: no limit]"
 )
-@at_bootstrap_servers
-@with_command_config
+@bootstrap_servers_option
+@command_config_option
 def produce(
     topic: str,
     file: BinaryIO,
@@ -158,12 +164,12 @@ def produce(
         raise click.UsageError("--key and --key-separator both say where the key is: choose one")
     if key_separator == "":
         raise click.UsageError("--key-separator is empty: name what stands between key and value, like :")
-    kafka = reached(bootstrap_servers, command_config)
+    kafka = kafka_settings(bootstrap_servers, command_config)
     from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
 
     if bootstrap_servers == "embedded":
-        topics.create_missing(kafka, [topic], lambda words: click.echo(words, err=True))
-    producing, began_at = topics.Producing(kafka, topic), time.monotonic()
+        topics.create_missing_topics(kafka, [topic], lambda words: click.echo(words, err=True))
+    producing, began_at = topics.RecordProducer(kafka, topic), time.monotonic()
     sent, why = 0, None
     try:
         for record in _records(file, as_json=as_json, key=key, separator=key_separator):
@@ -180,31 +186,31 @@ def produce(
         raise why
 
 
-def _records(file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None) -> Iterator[Record]:
-    from kafka_liveness_dagster.kafka.topics import Record  # noqa: PLC0415  `--help` must not wait for it
+def _records(file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None) -> Iterator[ProducerRecord]:
+    from kafka_liveness_dagster.kafka.topics import ProducerRecord  # noqa: PLC0415  `--help` must not wait for it
 
     for number, raw in enumerate(file, 1):
         line = raw.rstrip(b"\r\n")
         if as_json:
             if line.strip():
-                yield Record(line, _key(_parsed(line, number), key, number))
+                yield ProducerRecord(line, _key_of(_parse_line(line, number), key, number))
         elif separator is not None:
             before, found, value = line.partition(separator.encode())
             if not found:
                 raise InvalidSettingError(f"line {number} has no {separator!r} in it: nothing from it on was produced")
-            yield Record(value, before)
+            yield ProducerRecord(value, before)
         else:
-            yield Record(line)
+            yield ProducerRecord(line)
 
 
-def _parsed(line: bytes, number: int) -> Any:
+def _parse_line(line: bytes, number: int) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
         raise InvalidSettingError(f"line {number} is no JSON ({error}): nothing from it on was produced") from None
 
 
-def _key(value: Any, field: str | None, number: int) -> bytes | None:
+def _key_of(value: Any, field: str | None, number: int) -> bytes | None:
     if field is None:
         return None
     if not isinstance(value, dict) or field not in value:
@@ -213,7 +219,7 @@ def _key(value: Any, field: str | None, number: int) -> bytes | None:
     return None if found is None else (found if isinstance(found, str) else json.dumps(found)).encode()
 
 
-def _setting(text: str) -> tuple[str, str]:
+def _parse_setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise click.BadParameter(f"{text!r}: wanted NAME=VALUE, like retention.ms=600000", param_hint="--config")

@@ -6,7 +6,7 @@ Told whether some offsets fail together, by whoever can try them; tries nothing 
 >>> def fails(part):
 ...     tried.append(part)
 ...     return any(r.start <= 75 < r.end for r in part)
->>> print(*failing_alone([OffsetRange("orders", 3, 70, 78)], fails, most=20))
+>>> print(*bisect_failing_offsets([OffsetRange("orders", 3, 70, 78)], fails, max_offsets=20))
 orders:3:75-76
 >>> [str(r) for part in tried for r in part]  # 74-78 failed, for 70-74 did not
 ['orders:3:70-74', 'orders:3:74-76', 'orders:3:74-75', 'orders:3:75-76', 'orders:3:76-78']
@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange
 
 if TYPE_CHECKING:
@@ -32,68 +32,68 @@ class BadRecordError(KafkaLivenessError):
         offsets: ranges of one offset each.
     """
 
-    def __init__(self, offsets: Iterable[OffsetRange], why: str, outcome: str) -> None:
+    def __init__(self, offsets: Iterable[OffsetRange], reasons: str, outcome: str) -> None:
         self.offsets = tuple(offsets)
         named = [f"offset {r.start} of {r.topic_partition}" for r in self.offsets]
         verb, first = ("fails", ", with") if len(named) == 1 else ("fail", ", each of them, the first with")
-        super().__init__(f"{listed(named)} {verb} alone{f'{first} {why}' if why else ''}. {outcome}")
+        super().__init__(f"{join_some(named)} {verb} alone{f'{first} {reasons}' if reasons else ''}. {outcome}")
 
 
-class OwedLetters(NamedTuple):
+class PendingDeadLetters(NamedTuple):
     """The dead letters that are owed: how many, the first of them, and why that one failed."""
 
-    number: int = 0
-    first: tuple[OffsetRange, ...] = ()
-    why: str = ""
+    offset_count: int = 0
+    first_offset: tuple[OffsetRange, ...] = ()
+    reason: str = ""
 
 
-class _Known(Enum):
+class _Verdict(Enum):
     """What is known of some offsets that are still to be looked into."""
 
-    NOTHING = "nothing"
-    OF_OTHERS = "they must fail, for they did together with others that do not"
-    TRIED = "they failed"
+    UNKNOWN = "nothing"
+    FAILS_WITH_OTHERS = "they must fail, for they did together with others that do not"
+    FAILED = "they failed"
 
 
-def failing_alone(
-    ranges: Sequence[OffsetRange], fails: Callable[[Sequence[OffsetRange]], bool], most: int
+def bisect_failing_offsets(
+    ranges: Sequence[OffsetRange], fails: Callable[[Sequence[OffsetRange]], bool], max_offsets: int
 ) -> list[OffsetRange]:
-    """The single offsets by which a batch fails, in its order; not more than one beyond ``most``.
+    """The single offsets by which a batch fails, in its order; not more than one beyond ``max_offsets``.
 
     Each that is found costs two tries for each halving of the batch, at most: 34 of 100,000 offsets.
 
     Args:
         ranges: a batch that has failed.
         fails: tries some of its offsets; called with a single one once, when it is found.
-        most: with more than so many the search ends.
+        max_offsets: with more than so many the search ends.
 
     Returns:
         Nothing when no single offset is to blame: some fail together, and each half of them does not.
     """
     found: list[OffsetRange] = []
-    waiting = [(list(ranges), _Known.OF_OTHERS)]
-    while waiting and len(found) <= most:
+    waiting = [(list(ranges), _Verdict.FAILS_WITH_OTHERS)]
+    while waiting and len(found) <= max_offsets:
         part, known = waiting.pop()
         is_single = sum(r.size for r in part) == 1
-        if (known is _Known.NOTHING or (is_single and known is _Known.OF_OTHERS)) and not fails(part):
-            if known is _Known.OF_OTHERS:
+        if (known is _Verdict.UNKNOWN or (is_single and known is _Verdict.FAILS_WITH_OTHERS)) and not fails(part):
+            if known is _Verdict.FAILS_WITH_OTHERS:
                 return []
             continue
         if is_single:
             found += part
             continue
-        first, second = halves(part)
+        first, second = split_in_half(part)
         if fails(first):
-            waiting += [(second, _Known.NOTHING), (first, _Known.TRIED)]
+            waiting += [(second, _Verdict.UNKNOWN), (first, _Verdict.FAILED)]
         else:
-            waiting.append((second, _Known.OF_OTHERS))
+            waiting.append((second, _Verdict.FAILS_WITH_OTHERS))
     return found
 
 
-def halves(ranges: Iterable[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+def split_in_half(ranges: Iterable[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """The same offsets in two lists of about as many each.
 
-    >>> print(*halves([OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 4, 0, 3)])[0])
+    >>> print(*split_in_half([OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 4, 0, 3)])[0])
     orders:3:70-71 orders:4:0-1
     """
     parts = list(ranges)

@@ -3,9 +3,9 @@
 Nothing is fetched here, so nothing can be thrown away: what one plan leaves is simply where the next begins.
 
 >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
->>> fair_share({A: 1000, B: 1000, C: 1000}, 300, None).taken.values()
+>>> fair_share({A: 1000, B: 1000, C: 1000}, 300, None).counts.values()
 dict_values([100, 100, 100])
->>> fair_share({A: 1000, B: 1000, C: 0}, 300, None).taken
+>>> fair_share({A: 1000, B: 1000, C: 0}, 300, None).counts
 {TopicPartition(topic='orders', partition=0): 150, TopicPartition(topic='orders', partition=1): 150}
 """
 
@@ -17,28 +17,28 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, union
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-MOST_SHARES = 64
+MAX_SHARES = 64
 """As many readers as Spark keeps for its next tasks, unless set (``spark.kafka.consumer.cache.capacity``)."""
-TURNS_FROM = 50_000
+LARGE_BATCH_OFFSETS = 50_000
 """Offsets of a batch. In a smaller one that nobody waits for another is worth more than what a task and a file cost."""
-TURNS = 4
+LARGE_BATCH_TURNS = 4
 
 
 @dataclass(frozen=True)
 class Shares:
     """How many offsets each partition gives, and who is remembered as the last one favoured."""
 
-    taken: dict[TopicPartition, int]
-    last: TopicPartition | None
+    counts: dict[TopicPartition, int]
+    rotation_start: TopicPartition | None
 
 
-class Wanted(NamedTuple):
+class BatchRequest(NamedTuple):
     """Which batch is asked for.
 
     Attributes:
@@ -51,12 +51,12 @@ class Wanted(NamedTuple):
     min_records: int = 1
     max_wait_seconds: float | None = None
 
-    def is_met(self, records: int, waited_seconds: float) -> bool:
+    def is_satisfied(self, records: int, waited_seconds: float) -> bool:
         """Whether so many are a batch, after they have waited for so long.
 
-        >>> minutely = Wanted(500, min_records=500, max_wait_seconds=60.0)
-        >>> minutely.is_met(120, 59.0), minutely.is_met(120, 60.0), minutely.is_met(500, 0.0), minutely.is_met(0, 99.0)
-        (False, True, True, False)
+        >>> minutely = BatchRequest(500, min_records=500, max_wait_seconds=60.0)
+        >>> [minutely.is_satisfied(*one) for one in ((120, 59.0), (120, 60.0), (500, 0.0), (0, 99.0))]
+        [False, True, True, False]
         """
         has_waited = self.max_wait_seconds is not None and waited_seconds >= self.max_wait_seconds
         return records > 0 and (records >= self.min_records or has_waited)
@@ -69,19 +69,19 @@ class Batch:
     Attributes:
         ranges: half-open, disjoint, sorted.
         deadline_seconds: how long its processing may take before the member leaves the group.
-        epoch: which membership planned it; a batch of a former one is refused at commit.
-        last: the partition after which the next shares are dealt.
-        arrivals: by which ownership each partition was planned; a later one leaves its part to a replay.
-        left_out: single offsets of it that cannot be processed: its commit passes them, and they are owed.
+        membership_epoch: which membership planned it; a batch of a former one is refused at commit.
+        rotation_start: the partition after which the next shares are dealt.
+        assignment_ids: by which ownership each partition was planned; a later one leaves its part to a replay.
+        skipped: single offsets of it that cannot be processed: its commit passes them, and they are owed.
         planning_seconds: how long it took to ask where the logs end, and to plan it.
     """
 
     ranges: tuple[OffsetRange, ...]
     deadline_seconds: float
-    epoch: int = 0
-    last: TopicPartition | None = None
-    arrivals: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
-    left_out: tuple[OffsetRange, ...] = ()
+    membership_epoch: int = 0
+    rotation_start: TopicPartition | None = None
+    assignment_ids: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
+    skipped: tuple[OffsetRange, ...] = ()
     planning_seconds: float = field(default=0.0, repr=False, compare=False)
 
     @property
@@ -95,25 +95,25 @@ class Batch:
         return {r.topic_partition: r.span for r in self.ranges}
 
     @property
-    def done(self) -> tuple[OffsetRange, ...]:
+    def processed(self) -> tuple[OffsetRange, ...]:
         """What of it is processed.
 
-        >>> Batch((OffsetRange("t", 0, 7, 9),), 60.0, left_out=(OffsetRange("t", 0, 8, 9),)).done
+        >>> Batch((OffsetRange("t", 0, 7, 9),), 60.0, skipped=(OffsetRange("t", 0, 8, 9),)).processed
         (OffsetRange(topic='t', partition=0, start=7, end=8),)
         """
-        if not self.left_out:
+        if not self.skipped:
             return self.ranges
-        return tuple(OffsetRange(*r.topic_partition, *rest) for r in self.ranges for rest in self._rest_of(r))
+        return tuple(OffsetRange(*r.topic_partition, *rest) for r in self.ranges for rest in self._remainder(r))
 
-    def owing(self, tp: TopicPartition) -> tuple[Span, ...]:
+    def pending_of(self, tp: TopicPartition) -> tuple[Span, ...]:
         """What of a partition is owed when it is committed."""
-        return union(r.span for r in self.left_out if r.topic_partition == tp)
+        return union(r.span for r in self.skipped if r.topic_partition == tp)
 
-    def _rest_of(self, part: OffsetRange) -> tuple[Span, ...]:
-        return difference((part.span,), self.owing(part.topic_partition))
+    def _remainder(self, part: OffsetRange) -> tuple[Span, ...]:
+        return difference((part.span,), self.pending_of(part.topic_partition))
 
     def __str__(self) -> str:
-        return listed(self.ranges, most=1)
+        return join_some(self.ranges, max_items=1)
 
 
 @dataclass
@@ -127,97 +127,103 @@ class Rotation:
     planned: TopicPartition | None = None
     committed: TopicPartition | None = None
 
-    def deal_again(self) -> None:
+    def reset(self) -> None:
         """What is not committed comes again, with the same shares as before."""
         self.planned = self.committed
 
 
 def fair_share(
-    lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None, least: int = 1
+    lag: Mapping[TopicPartition, int], max_records: int, rotation_start: TopicPartition | None, min_share: int = 1
 ) -> Shares:
     """An equal share for each partition with lag; what one cannot use goes to the others.
 
-    The odd offsets of an uneven division go round: the partition after ``last`` is first in line. So do shares of
-    ``least`` where an equal one would be smaller: those that get none are first in line next time. It is 1 or more.
+    The odd offsets of an uneven division go round: the partition after ``rotation_start`` is first in line. So do
+    shares of
+    ``min_share`` where an equal one would be smaller: those that get none are first in line next time. It is 1 or more.
 
     >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
-    >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, least=150).taken.keys() == {B, C}
+    >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, min_share=150).counts.keys() == {B, C}
     True
     """
     _check_bound(max_records)
     in_line = _with_lag(lag)
     counts = [lag[tp] for tp in in_line]  # asked for once: with many partitions each look-up waits for memory
-    level, odd = _level(sorted(counts), max_records)
-    if level < least and any(count > level for count in counts):
-        return greedy_share(lag, max_records, last, least)
-    favoured = _rotated([tp for tp, count in zip(in_line, counts, strict=True) if count > level], last)[:odd]
+    level, odd = _water_level(sorted(counts), max_records)
+    if level < min_share and any(count > level for count in counts):
+        return greedy_share(lag, max_records, rotation_start, min_share)
+    favoured = _rotate([tp for tp, count in zip(in_line, counts, strict=True) if count > level], rotation_start)[:odd]
     each = [min(count, level) for count in counts]
     taken = dict(zip(in_line, each, strict=True))
     for tp in favoured:
         taken[tp] += 1
-    return Shares(taken, favoured[-1] if favoured else last)
+    return Shares(taken, favoured[-1] if favoured else rotation_start)
 
 
 def greedy_share(
-    lag: Mapping[TopicPartition, int], max_records: int, last: TopicPartition | None, most: int | None = None
+    lag: Mapping[TopicPartition, int],
+    max_records: int,
+    rotation_start: TopicPartition | None,
+    max_share: int | None = None,
 ) -> Shares:
-    """As much as possible, or ``most``, from one partition, then the next; the next plan begins after the last one."""
+    """Take all, or at most ``max_share``, from a partition, then from the next; the next plan begins after the last."""
     _check_bound(max_records)
     left, taken = max_records, {}
-    for tp in _rotated(_with_lag(lag), last):
+    for tp in _rotate(_with_lag(lag), rotation_start):
         if left == 0:
             break
-        taken[tp] = min(lag[tp], left, most or left)
+        taken[tp] = min(lag[tp], left, max_share or left)
         left -= taken[tp]
-        last = tp
-    return Shares({tp: taken[tp] for tp in sorted(taken)}, last)
+        rotation_start = tp
+    return Shares({tp: taken[tp] for tp in sorted(taken)}, rotation_start)
 
 
-def in_turns(fair: Shares, lag: Mapping[TopicPartition, int], last: TopicPartition | None) -> Shares:
+def rotate_large_batches(
+    fair: Shares, lag: Mapping[TopicPartition, int], rotation_start: TopicPartition | None
+) -> Shares:
     """The same, but what those share that have more goes to a quarter of them, and to the next ones with the next plan.
 
     >>> A, B, C, D, E = (TopicPartition("orders", p) for p in range(5))
     >>> lag = {A: 7, B: 900, C: 900, D: 900, E: 900}
-    >>> in_turns(fair_share(lag, 107, None), lag, B).taken == {A: 7, C: 100}
+    >>> rotate_large_batches(fair_share(lag, 107, None), lag, B).counts == {A: 7, C: 100}
     True
     """
-    waiting = {tp: count for tp, count in lag.items() if count > fair.taken.get(tp, 0)}
-    served = {tp: count for tp, count in fair.taken.items() if tp not in waiting}
-    left = sum(fair.taken.values()) - sum(served.values())
+    waiting = {tp: count for tp, count in lag.items() if count > fair.counts.get(tp, 0)}
+    served = {tp: count for tp, count in fair.counts.items() if tp not in waiting}
+    left = sum(fair.counts.values()) - sum(served.values())
     if not left:
         return fair
-    shares = min(MOST_SHARES, math.ceil(len(waiting) / TURNS))
-    turns = greedy_share(waiting, left, last, math.ceil(left / shares))
-    return Shares(dict(sorted((served | turns.taken).items())), turns.last)
+    shares = min(MAX_SHARES, math.ceil(len(waiting) / LARGE_BATCH_TURNS))
+    turns = greedy_share(waiting, left, rotation_start, math.ceil(left / shares))
+    return Shares(dict(sorted((served | turns.counts).items())), turns.rotation_start)
 
 
-def plan(
+def plan_ranges(
     pending: Mapping[TopicPartition, Sequence[Span]],
     max_records: int,
-    last: TopicPartition | None,
+    rotation_start: TopicPartition | None,
     *,
     greedy: bool = False,
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
     """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first.
 
-    A batch of more partitions than ``MOST_SHARES`` is not cut into smaller shares: they go round. Each range costs
+    A batch of more partitions than ``MAX_SHARES`` is not cut into smaller shares: they go round. Each range costs
     Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560, and
     8 of 12,500 longer than 2 of 50,000: a large batch has a quarter of the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}
     if greedy:
-        shares = greedy_share(lag, max_records, last)
+        shares = greedy_share(lag, max_records, rotation_start)
     else:
-        shares = fair_share(lag, max_records, last, max(1, max_records // MOST_SHARES))
-        shares = in_turns(shares, lag, last) if max_records >= TURNS_FROM else shares
+        shares = fair_share(lag, max_records, rotation_start, max(1, max_records // MAX_SHARES))
+        shares = rotate_large_batches(shares, lag, rotation_start) if max_records >= LARGE_BATCH_OFFSETS else shares
     ranges = tuple(
-        OffsetRange(*tp, *span) for tp, count in shares.taken.items() for span in first_offsets(whole[tp], count)
+        OffsetRange(*tp, *span) for tp, count in shares.counts.items() for span in lowest_offsets(whole[tp], count)
     )
-    return ranges, shares.last
+    return ranges, shares.rotation_start
 
 
-def first_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
+def lowest_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
     """The lowest ``count`` offsets of ``spans``, which are disjoint and in order."""
     for start, end in spans:
         if count <= 0:
@@ -235,16 +241,16 @@ def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:
     return sorted(tp for tp, count in lag.items() if count > 0)
 
 
-def _rotated(in_line: list[TopicPartition], last: TopicPartition | None) -> list[TopicPartition]:
-    """Sorted partitions, beginning after ``last`` (which may be ours no longer)."""
-    first = 0 if last is None else bisect_right(in_line, last)
-    return in_line[first:] + in_line[:first]
+def _rotate(partitions: list[TopicPartition], rotation_start: TopicPartition | None) -> list[TopicPartition]:
+    """Sorted partitions, beginning after ``rotation_start`` (which may be ours no longer)."""
+    first = 0 if rotation_start is None else bisect_right(partitions, rotation_start)
+    return partitions[first:] + partitions[:first]
 
 
-def _level(lags: Sequence[int], left: int) -> tuple[int, int]:
-    """What each may take of ``left``, if it has so much, and how many may take one more; the lags are sorted."""
+def _water_level(lags: Sequence[int], remaining: int) -> tuple[int, int]:
+    """What each may take of ``remaining``, if it has so much, and how many may take one more; the lags are sorted."""
     for waiting, lag in zip(range(len(lags), 0, -1), lags, strict=True):
-        if lag * waiting > left:  # so have all that follow: they share what is left
-            return divmod(left, waiting)
-        left -= lag
+        if lag * waiting > remaining:  # so have all that follow: they share what is left
+            return divmod(remaining, waiting)
+        remaining -= lag
     return lags[-1] if lags else 0, 0

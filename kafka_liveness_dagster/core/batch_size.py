@@ -8,9 +8,9 @@ is named, and the caller decides whether it is owed or ends the run.
 >>> from kafka_liveness_dagster.core.batch_planning import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> sizer = BatchSizer(ceiling=50)
->>> sizer.too_slow(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), sizer.bound
+>>> sizer.record_timeout(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), sizer.bound
 (None, 25)
->>> sizer.in_time(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), sizer.bound
+>>> sizer.record_success(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), sizer.bound
 (None, 50)
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
 
 
-FIRST_OFFSETS = 10_000
+INITIAL_OFFSETS = 10_000
 """Of an automatic bound, before anything is known: a second of work for most transforms."""
-AUTO_CEILING = 5_000_000
+AUTO_MAX_OFFSETS = 5_000_000
 """Of an automatic bound that was given none."""
-_MOST_GROWTH = 4  # of a bound from one batch to the next: one quick batch proves little
-_CLOCK_SECONDS = 0.001
+_MAX_GROWTH = 4  # of a bound from one batch to the next: one quick batch proves little
+_CLOCK_RESOLUTION_SECONDS = 0.001
 LARGEST_RECORD_BYTES = 2**20
 """Before any record was weighed: Kafka's message.max.bytes, so that the first batch is not too heavy either."""
 
 
-class PoisonedOffsetError(KafkaLivenessError):
+class SlowRecordError(KafkaLivenessError):
     """Single offsets take longer than a whole batch may.
 
     Attributes:
@@ -61,29 +61,29 @@ class BatchSizer:
     Attributes:
         ceiling: ``max_poll_records``; never exceeded.
         auto: find the bound by what batches take: the next is expected to use half of its budget.
-        most_bytes: what keys and values of a batch may weigh together; None for any weight.
-        judges_alone: the batch before was too slow; what comes next is to be judged by itself.
+        max_bytes: what keys and values of a batch may weigh together; None for any weight.
+        retry_alone: the batch before was too slow; what comes next is to be judged by itself.
     """
 
     ceiling: int
     auto: bool = False
-    most_bytes: int | None = None
-    judges_alone: bool = field(default=False, init=False)
-    _in_time: int = field(init=False)
+    max_bytes: int | None = None
+    retry_alone: bool = field(default=False, init=False)
+    _last_succeeded: int = field(init=False)
     _record_bytes: float = field(default=LARGEST_RECORD_BYTES, init=False)
-    _suspect: OffsetRange | None = field(default=None, init=False)
+    _suspect_offset: OffsetRange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._in_time = min(self.ceiling, FIRST_OFFSETS) if self.auto else self.ceiling
+        self._last_succeeded = min(self.ceiling, INITIAL_OFFSETS) if self.auto else self.ceiling
 
     @property
     def bound(self) -> int:
         """Offsets the next batch may hold."""
-        if self.most_bytes is None:
-            return self._in_time
-        return max(1, min(self._in_time, int(self.most_bytes / self._record_bytes)))
+        if self.max_bytes is None:
+            return self._last_succeeded
+        return max(1, min(self._last_succeeded, int(self.max_bytes / self._record_bytes)))
 
-    def in_time(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
+    def record_success(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
         """A batch was committed after so long: the next may be larger, up to the ceiling.
 
         Args:
@@ -91,20 +91,20 @@ class BatchSizer:
             seconds: what it took.
             record_bytes: what a record of it weighed on average; None where nobody weighed one.
         """
-        self.judges_alone, self._suspect = False, None
+        self.retry_alone, self._suspect_offset = False, None
         if record_bytes is not None:
             was = record_bytes if self._record_bytes == LARGEST_RECORD_BYTES else self._record_bytes
             self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)  # up at once, down by and by
         if not self.auto:
-            self._in_time = min(self.ceiling, 2 * self._in_time)
+            self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
             return
         # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too little
-        wanted = int(batch.max_records / max(seconds, _CLOCK_SECONDS) * batch.deadline_seconds / 2)
+        wanted = int(batch.max_records / max(seconds, _CLOCK_RESOLUTION_SECONDS) * batch.deadline_seconds / 2)
         full, late = batch.max_records >= self.bound, seconds > batch.deadline_seconds / 2
         if full or late or wanted > self.bound:  # a batch that lacked data is no reason to take less
-            self._in_time = max(1, min(self.ceiling, wanted, _MOST_GROWTH * self._in_time))
+            self._last_succeeded = max(1, min(self.ceiling, wanted, _MAX_GROWTH * self._last_succeeded))
 
-    def too_slow(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
+    def record_timeout(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
         """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned, the second time.
 
         Once may be a process that was stopped, a machine that was paused, or what was in flight beside it.
@@ -113,7 +113,7 @@ class BatchSizer:
             batch: the oldest that was in flight.
             alone: nothing else was in flight, so nothing else can have slowed it down.
         """
-        self.judges_alone = True
-        self._in_time = max(1, batch.max_records // 2)
-        before, self._suspect = self._suspect, batch.ranges[0] if batch.max_records == 1 else None
-        return self._suspect if alone and self._suspect == before else None
+        self.retry_alone = True
+        self._last_succeeded = max(1, batch.max_records // 2)
+        before, self._suspect_offset = self._suspect_offset, batch.ranges[0] if batch.max_records == 1 else None
+        return self._suspect_offset if alone and self._suspect_offset == before else None

@@ -5,9 +5,9 @@ ranges. Second log: the committed offset of ``G.catch-up``, a watermark below wh
 its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the group
 began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to a broker.
 
->>> mark = LiveMark.decode("kl1 running 0badcafe @0 70-120")
->>> mark.owed, mark.origin
-((Span(start=70, end=120),), Origin(start=0, topic_id=''))
+>>> mark = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
+>>> mark.pending, mark.origin
+((Span(start=70, end=120),), GroupOrigin(start=0, topic_id=''))
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_METADATA_BYTES = 4_095  # one below the broker's offset.metadata.max.bytes
 CATCH_UP_SUFFIX = ".catch-up"
 _VERSION = "kl1"
-_NEWER = re.compile("kl(?:[2-9]|[1-9][0-9]+) ")
+_NEWER_VERSION = re.compile("kl(?:[2-9]|[1-9][0-9]+) ")
 _NO_ORIGIN = "@-"
 # What follows the ranges refers to a table, so it needs an origin: `(?(start)…)`
 _ORIGIN = f"(?:{_NO_ORIGIN}|(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{{1,19}}))"
@@ -42,7 +42,7 @@ _DONE = re.compile(
 )
 
 
-class ForeignCommitError(KafkaLivenessError):
+class ExternalCommitError(KafkaLivenessError):
     """The committed metadata is another program's, or a newer version's; it is not touched."""
 
 
@@ -61,15 +61,15 @@ class ExternalCommit:
     metadata: str
 
     @property
-    def is_newer(self) -> bool:
+    def is_from_newer_version(self) -> bool:
         """Whether a newer version of this package wrote it, which may know more than the ledger does."""
-        return _NEWER.match(self.metadata) is not None
+        return _NEWER_VERSION.match(self.metadata) is not None
 
     def __str__(self) -> str:
-        return f"offset {self.offset}, metadata {_shown(self.metadata)}"
+        return f"offset {self.offset}, metadata {_quote(self.metadata)}"
 
 
-class Mark(Enum):
+class OwnerState(Enum):
     """What the last owner of a partition wrote when it committed."""
 
     RUNNING = "running"  # it was at work: found without its owner, it is the trace of a crash
@@ -78,7 +78,7 @@ class Mark(Enum):
 
 
 @dataclass(frozen=True)
-class Origin:
+class GroupOrigin:
     """Where a group's life on a log began.
 
     Attributes:
@@ -94,57 +94,63 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class LiveMark:
+class LiveCommitMetadata:
     """Metadata of the first log: the owner's mark, its run (8 hex digits), and what the live lane owes.
 
     Attributes:
-        again: the group's offsets were set back: what is in the table of these offsets is to be processed again.
+        reprocess: the group's offsets were set back: what is in the table of these offsets is to be processed again.
         origin: whose offsets these are, where the owner could ask what is in the table: then the commit vouches for it.
     """
 
-    mark: Mark
-    run: str
-    owed: tuple[Span, ...] = ()
-    again: Span | None = None
-    origin: Origin | None = field(default=None, compare=False)
+    owner_state: OwnerState
+    run_id: str
+    pending: tuple[Span, ...] = ()
+    reprocess: Span | None = None
+    origin: GroupOrigin | None = field(default=None, compare=False)
 
     def encode(self) -> str:
         """``kl1 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 running 0badcafe @- 70-120`` without an origin.
 
         Debts that leave no room for the origin are written without it: such a commit vouches for nothing.
         """
-        return self._text() if self.fits() or self.origin is None else replace(self, again=None, origin=None).encode()
+        return (
+            self._format()
+            if self.fits_commit_metadata() or self.origin is None
+            else replace(self, reprocess=None, origin=None).encode()
+        )
 
-    def fits(self) -> bool:
+    def fits_commit_metadata(self) -> bool:
         """Whether all of it can be committed."""
-        return len(self._text()) <= MAX_METADATA_BYTES
+        return len(self._format()) <= MAX_METADATA_BYTES
 
-    def _text(self) -> str:
-        words = f"{_VERSION} {self.mark.value} {self.run} {_encode_origin(self.origin)}"
-        words += f" {_encode_spans(self.owed)}" if self.owed else ""
+    def _format(self) -> str:
+        words = f"{_VERSION} {self.owner_state.value} {self.run_id} {_encode_origin(self.origin)}"
+        words += f" {_encode_spans(self.pending)}" if self.pending else ""
         # Without an origin there is no table to ask, so nothing in it to be done again
-        return words if self.origin is None or self.again is None else f"{words} reprocess {self.again}"
+        return words if self.origin is None or self.reprocess is None else f"{words} reprocess {self.reprocess}"
 
     @classmethod
-    def decode(cls, metadata: str) -> LiveMark | None:
+    def decode(cls, metadata: str) -> LiveCommitMetadata | None:
         """Read the metadata of a first-log commit; None when a plain consumer left none.
 
         Raises:
-            ForeignCommitError: the text is not ours.
+            ExternalCommitError: the text is not ours.
         """
         if not metadata:
             return None
-        found = _read(_LIVE, metadata)
+        found = _parse(_LIVE, metadata)
         again, owed = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
-        return cls(Mark(found["mark"]), found["run"], owed, next(iter(again), None), _origin(found, metadata))
+        return cls(
+            OwnerState(found["mark"]), found["run"], owed, next(iter(again), None), _decode_origin(found, metadata)
+        )
 
 
 @dataclass(frozen=True)
-class DoneLog:
+class CatchUpCommitMetadata:
     """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
 
     Attributes:
-        reported: offsets that are accounted for without having been processed: forgiven, or lost and reported.
+        written_off: offsets that are accounted for without having been processed: forgiven, or lost and reported.
         origin: whose offsets these are; None where no table could be asked.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
         missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed it.
@@ -153,8 +159,8 @@ class DoneLog:
 
     watermark: int = 0
     done: tuple[Span, ...] = ()
-    reported: tuple[Span, ...] = ()
-    origin: Origin | None = field(default=None, compare=False)
+    written_off: tuple[Span, ...] = ()
+    origin: GroupOrigin | None = field(default=None, compare=False)
     target: str | None = field(default=None, compare=False)
     missing: tuple[Span, ...] = ()
     external: ExternalCommit | None = field(default=None, compare=False)
@@ -168,28 +174,28 @@ class DoneLog:
         """The first offset above everything that counts as done."""
         return max(self.watermark, self.done[-1].end if self.done else 0)
 
-    def record(self, owed: tuple[Span, ...], newly: tuple[Span, ...]) -> DoneLog:
+    def mark_done(self, owed: tuple[Span, ...], newly: tuple[Span, ...]) -> CatchUpCommitMetadata:
         """The log after ``newly`` was done. The watermark passes only what is done or was never owed.
 
         It never passes the end of ``owed``, so a range that comes to be owed meanwhile is above it.
         """
         done = union((*self.done, *newly))
-        rest = DoneLog(self.watermark, done).outstanding(owed)
+        rest = CatchUpCommitMetadata(self.watermark, done).outstanding(owed)
         reached = rest[0].start if rest else max((span.end for span in owed), default=self.watermark)
         watermark = max(self.watermark, reached)
         return replace(self, watermark=watermark, done=difference(done, (Span(0, watermark),)))
 
-    def without(self, spans: tuple[Span, ...]) -> DoneLog:
+    def reopen(self, spans: tuple[Span, ...]) -> CatchUpCommitMetadata:
         """The log after these offsets came to be owed again, though they were done, or told as lost, before.
 
-        >>> DoneLog(watermark=120).without((Span(70, 100),)).encode()
+        >>> CatchUpCommitMetadata(watermark=120).reopen((Span(70, 100),)).encode()
         'kl1 done @- 100-120'
         """
         done = difference((Span(0, self.watermark), *self.done), spans)
         watermark = done[0].end if done and done[0].start == 0 else 0
         done = difference(done, (Span(0, watermark),))
-        reported, missing = difference(self.reported, spans), difference(self.missing, spans)
-        return replace(self, watermark=watermark, done=done, reported=reported, missing=missing)
+        reported, missing = difference(self.written_off, spans), difference(self.missing, spans)
+        return replace(self, watermark=watermark, done=done, written_off=reported, missing=missing)
 
     def encode(self) -> str:
         """``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``, or ``kl1 done @- 150-160``.
@@ -197,8 +203,8 @@ class DoneLog:
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
         not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
         """
-        done, reported, missing = list(self.done), list(self.reported), list(self.missing)
-        while len(text := self._text(done, reported, missing)) > MAX_METADATA_BYTES and (
+        done, reported, missing = list(self.done), list(self.written_off), list(self.missing)
+        while len(text := self._format(done, reported, missing)) > MAX_METADATA_BYTES and (
             done or reported or missing[1:]
         ):
             if done:
@@ -209,7 +215,7 @@ class DoneLog:
                 missing = [Span(missing[0].start, missing[-1].end)]
         return text
 
-    def _text(self, done: list[Span], reported: list[Span], missing: list[Span]) -> str:
+    def _format(self, done: list[Span], reported: list[Span], missing: list[Span]) -> str:
         words = f"{_VERSION} done {_encode_origin(self.origin)}"
         words += f" {_encode_spans(done)}" if done else ""
         if self.origin is None:
@@ -219,37 +225,37 @@ class DoneLog:
         return words + (f" target {self.target}" if self.target else "")
 
     @classmethod
-    def decode(cls, offset: int | None, metadata: str) -> DoneLog:
+    def decode(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
         """Read a second-log commit; nothing committed means nothing done.
 
         Raises:
-            ForeignCommitError: the text is not ours.
+            ExternalCommitError: the text is not ours.
         """
         if offset is None:
             return cls()
-        found = _read(_DONE, metadata)
+        found = _parse(_DONE, metadata)
         done, reported, missing = (_decode_spans(found.get(name), metadata) for name in ("done", "told", "missing"))
-        return cls(offset, done, reported, _origin(found, metadata), found.get("target"), missing)
+        return cls(offset, done, reported, _decode_origin(found, metadata), found.get("target"), missing)
 
     @classmethod
-    def read(cls, offset: int | None, metadata: str) -> DoneLog:
+    def read(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
         """Read a second-log commit of any client; an external commit marks no offset as done.
 
-        >>> DoneLog.read(120, "").external
+        >>> CatchUpCommitMetadata.read(120, "").external
         ExternalCommit(log='second', offset=120, metadata='')
         """
         try:
             return cls.decode(offset, metadata)
-        except ForeignCommitError:
+        except ExternalCommitError:
             return cls(external=ExternalCommit("second", offset or 0, metadata))
 
 
-def committed(first: int | None, owed: tuple[Span, ...]) -> int | None:
+def committed_offset(first: int | None, owed: tuple[Span, ...]) -> int | None:
     """KIP-333's ``committed()``: every offset before it is processed, in whichever lane."""
     return owed[0].start if owed else first
 
 
-def owed_before(offset: int, outstanding: tuple[Span, ...], began: Collection[int] = ()) -> Span | None:
+def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
     """The pending offsets that a commit of ``offset`` records as done (KIP-333); None unless it lies inside a range.
 
     The end of a pending range is where the live lane went on, so it proves nothing. Pending ranges of two crashes may
@@ -257,21 +263,21 @@ def owed_before(offset: int, outstanding: tuple[Span, ...], began: Collection[in
 
     Args:
         offset: the committed offset.
-        outstanding: the pending ranges.
-        began: offsets at which the live lane of this process began.
+        pending: the pending ranges.
+        position: offsets at which the live lane of this process began.
     """
-    owing = next((span for span in outstanding if span.start < offset < span.end), None)
-    if owing is None or offset in began:
+    owing = next((span for span in pending if span.start < offset < span.end), None)
+    if owing is None or offset in position:
         return None
-    return Span(max(owing.start, *(start for start in began if start < offset), 0), offset)
+    return Span(max(owing.start, *(start for start in position if start < offset), 0), offset)
 
 
-def fits(owed: tuple[Span, ...], origin: Origin | None = None, again: Span | None = None) -> bool:
+def fits_commit_metadata(owed: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None) -> bool:
     """Whether the first log's metadata can hold these owed ranges under the longest mark."""
-    return LiveMark(Mark.RELEASED, "0" * 8, owed, again, origin).fits()
+    return LiveCommitMetadata(OwnerState.RELEASED, "0" * 8, owed, again, origin).fits_commit_metadata()
 
 
-def _encode_origin(origin: Origin | None) -> str:
+def _encode_origin(origin: GroupOrigin | None) -> str:
     return _NO_ORIGIN if origin is None else str(origin)
 
 
@@ -279,21 +285,21 @@ def _encode_spans(spans: Sequence[Span]) -> str:
     return ",".join(map(str, spans))
 
 
-def _read(form: re.Pattern[str], metadata: str) -> dict[str, str]:
+def _parse(form: re.Pattern[str], metadata: str) -> dict[str, str]:
     """The parts of a text that it has."""
     found = form.fullmatch(metadata)
     if found is None:
-        raise _foreign(metadata)
+        raise _foreign_commit_error(metadata)
     return {name: part for name, part in found.groupdict().items() if part is not None}
 
 
-def _origin(found: Mapping[str, str], metadata: str) -> Origin | None:
+def _decode_origin(found: Mapping[str, str], metadata: str) -> GroupOrigin | None:
     if "start" not in found:
         return None
     start = int(found["start"])
     if start > MAX_OFFSET:
-        raise _foreign(metadata)
-    return Origin(start, found["topic_id"])
+        raise _foreign_commit_error(metadata)
+    return GroupOrigin(start, found["topic_id"])
 
 
 def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
@@ -301,29 +307,31 @@ def _decode_spans(text: str | None, metadata: str) -> tuple[Span, ...]:
         pairs = (part.split("-") for part in text.split(",")) if text else ()
         spans = tuple(Span(int(start), int(end)) for start, end in pairs)
     except ValueError as error:
-        raise _foreign(metadata) from error
+        raise _foreign_commit_error(metadata) from error
     if union(spans) != spans or (spans and spans[-1].end > MAX_OFFSET):
-        raise _foreign(metadata)
+        raise _foreign_commit_error(metadata)
     return spans
 
 
-def external_commit(group_id: str, tp: TopicPartition, found: ExternalCommit, servers: str) -> ForeignCommitError:
+def external_commit_error(
+    group_id: str, tp: TopicPartition, found: ExternalCommit, servers: str
+) -> ExternalCommitError:
     """Return the error for an external commit that stops both lanes, with the command that removes it."""
-    if found.is_newer:
-        return ForeignCommitError(
+    if found.is_from_newer_version:
+        return ExternalCommitError(
             f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, {found}. Nothing "
             "was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
         )
     command = f"kafka-consumer-groups --bootstrap-server {servers} --topic {tp}"
     if found.log == "first":
-        return ForeignCommitError(
+        return ExternalCommitError(
             f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
             "pending offsets. Nothing was joined, written or committed. Fix: give the other program its own group_id; "
             "then keep the offset and remove the metadata: "
             f"`{command} --group {group_id} --reset-offsets --to-current --execute`. With a table, the next live run "
             "finds the pending offsets again"
         )
-    return ForeignCommitError(
+    return ExternalCommitError(
         f"the second commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
         "pending offsets that are done, and there is no ledger here to rebuild it from. Nothing was joined, written or "
         "committed. Fix: give the other program its own group_id. With a table, start a live run: it rewrites the "
@@ -332,12 +340,12 @@ def external_commit(group_id: str, tp: TopicPartition, found: ExternalCommit, se
     )
 
 
-def _shown(metadata: str) -> str:
+def _quote(metadata: str) -> str:
     return repr(metadata if len(metadata) <= 80 else f"{metadata[:80]}…")  # noqa: PLR2004 - a line of a terminal
 
 
-def _foreign(metadata: str) -> ForeignCommitError:
-    return ForeignCommitError(
-        f"the commit metadata {_shown(metadata)} is not this package's (kl1 …): another program, or a newer version, "
+def _foreign_commit_error(metadata: str) -> ExternalCommitError:
+    return ExternalCommitError(
+        f"the commit metadata {_quote(metadata)} is not this package's (kl1 …): another program, or a newer version, "
         "commits to this group. Give each its own group_id; nothing was joined or committed"
     )

@@ -4,7 +4,8 @@ Level-triggered: the same snapshot gives the same answer however often it is ask
 repeated changes nothing. Never asks Kafka or Dagster.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
->>> running = PartitionSnapshot(TopicPartition("orders", 3), 70, LiveMark(Mark.RUNNING, "0badcafe"), 120)
+>>> held = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe")
+>>> running = PartitionSnapshot(TopicPartition("orders", 3), 70, held, 120)
 >>> [gone] = departures([running], members={}, runs={"0badcafe": Run(RunFate.FAILED)})
 >>> print(gone)
 run 0badcafe crashed; it had orders:3
@@ -18,23 +19,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReason
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
-from kafka_liveness_dagster.core.process_status import Word
-from kafka_liveness_dagster.core.run_ids import run_mark, run_of_place
+from kafka_liveness_dagster.core.process_status import ProcessStatus
+from kafka_liveness_dagster.core.run_ids import run_id_of_instance, short_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kafka_liveness_dagster.core.fencing import Away
+    from kafka_liveness_dagster.core.fencing import FenceReport
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionState
 
 
-_OLDEST_PARTS = 10
+_NEARLY_EXPIRED_PARTS = 10
 _FENCED = {
     FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
     FenceReason.PARTITIONS_LOST: LeaveReason.PARTITIONS_LOST,
@@ -47,9 +48,9 @@ _FENCED = {
 }
 
 
-def reason_of(away: Away) -> LeaveReason | None:
+def leave_reason_of(fence_report: FenceReport) -> LeaveReason | None:
     """What others call it that a run left its group for this reason; None for what ends a run as it should."""
-    return _FENCED.get(away.reason)
+    return _FENCED.get(fence_report.reason)
 
 
 class RunFate(Enum):
@@ -63,8 +64,8 @@ class RunFate(Enum):
     UNKNOWN = "unknown"
 
 
-_OVER = (RunFate.SUCCEEDED, RunFate.FAILED, RunFate.CANCELED)
-_UNMARKED = {
+_FINISHED = (RunFate.SUCCEEDED, RunFate.FAILED, RunFate.CANCELED)
+_REASON_WITHOUT_COMMIT = {
     RunFate.SUCCEEDED: LeaveReason.GRACEFUL,
     RunFate.FAILED: LeaveReason.CRASHED,
     RunFate.CANCELED: LeaveReason.CANCELED,
@@ -77,48 +78,49 @@ class Run:
     """A run as Dagster knows it, and what is known of its process.
 
     Attributes:
-        away: why it left the group, or after which leave it is back, as it told itself; None while it never left, or
-            when it could not say.
+        fence_report: why it left the group, or after which leave it is back, as it told itself; None while it never
+            left, or when it could not say.
         started: Dagster says that it is at work, not queued or starting.
         process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
-        beat: its sign of life, another one every half minute; None when it gives none.
-        away_seconds: how long it may be out of the group at most: process timeout and session; None before it said so.
-        place: of a run before it, in which it is a member now.
-        is_over: whether its step in the lane has ended, while other steps of the run go on.
+        heartbeat_at: its sign of life, another one every half minute; None when it gives none.
+        fenced_for_seconds: how long it may be out of the group at most: process timeout and session; None before it
+            said so.
+        group_instance_id: of a run before it, in which it is a member now.
+        has_ended: whether its step in the lane has ended, while other steps of the run go on.
     """
 
     fate: RunFate
-    away: Away | None = None
+    fence_report: FenceReport | None = None
     started: bool = False
-    process: Word = Word.UNKNOWN
-    beat: int | None = None
-    away_seconds: float | None = None
+    process: ProcessStatus = ProcessStatus.UNKNOWN
+    heartbeat_at: int | None = None
+    fenced_for_seconds: float | None = None
     is_catch_up: bool = False
-    place: str | None = None
-    is_over: bool = False
+    group_instance_id: str | None = None
+    has_ended: bool = False
 
     @property
     def is_interrupted(self) -> bool:
         """Whether a signal ended its process, as it told itself; it released its partitions if the broker answered."""
-        return self.away is not None and self.away.reason is FenceReason.INTERRUPTED
+        return self.fence_report is not None and self.fence_report.reason is FenceReason.INTERRUPTED
 
     @property
-    def is_at_work(self) -> bool:
+    def is_working(self) -> bool:
         """Whether somebody works for it, as far as anybody knows."""
-        return self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not Word.GONE
+        return self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not ProcessStatus.GONE
 
-    def has_place(self, place: str) -> bool:
+    def has_instance_id(self, group_instance_id: str) -> bool:
         """Whether it goes on under the name of a dead run; one that has not started has it from a run it repeats."""
-        return self.place == place and self.started and self.is_at_work
+        return self.group_instance_id == group_instance_id and self.started and self.is_working
 
 
 class Expiry(Enum):
     """How near the broker's retention is to an owed range."""
 
     SAFE = "safe"
-    NEAR = "about to expire"
-    BEGUN = "partly expired"
-    GONE = "expired"
+    NEARLY = "about to expire"
+    PARTLY = "partly expired"
+    EXPIRED = "expired"
 
 
 def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
@@ -130,12 +132,12 @@ def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
     """
     # Rule 1: below the log start the broker has deleted it
     if owed.end <= log_start:
-        return Expiry.GONE
+        return Expiry.EXPIRED
     if owed.start < log_start:
-        return Expiry.BEGUN
+        return Expiry.PARTLY
     # Rule 2: retention is at work, and this is in the oldest tenth of what it has left
-    near = log_start > 0 and (owed.start - log_start) * _OLDEST_PARTS < log_end - log_start
-    return Expiry.NEAR if near else Expiry.SAFE
+    near = log_start > 0 and (owed.start - log_start) * _NEARLY_EXPIRED_PARTS < log_end - log_start
+    return Expiry.NEARLY if near else Expiry.SAFE
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ class PartitionSnapshot:
 
     Attributes:
         outstanding: what is owed and not proven done by table and second log both, what was forgotten included.
-        forgotten: what of it no commit says any more.
-        missing: what was committed and the table has lost.
+        forgotten_pending: what of it no commit says any more.
+        missing_rows: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
-        reported: what is accounted for without rows: forgiven, or lost and told.
+        written_off: what is accounted for without rows: forgiven, or lost and told.
         external: the commit of another client that replaced the second log.
         unrecorded: what of ``outstanding`` is in the table: a run died before it recorded that.
         is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.
@@ -155,43 +157,43 @@ class PartitionSnapshot:
 
     topic_partition: TopicPartition
     committed: int | None
-    mark: LiveMark | None
+    live_metadata: LiveCommitMetadata | None
     log_end: int
     outstanding: tuple[Span, ...] = ()
     log_start: int = 0
-    forgotten: tuple[Span, ...] = ()
-    missing: tuple[Span, ...] = ()
+    forgotten_pending: tuple[Span, ...] = ()
+    missing_rows: tuple[Span, ...] = ()
     origin: int | None = None
-    reported: tuple[Span, ...] = ()
+    written_off: tuple[Span, ...] = ()
     external: ExternalCommit | None = None
     is_upper_bound: bool = False
     unrecorded: tuple[Span, ...] = ()
 
     @classmethod
-    def of(cls, tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+    def from_state(cls, tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
         """The snapshot that these facts give."""
-        missing = () if facts.committed is None else facts.missing(facts.committed)
+        missing = () if facts.committed is None else facts.missing_rows(facts.committed)
         forgotten, unrecorded = () if facts.proves_loss else missing, facts.recordable
         return cls(
             tp,
             facts.committed,
-            facts.mark,
+            facts.live_metadata,
             facts.log_end,
             intersection((*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)),
             log_start=facts.log_start,
-            forgotten=forgotten,
-            missing=missing if facts.proves_loss else (),
+            forgotten_pending=forgotten,
+            missing_rows=missing if facts.proves_loss else (),
             origin=facts.origin.start if facts.origin else None,
-            reported=facts.reported,
-            external=facts.second.external,
-            is_upper_bound=facts.second.external is not None and not facts.is_rebuilt,
+            written_off=facts.written_off,
+            external=facts.catch_up_log.external,
+            is_upper_bound=facts.catch_up_log.external is not None and not facts.is_catch_up_log_rebuilt,
             unrecorded=unrecorded,
         )
 
     @property
     def pending(self) -> tuple[Span, ...]:
         """Offsets below the first log that are not proven done: crash lag, and rows that the table has lost."""
-        return union((*self.outstanding, *self.missing))
+        return union((*self.outstanding, *self.missing_rows))
 
     @property
     def unprocessed(self) -> tuple[Span, ...]:
@@ -206,43 +208,47 @@ class PartitionSnapshot:
     @property
     def paused(self) -> bool:
         """Whether both lanes are held: no run would process it."""
-        return self.mark is not None and self.mark.mark is Mark.PAUSED
+        return self.live_metadata is not None and self.live_metadata.owner_state is OwnerState.PAUSED
 
     @property
-    def owed(self) -> int:
+    def pending_offsets(self) -> int:
         """Offsets the live lane jumped over that are not done."""
         return sum(span.size for span in self.outstanding)
 
 
-def replaced_logs(partitions: Iterable[PartitionSnapshot]) -> list[str]:
+def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
     """Return a line for each partition whose second log an external commit replaced, with what repairs it.
 
     >>> from kafka_liveness_dagster.core.offsets import TopicPartition
     >>> at, found = TopicPartition("orders", 3), ExternalCommit("second", 120, "")
-    >>> print(*replaced_logs([PartitionSnapshot(at, 120, None, 120, external=found)]))
+    >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, 120, external=found)]))
     orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either la...
     """
-    return [f"{seen.topic_partition}: {_replaced(seen)}" for seen in partitions if seen.external is not None]
+    return [f"{seen.topic_partition}: {_replaced_log_line(seen)}" for seen in partitions if seen.external is not None]
 
 
-def _replaced(seen: PartitionSnapshot) -> str:
-    if seen.external is not None and seen.external.is_newer:
+def _replaced_log_line(seen: PartitionSnapshot) -> str:
+    if seen.external is not None and seen.external.is_from_newer_version:
         return f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade kafka-liveness-dagster"
     sentence = f"an external commit replaced the second commit log ({seen.external})"
     if not seen.is_upper_bound:
         return f"{sentence}. The next run of either lane rewrites it from the table's ledger"
     return (
-        f"{sentence}. Some of the {seen.owed:,} pending offsets may be done. With a table, the next run of either lane "
-        "rewrites the commit. Without one, both lanes refuse to run until it is deleted (ForeignCommitError)"
+        f"{sentence}. Some of the {seen.pending_offsets:,} pending offsets may be done. With a table, the next run of "
+        "either lane "
+        "rewrites the commit. Without one, both lanes refuse to run until it is deleted (ExternalCommitError)"
     )
 
 
-def ignored(partitions: Iterable[PartitionSnapshot]) -> list[str]:
+def ignored_pending_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
     """Return a line for each partition whose first log lists pending offsets that cannot be pending."""
-    found = {seen.topic_partition: (seen.mark.owed if seen.mark else (), seen.committed or 0) for seen in partitions}
+    found = {
+        seen.topic_partition: (seen.live_metadata.pending if seen.live_metadata else (), seen.committed or 0)
+        for seen in partitions
+    }
     above = {tp: difference(owed, (Span(0, committed),)) for tp, (owed, committed) in found.items()}
     return [
-        f"{tp}: pending offsets at or above the committed offset are ignored: {listed(spans)}"
+        f"{tp}: pending offsets at or above the committed offset are ignored: {join_some(spans)}"
         for tp, spans in above.items()
         if spans
     ]
@@ -258,26 +264,28 @@ def departures(
         members: runs (8 hex digits) the coordinator lists now, and whether as static members.
         runs: the live runs Dagster knows.
     """
-    marked: dict[str, dict[Mark, list[TopicPartition]]] = {}
+    marked: dict[str, dict[OwnerState, list[TopicPartition]]] = {}
     for seen in partitions:
-        if seen.mark is not None and seen.mark.mark is not Mark.PAUSED:
-            marked.setdefault(seen.mark.run, {}).setdefault(seen.mark.mark, []).append(seen.topic_partition)
+        if seen.live_metadata is not None and seen.live_metadata.owner_state is not OwnerState.PAUSED:
+            marked.setdefault(seen.live_metadata.run_id, {}).setdefault(seen.live_metadata.owner_state, []).append(
+                seen.topic_partition
+            )
     left = []
     for run in sorted(marked):
-        running, released = (marked[run].get(mark) for mark in (Mark.RUNNING, Mark.RELEASED))
+        running, released = (marked[run].get(mark) for mark in (OwnerState.RUNNING, OwnerState.RELEASED))
         known = runs.get(run, Run(RunFate.UNKNOWN))
-        reason = _reason(known, members.get(run)) if running else _good_order(known, members.get(run))
+        reason = _departure_reason(known, members.get(run)) if running else _orderly_reason(known, members.get(run))
         if reason is not None:
             left.append(MemberLeft(run, reason, tuple(sorted(running or released or ()))))
     return left
 
 
-def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
+def _departure_reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
     """Why a run's ``running`` mark stands alone."""
     # Rule 1: a run that is over owns nothing, though the broker may list it until its session times out
     if run.fate is RunFate.SUCCEEDED:
         return LeaveReason.PARTITIONS_LOST
-    if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is Word.GONE:
+    if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is ProcessStatus.GONE:
         by_signal = run.is_interrupted and run.fate is not RunFate.CANCELED
         return LeaveReason.UNRELEASED if by_signal else LeaveReason.CRASHED
     # Rule 2: the coordinator's word counts for the living
@@ -285,35 +293,35 @@ def _reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT00
         return None
     # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
     if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
-        if run.away is None or run.away.is_back:
+        if run.fence_report is None or run.fence_report.is_back:
             return LeaveReason.UNRESPONSIVE
-        return _FENCED.get(run.away.reason, LeaveReason.UNRESPONSIVE)
+        return _FENCED.get(run.fence_report.reason, LeaveReason.UNRESPONSIVE)
     # Rule 4: no such run, no such member: deleted, or a script that died
     return LeaveReason.CRASHED
 
 
-def _good_order(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
+def _orderly_reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
     """What became of a run that gave up all it had."""
     # Rule 1: a static member sends no LeaveGroup: the coordinator keeps its place after its run
     if static is not None:
-        return LeaveReason.STATIC if static and run.fate in _OVER else None
+        return LeaveReason.STATIC if static and run.fate in _FINISHED else None
     # Rule 2: nobody else is at work for it
     if run.fate in (RunFate.CANCELED, RunFate.CANCELING):
         return LeaveReason.CANCELED
     return LeaveReason.INTERRUPTED if run.is_interrupted else LeaveReason.GRACEFUL
 
 
-def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
+def reason_without_commit(run: Run, *, is_back: bool) -> LeaveReason:
     """Why a run left whose partitions others have marked as theirs since, or which is back itself."""
     # Rule 1: what became of the run says it, unless the run goes on, or a signal ended it
     if run.is_interrupted and run.fate in (RunFate.FAILED, RunFate.IN_PROGRESS):
         return LeaveReason.INTERRUPTED
-    if run.process is Word.GONE:
+    if run.process is ProcessStatus.GONE:
         return LeaveReason.CRASHED
-    if run.fate in _UNMARKED:
-        return _UNMARKED[run.fate]
+    if run.fate in _REASON_WITHOUT_COMMIT:
+        return _REASON_WITHOUT_COMMIT[run.fate]
     # Rule 2: it said why
-    why = run.away.reason if run.away else None
+    why = run.fence_report.reason if run.fence_report else None
     if why is FenceReason.CLOSED:
         return LeaveReason.GRACEFUL
     if why is not None and why in _FENCED:
@@ -322,14 +330,14 @@ def reason_without_marks(run: Run, *, is_back: bool) -> LeaveReason:
     return LeaveReason.UNRESPONSIVE if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
 
 
-def is_due_a_partition(partitions: int, others: Iterable[int]) -> bool:
+def will_get_a_partition(partitions: int, others: Iterable[int]) -> bool:
     """Whether a member that has no partition will be given one: there are more of them than others that work.
 
     Args:
         partitions: of all topics of the group.
         others: how many partitions each of the other members has.
 
-    >>> is_due_a_partition(4, [4]), is_due_a_partition(2, [1, 1]), is_due_a_partition(2, [1, 1, 0])
+    >>> will_get_a_partition(4, [4]), will_get_a_partition(2, [1, 1]), will_get_a_partition(2, [1, 1, 0])
     (True, False, False)
     """
     return partitions > sum(1 for held in others if held)
@@ -345,15 +353,16 @@ class GroupState(Enum):
 
 
 @dataclass(frozen=True)
-class MemberSeen:
+class MemberSnapshot:
     """One member as the coordinator lists it.
 
     Attributes:
         name: the run's 8 hex digits; of a foreign member words for people.
         is_foreign: it is no run of this package.
         is_static: it has a ``group.instance.id`` of the user's.
-        place: its ``group.instance.id`` when that was made for its run: after its death another run may be there.
-        is_elsewhere: a Dagster run that this instance does not have.
+        group_instance_id: its ``group.instance.id`` when that was made for its run: after its death another run may be
+            there.
+        is_of_other_instance: a Dagster run that this instance does not have.
     """
 
     member_id: str
@@ -361,8 +370,8 @@ class MemberSeen:
     partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
     is_static: bool = False
-    place: str | None = None
-    is_elsewhere: bool = False
+    group_instance_id: str | None = None
+    is_of_other_instance: bool = False
 
     @property
     def key(self) -> str:
@@ -370,10 +379,10 @@ class MemberSeen:
         return f"{crc32(self.member_id.encode()):08x}"
 
     @property
-    def is_heir(self) -> bool:
+    def is_successor(self) -> bool:
         """Whether it goes on under the name of another run."""
-        first = run_of_place(self.place)
-        return first is not None and run_mark(first) != self.name
+        first = run_id_of_instance(self.group_instance_id)
+        return first is not None and short_run_id(first) != self.name
 
 
 @dataclass(frozen=True)
@@ -386,55 +395,61 @@ class GroupSnapshot:
     """
 
     state: GroupState
-    members: tuple[MemberSeen, ...]
+    members: tuple[MemberSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
     runs: Mapping[str, Run] = field(default_factory=dict)
     catch_up: Mapping[str, Run] = field(default_factory=dict)
 
     @cached_property
-    def known(self) -> tuple[MemberSeen, ...]:
+    def named_members(self) -> tuple[MemberSnapshot, ...]:
         """The members in a lasting order, each under the run that it is.
 
         Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who commits a
         static one's partitions is it, and who took over a place has said so; where nobody has that this Dagster knows
         of, and the one it was made for does not work either, commits tell here too.
         """
-        return tuple(self._named(member) for member in sorted(self.members, key=lambda member: member.member_id))
+        return tuple(self._name(member) for member in sorted(self.members, key=lambda member: member.member_id))
 
     @property
     def size(self) -> int:
         """How many work: a run that lost its broker, and joined again, is listed twice until its session times out."""
-        return len({member.name for member in self.known})
+        return len({member.name for member in self.named_members})
 
-    def _named(self, member: MemberSeen) -> MemberSeen:
-        if not (member.is_static or member.place):
+    def _name(self, member: MemberSnapshot) -> MemberSnapshot:
+        if not (member.is_static or member.group_instance_id):
             return member
-        heirs = [name for name, run in self.runs.items() if member.place and run.has_place(member.place)]
+        heirs = [
+            name
+            for name, run in self.runs.items()
+            if member.group_instance_id and run.has_instance_id(member.group_instance_id)
+        ]
         first = self.runs.get(member.name)
-        marks = [self._marks[tp] for tp in member.partitions if tp in self._marks]
-        marked = min(((mark.mark is not Mark.RUNNING, mark.run) for mark in marks), default=(True, ""))[1]
+        marks = [self._owner_states[tp] for tp in member.partitions if tp in self._owner_states]
+        marked = min(((mark.owner_state is not OwnerState.RUNNING, mark.run_id) for mark in marks), default=(True, ""))[
+            1
+        ]
         if heirs:
-            return replace(member, name=marked if marked in heirs else heirs[0], is_elsewhere=False)
-        if marked and (member.is_static or not (first and first.is_at_work)):
+            return replace(member, name=marked if marked in heirs else heirs[0], is_of_other_instance=False)
+        if marked and (member.is_static or not (first and first.is_working)):
             return replace(member, name=marked, is_foreign=False)
         return member
 
     @cached_property
-    def _marks(self) -> dict[TopicPartition, LiveMark]:
-        return {seen.topic_partition: seen.mark for seen in self.partitions if seen.mark is not None}
+    def _owner_states(self) -> dict[TopicPartition, LiveCommitMetadata]:
+        return {seen.topic_partition: seen.live_metadata for seen in self.partitions if seen.live_metadata is not None}
 
     @property
-    def listed(self) -> dict[str, bool]:
+    def member_run_ids(self) -> dict[str, bool]:
         """The runs that the coordinator lists, and whether as static members."""
-        return {member.name: member.is_static for member in self.known if not member.is_foreign}
+        return {member.name: member.is_static for member in self.named_members if not member.is_foreign}
 
     @property
-    def left(self) -> list[MemberLeft]:
+    def owners_without_member(self) -> list[MemberLeft]:
         """Who stands in the commit log and does not work any more."""
-        return departures(self.partitions, self.listed, self.runs)
+        return departures(self.partitions, self.member_run_ids, self.runs)
 
     @property
-    def dealt(self) -> str:
+    def assignment_hash(self) -> str:
         """Who has which partitions, in 8 digits."""
         shares = sorted((member.member_id, *map(str, sorted(member.partitions))) for member in self.members)
         return f"{crc32(repr(shares).encode()):08x}"

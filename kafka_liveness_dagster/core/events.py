@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Union
 
-from kafka_liveness_dagster.core.names import Coded, listed
+from kafka_liveness_dagster.core.names import StoredByName, join_some
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
-class LeaveReason(Coded):
+class LeaveReason(StoredByName):
     """Why a member is gone, or is as good as gone; the value is what people read."""
 
     GRACEFUL = "left gracefully"
@@ -65,17 +65,18 @@ class MemberJoined:
     Attributes:
         name: the run's 8 hex digits; of a foreign member words for people, ``<client id> at <host>``.
         is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
-        is_elsewhere: a run that this Dagster instance does not have: another one has the group too.
+        is_of_other_instance: a run that this Dagster instance does not have: another one has the group too.
     """
 
     name: str
     partitions: tuple[TopicPartition, ...]
     is_foreign: bool = False
-    is_elsewhere: bool = False
+    is_of_other_instance: bool = False
 
     def __str__(self) -> str:
-        of = " of another Dagster instance" if self.is_elsewhere else ""
-        return f"{_who(self.name, foreign=self.is_foreign)}{of} joined with {_names(self.partitions)}"
+        of = " of another Dagster instance" if self.is_of_other_instance else ""
+        member = _describe_member(self.name, foreign=self.is_foreign)
+        return f"{member}{of} joined with {_describe_partitions(self.partitions)}"
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,12 @@ class MemberLeft:
     """The same run was a member again by then."""
 
     def __str__(self) -> str:
-        who = _who(self.run, foreign=self.reason is LeaveReason.EXTERNAL_CLIENT)
-        had = f"; it had {_names(self.partitions)}" if self.partitions else ""
+        who = _describe_member(self.run, foreign=self.reason is LeaveReason.EXTERNAL_CLIENT)
+        had = f"; it had {_describe_partitions(self.partitions)}" if self.partitions else ""
         return f"{who} {self.reason.value}{' and came back between two looks' if self.is_back else ''}{had}"
 
 
-def _members(count: int) -> str:
+def _count_members(count: int) -> str:
     return f"{count} member" if count == 1 else f"{count} members"
 
 
@@ -106,7 +107,7 @@ class RebalanceStarted:
     members: int
 
     def __str__(self) -> str:
-        return f"a rebalance is under way, with {_members(self.members)}"
+        return f"a rebalance is under way, with {_count_members(self.members)}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class RebalanceCompleted:
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f", which took about {self.seconds:.0f} s"
-        return f"the partitions were dealt anew, among {_members(self.members)}{took}"
+        return f"the partitions were dealt anew, among {_count_members(self.members)}{took}"
 
 
 @dataclass(frozen=True)
@@ -172,15 +173,15 @@ class CrashLagForgotten:
     """Somebody's commit replaced what said that a range is owed: it is neither in the table nor owed.
 
     Attributes:
-        by: foreign members of the group at that look; empty when none was there any more.
+        replaced_by: foreign members of the group at that look; empty when none was there any more.
     """
 
     key: str
     offsets: int
-    by: tuple[str, ...] = ()
+    replaced_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = listed(self.by) or "somebody who is not in the group now"
+        who = join_some(self.replaced_by) or "somebody who is not in the group now"
         return f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed over it"
 
 
@@ -198,10 +199,10 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
 """Any of them: what ``on_event`` is given."""
 
 
-def identity(event: GroupEvent) -> str:
+def event_identity(event: GroupEvent) -> str:
     """What an event has in common with itself when a look is repeated a little later: no numbers, no partitions.
 
-    >>> identity(GhostFound("0badcafe", 61.3)), identity(GroupEmptied())
+    >>> event_identity(GhostFound("0badcafe", 61.3)), event_identity(GroupEmptied())
     ('GhostFound 0badcafe', 'GroupEmptied')
     """
     parts = (getattr(event, name, "") for name in ("run", "name", "key"))
@@ -209,9 +210,9 @@ def identity(event: GroupEvent) -> str:
     return " ".join(filter(None, (type(event).__name__, *parts, reason)))
 
 
-def _who(name: str, *, foreign: bool) -> str:
+def _describe_member(name: str, *, foreign: bool) -> str:
     return f"foreign member {name}" if foreign else f"run {name}"
 
 
-def _names(partitions: Sequence[TopicPartition]) -> str:
-    return listed(partitions) or "no partition"
+def _describe_partitions(partitions: Sequence[TopicPartition]) -> str:
+    return join_some(partitions) or "no partition"

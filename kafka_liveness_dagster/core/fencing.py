@@ -4,7 +4,7 @@ Told the time and the facts, it answers; the thread that asks is the watchdog's.
 librdkafka's: they say "alive", this says "making progress" (KIP-62, Motivation).
 
 >>> timer = PollTimer(process_ms=60_000, polled_at_ms=0)
->>> timer.expired(59_999), timer.expired(60_000)
+>>> timer.has_expired(59_999), timer.has_expired(60_000)
 (False, True)
 """
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from kafka_liveness_dagster.core.names import Coded
+from kafka_liveness_dagster.core.names import StoredByName
 
 
-class FenceReason(Coded):
+class FenceReason(StoredByName):
     """Why this process may not commit any more; the value is the sentence users read."""
 
     POLL_TIMEOUT = "the batch took longer than its process timeout"
@@ -32,17 +32,17 @@ class FenceReason(Coded):
     INTERRUPTED = "the process was told to end"
 
     @property
-    def is_close(self) -> bool:
+    def is_orderly_close(self) -> bool:
         """Whether the process closed its consumer by itself: that is how every run ends."""
         return self in (FenceReason.CLOSED, FenceReason.INTERRUPTED)
 
     @property
     def may_rejoin(self) -> bool:
         """Whether the next poll makes a new member; otherwise this process is finished with the group."""
-        return self in _PASSING
+        return self in _MAY_REJOIN
 
     @property
-    def releases(self) -> bool:
+    def releases_partitions(self) -> bool:
         """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
         return self is FenceReason.RUN_CANCELED
 
@@ -52,7 +52,7 @@ class FenceReason(Coded):
         return _REMEDIES.get(self, "")
 
 
-_PASSING = (
+_MAY_REJOIN = (
     FenceReason.POLL_TIMEOUT,
     FenceReason.PARTITIONS_LOST,
     FenceReason.BROKERS_UNAVAILABLE,
@@ -66,18 +66,18 @@ _REMEDIES = {
     "session_timeout_seconds above the outages that are usual",
     FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
 }
-RETRIED = "the batch is retried with the next poll, or by the next owner of its partitions"
+RETRY_REASONS = "the batch is retried with the next poll, or by the next owner of its partitions"
 """The outcome of a batch that its member could not commit, where no live lane skips ahead."""
 
 
-_BACK = "back"
+_BACK_SUFFIX = "back"
 
 
 @dataclass(frozen=True)
-class Away:
+class FenceReport:
     """Why a process is out of its group, or after what it is a member again; a tag of its run tells it to others.
 
-    >>> Away(FenceReason.POLL_TIMEOUT, is_back=True).encode()
+    >>> FenceReport(FenceReason.POLL_TIMEOUT, is_back=True).encode()
     'poll-timeout back'
     """
 
@@ -86,18 +86,18 @@ class Away:
 
     def encode(self) -> str:
         """The text of the tag: a code, and whether it is over."""
-        return f"{self.reason.code} {_BACK}" if self.is_back else self.reason.code
+        return f"{self.reason.code} {_BACK_SUFFIX}" if self.is_back else self.reason.code
 
     @classmethod
-    def decode(cls, text: str) -> Away | None:
+    def decode(cls, text: str) -> FenceReport | None:
         """Read the value of a tag. Return None for an empty text, and for a code that this version does not have.
 
-        >>> Away.decode("poll-timeout back").is_back, Away.decode("abducted")
+        >>> FenceReport.decode("poll-timeout back").is_back, FenceReport.decode("abducted")
         (True, None)
         """
         code, _, back = text.partition(" ")
         reason = FenceReason.of_code(code)
-        return None if reason is None or back not in ("", _BACK) else cls(reason, is_back=bool(back))
+        return None if reason is None or back not in ("", _BACK_SUFFIX) else cls(reason, is_back=bool(back))
 
 
 class RunState(Enum):
@@ -132,22 +132,22 @@ class PollTimer:
         """How long ago the last poll was."""
         return now_ms - self.polled_at_ms
 
-    def left_ms(self, now_ms: int) -> int:
+    def remaining_ms(self, now_ms: int) -> int:
         """How long a batch that starts now may take: the process timeout, capped by what is left of the run."""
         run_left_ms = self.process_ms if self.run_ends_at_ms is None else self.run_ends_at_ms - now_ms
         return max(0, min(self.process_ms, run_left_ms))
 
-    def expired(self, now_ms: int) -> bool:
+    def has_expired(self, now_ms: int) -> bool:
         """Whether the process timeout has passed since the last poll."""
         return self.elapsed_ms(now_ms) >= self.process_ms
 
-    def run_expired(self, now_ms: int) -> bool:
+    def has_run_expired(self, now_ms: int) -> bool:
         """Whether the run's own budget has passed."""
         return self.run_ends_at_ms is not None and now_ms >= self.run_ends_at_ms
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ProcessObservation:
     """What the watchdog saw around this process.
 
     ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former ends
@@ -159,18 +159,21 @@ class Surroundings:
     is_step: bool = False
 
 
-def reason_to_fence(timer: PollTimer, seen: Surroundings, now_ms: int) -> FenceReason | None:
+def reason_to_fence(timer: PollTimer, observation: ProcessObservation, now_ms: int) -> FenceReason | None:
     """The gravest reason to fence now, None while all is well."""
     rules = (
         # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
-        (seen.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
+        (observation.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
         # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the run ended
-        (not seen.parent_is_alive and (seen.is_step or seen.run is RunState.ENDED), FenceReason.ORPHANED),
+        (
+            not observation.parent_is_alive and (observation.is_step or observation.run is RunState.ENDED),
+            FenceReason.ORPHANED,
+        ),
         # Rule 3: a run that ended or was deleted owns nothing
-        (seen.run is RunState.ENDED, FenceReason.RUN_ENDED),
+        (observation.run is RunState.ENDED, FenceReason.RUN_ENDED),
         # Rule 4: Dagster is about to end the run; leave before it does
-        (timer.run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
+        (timer.has_run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
         # Rule 5: KIP-62
-        (timer.expired(now_ms), FenceReason.POLL_TIMEOUT),
+        (timer.has_expired(now_ms), FenceReason.POLL_TIMEOUT),
     )
     return next((reason for holds, reason in rules if holds), None)

@@ -2,7 +2,7 @@
 
 Spark and Python put the value that they cannot convert into their error.
 
->>> kind_of(ValueError("hunter2"))
+>>> error_kind(ValueError("hunter2"))
 'ValueError'
 """
 
@@ -13,17 +13,17 @@ import os
 VARIABLE = "KAFKA_LIVENESS_HIDE_VALUES"
 
 
-def is_asked() -> bool:
+def is_enabled() -> bool:
     """Return whether messages of Spark and of users' functions are to be left out."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true")
 
 
-def kind_of(error: BaseException) -> str:
+def error_kind(error: BaseException) -> str:
     """Return the class of an error, with Spark's name for the condition: neither contains a value."""
     condition = getattr(error, "getCondition", str)()
     return f"{type(error).__name__} [{condition}]" if condition else type(error).__name__
 
 
-def reported(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's message, or only its kind where messages are left out."""
-    return kind_of(error) if is_asked() else str(error)
+    return error_kind(error) if is_enabled() else str(error)

@@ -1,22 +1,22 @@
 """Where does a member stand in its group, and what does each call do there? The two tables are the program.
 
-Told what has happened, a ``Standing`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and changes
-nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks ``CALLS``.
+Told what has happened, a ``MemberState`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and changes
+nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks ``ALLOWED_ACTIONS``.
 
 A member that joins, and is fenced while it gives a partition up:
 
->>> standing = Standing()
->>> standing.happened(Event.PARTITIONS_ASSIGNED)
->>> standing.happened(Event.REVOCATION_BEGAN)
->>> standing.state.name, standing.calls.leave.name
-('REVOKING', 'AT_THE_END_OF_THE_POLL')
->>> standing.happened(Event.GROUP_LEFT)
+>>> member = MemberState()
+>>> member.apply(Event.PARTITIONS_ASSIGNED)
+>>> member.apply(Event.REVOCATION_BEGAN)
+>>> member.state.name, member.allowed.leave.name
+('REVOKING', 'AFTER_POLL')
+>>> member.apply(Event.GROUP_LEFT)
 Traceback (most recent call last):
 kafka_liveness_dagster.core.member_state.IllegalEventError: GROUP_LEFT cannot happen to a member that is REVOKING
->>> standing.happened(Event.LEAVE_DEFERRED)
->>> standing.happened(Event.POLL_ENDED)
->>> standing.state.name, standing.calls.leave.name
-('FENCED', 'AT_ONCE')
+>>> member.apply(Event.LEAVE_DEFERRED)
+>>> member.apply(Event.POLL_ENDED)
+>>> member.state.name, member.allowed.leave.name
+('FENCED', 'NOW')
 """
 
 from __future__ import annotations
@@ -65,61 +65,63 @@ class Event(Enum):
 
     PARTITIONS_ASSIGNED = "`on_assign`, in a poll; perhaps of no partition"
     REVOCATION_BEGAN = "`on_revoke`, in a poll, or while the client closes"
-    PUT_OUT = "`on_lost`, or an error after which the group goes on without this member"
+    FENCED = "`on_lost`, or an error after which the group goes on without this member"
     POLL_ENDED = "`poll` returned or raised"
     LEAVE_DEFERRED = "`leave`, called inside of a callback"
     GROUP_LEFT = "`leave`, anywhere else: the client is about to close"
-    FELL_SILENT = "a commit that never came back: nothing may be asked of the client any more"
+    COMMIT_TIMED_OUT = "a commit that never came back: nothing may be asked of the client any more"
 
 
-class Serve(Enum):
-    """What ``serve`` does."""
+class PollAction(Enum):
+    """What ``poll`` does."""
 
     POLL = "the client is polled, rebalances happen in here"
     WAIT = "a moment passes, if the group still grants one: a client has one poll at a time"
     NOTHING = "nobody is there"
 
 
-class Commit(Enum):
+class CommitAction(Enum):
     """What ``adopt``, ``commit`` and ``confirm`` do with what is to be committed."""
 
-    IN_TIME = "an OffsetCommit of what is owned, by a thread that can be left behind"
-    IN_THE_CALLBACK = "the same by this thread: in a callback no other may use the client"
+    NORMAL = "an OffsetCommit of what is owned, by a thread that can be left behind"
+    IN_CALLBACK = "the same by this thread: in a callback no other may use the client"
     NOTHING = "nothing is owned"
 
 
-class Leave(Enum):
+class LeaveAction(Enum):
     """What ``leave`` does."""
 
-    AT_ONCE = "what is owned is marked as released, if it is to be, and the client closes"
-    AT_THE_END_OF_THE_POLL = "the same, later"
+    NOW = "what is owned is marked as released, if it is to be, and the client closes"
+    AFTER_POLL = "the same, later"
     NOTHING = "nobody is there"
 
 
 @dataclass(frozen=True)
-class Calls:
+class AllowedActions:
     """What each call does in one state; ``adopt`` and ``confirm`` do what ``commit`` does."""
 
-    serve: Serve
-    commit: Commit
-    leave: Leave
+    poll: PollAction
+    commit: CommitAction
+    leave: LeaveAction
 
 
 class IllegalEventError(RuntimeError):
     """An event that cannot happen where a member stands: somebody has lost count, we or the client library."""
 
 
-_CALLED_BACK = Calls(Serve.WAIT, Commit.IN_THE_CALLBACK, Leave.AT_THE_END_OF_THE_POLL)
+_IN_CALLBACK = AllowedActions(PollAction.WAIT, CommitAction.IN_CALLBACK, LeaveAction.AFTER_POLL)
 
-CALLS: Mapping[State, Calls] = MappingProxyType(
+ALLOWED_ACTIONS: Mapping[State, AllowedActions] = MappingProxyType(
     {
-        State.JOINING: Calls(Serve.POLL, Commit.NOTHING, Leave.AT_ONCE),
-        State.ASSIGNED: Calls(Serve.POLL, Commit.IN_TIME, Leave.AT_ONCE),
-        State.REVOKING: _CALLED_BACK,
-        State.LOSING: _CALLED_BACK,
-        State.FENCED: Calls(Serve.POLL, Commit.IN_TIME, Leave.AT_ONCE),  # the broker refuses what is not its own
-        State.LEAVING: _CALLED_BACK,
-        State.LEFT: Calls(Serve.NOTHING, Commit.NOTHING, Leave.NOTHING),
+        State.JOINING: AllowedActions(PollAction.POLL, CommitAction.NOTHING, LeaveAction.NOW),
+        State.ASSIGNED: AllowedActions(PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW),
+        State.REVOKING: _IN_CALLBACK,
+        State.LOSING: _IN_CALLBACK,
+        State.FENCED: AllowedActions(
+            PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW
+        ),  # the broker refuses what is not its own
+        State.LEAVING: _IN_CALLBACK,
+        State.LEFT: AllowedActions(PollAction.NOTHING, CommitAction.NOTHING, LeaveAction.NOTHING),
     }
 )
 
@@ -127,73 +129,73 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     {
         State.JOINING: {
             Event.PARTITIONS_ASSIGNED: State.ASSIGNED,
-            Event.PUT_OUT: State.FENCED,
+            Event.FENCED: State.FENCED,
             Event.POLL_ENDED: State.JOINING,
             Event.GROUP_LEFT: State.LEFT,
         },
         State.ASSIGNED: {
             Event.PARTITIONS_ASSIGNED: State.ASSIGNED,
             Event.REVOCATION_BEGAN: State.REVOKING,
-            Event.PUT_OUT: State.FENCED,
+            Event.FENCED: State.FENCED,
             Event.POLL_ENDED: State.ASSIGNED,
             Event.GROUP_LEFT: State.LEFT,
-            Event.FELL_SILENT: State.LEFT,
+            Event.COMMIT_TIMED_OUT: State.LEFT,
         },
         State.REVOKING: {  # until the poll ends, which may call back more than once
             Event.PARTITIONS_ASSIGNED: State.REVOKING,
             Event.REVOCATION_BEGAN: State.REVOKING,
-            Event.PUT_OUT: State.LOSING,
+            Event.FENCED: State.LOSING,
             Event.POLL_ENDED: State.ASSIGNED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
         State.LOSING: {
             Event.PARTITIONS_ASSIGNED: State.LOSING,
             Event.REVOCATION_BEGAN: State.LOSING,
-            Event.PUT_OUT: State.LOSING,
+            Event.FENCED: State.LOSING,
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
         State.FENCED: {  # librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
             Event.PARTITIONS_ASSIGNED: State.FENCED,
             Event.REVOCATION_BEGAN: State.LOSING,
-            Event.PUT_OUT: State.FENCED,
+            Event.FENCED: State.FENCED,
             Event.POLL_ENDED: State.FENCED,
             Event.GROUP_LEFT: State.LEFT,
-            Event.FELL_SILENT: State.LEFT,
+            Event.COMMIT_TIMED_OUT: State.LEFT,
         },
         State.LEAVING: {
             Event.PARTITIONS_ASSIGNED: State.LEAVING,
             Event.REVOCATION_BEGAN: State.LEAVING,
-            Event.PUT_OUT: State.LEAVING,
+            Event.FENCED: State.LEAVING,
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
         State.LEFT: {  # the client calls back once more while it closes
             Event.PARTITIONS_ASSIGNED: State.LEFT,
             Event.REVOCATION_BEGAN: State.LEFT,
-            Event.PUT_OUT: State.LEFT,
+            Event.FENCED: State.LEFT,
         },
     }
 )
 
 
 @dataclass
-class Standing:
+class MemberState:
     """Where one member stands.
 
     Attributes:
-        ended: why the group goes on without it, None while it is one of it as far as it knows.
+        fenced_by: why the group goes on without it, None while it is one of it as far as it knows.
     """
 
     state: State = field(default=State.JOINING, init=False)
-    ended: FenceReason | None = field(default=None, init=False)
+    fenced_by: FenceReason | None = field(default=None, init=False)
 
     @property
-    def calls(self) -> Calls:
+    def allowed(self) -> AllowedActions:
         """What each call does now."""
-        return CALLS[self.state]
+        return ALLOWED_ACTIONS[self.state]
 
-    def happened(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Go where this leads.
 
         Raises:
@@ -203,7 +205,7 @@ class Standing:
             raise IllegalEventError(f"{event.name} cannot happen to a member that is {self.state.name}")
         self.state = TRANSITIONS[self.state][event]
 
-    def put_out(self, reason: FenceReason) -> None:
+    def fence(self, reason: FenceReason) -> None:
         """The group goes on without this member."""
-        self.happened(Event.PUT_OUT)
-        self.ended = reason
+        self.apply(Event.FENCED)
+        self.fenced_by = reason

@@ -1,6 +1,6 @@
 """The names and addresses that Kafka, Spark and Dagster accept, and enums that are stored by name.
 
->>> class Fruit(Coded):
+>>> class Fruit(StoredByName):
 ...     RED_APPLE = "an apple, and it is red"
 >>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
 ('red-apple', True, None)
@@ -9,7 +9,7 @@ Kafka's client library ends the process over some texts: a group id of blanks al
 topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a text is judged before it
 gets near.
 
->>> TOPIC.fits("orders.v1"), TOPIC.fits("orders v1"), GROUP_ID.fits(" ")
+>>> TOPIC.matches("orders.v1"), TOPIC.matches("orders v1"), GROUP_ID.matches(" ")
 (True, False, False)
 >>> GROUP_ID.check("etl.catch-up", "group_id")
 Traceback (most recent call last):
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Coded(Enum):
+class StoredByName(Enum):
     """Its values are read by people, its codes by programs: tags, cursors and logs hold codes."""
 
     @property
@@ -48,9 +48,9 @@ class Coded(Enum):
         return next((member for member in cls if member.code == code), None)
 
 
-MOST_CHARACTERS = 249  # of a topic, says Kafka; nobody means a longer group id
+MAX_DISPLAY_CHARS = 249  # of a topic, says Kafka; nobody means a longer group id
 
-RANGE_OF_PARTITIONS = "..."  # Dagster's
+PARTITION_RANGE_SEPARATOR = "..."  # Dagster's
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _TABLE = re.compile(r"[A-Za-z0-9_-]{1,255}(\.[A-Za-z0-9_-]{1,255}){2,}")
 _SERVER = re.compile(
@@ -58,17 +58,17 @@ _SERVER = re.compile(
     r"(?:\[[0-9A-Za-z:.%_-]+\]|[0-9A-Za-z._-]+):(?P<port>[0-9]{1,5})"
 )
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-_shown = reprlib.Repr()
-_shown.maxstring = _shown.maxother = 80
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_display = reprlib.Repr()
+_display.maxstring = _display.maxother = 80
 
 
 @dataclass(frozen=True)
-class Name:
+class NameRule:
     """A kind of text: which texts are of it, and how to say so."""
 
-    wanted: str
-    fits: Callable[[str], bool]
+    description: str
+    matches: Callable[[str], bool]
 
     def check(self, value: object, setting: str) -> None:
         """Pass when the value is of this kind.
@@ -76,35 +76,35 @@ class Name:
         Raises:
             InvalidSettingError: with the setting, the value and what was wanted.
         """
-        if not (isinstance(value, str) and self.fits(value)):
-            raise InvalidSettingError(f"{setting} is {shown(value)}: wanted {self.wanted}")
+        if not (isinstance(value, str) and self.matches(value)):
+            raise InvalidSettingError(f"{setting} is {display(value)}: wanted {self.description}")
 
 
-def shown(value: Any) -> str:
+def display(value: Any) -> str:
     """The value as an error shows it: of one line, cut when it is long; for some values Python itself has no words."""
     try:
-        return _shown.repr(value)
+        return _display.repr(value)
     except Exception:  # noqa: BLE001 - a number of 5,000 digits, a `__repr__` that raises
         return f"a value of type {type(value).__name__}"
 
 
-def printable(text: str) -> str:
+def escape(text: str) -> str:
     r"""Another program's text for a terminal or a log: on one line, and each character that is not printed is escaped.
 
-    >>> printable("kcat\x1b[2J")
+    >>> escape("kcat\x1b[2J")
     'kcat\\x1b[2J'
     """
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def listed(things: Sequence[object], most: int = 5) -> str:
+def join_some(things: Sequence[object], max_items: int = 5) -> str:
     """The first of them, and how many more there are; empty for none.
 
-    >>> listed(["a", "b"]), listed(range(1_234), most=2)
+    >>> join_some(["a", "b"]), join_some(range(1_234), max_items=2)
     ('a, b', '0, 1 and 1,232 more')
     """
-    more = len(things) - most
-    return ", ".join(map(str, things[:most])) + (f" and {more:,} more" if more > 0 else "")
+    more = len(things) - max_items
+    return ", ".join(map(str, things[:max_items])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _is_url(text: str) -> bool:
@@ -112,7 +112,7 @@ def _is_url(text: str) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    return "\0" not in text and not _HALF_CHARACTER.search(text)
+    return "\0" not in text and not _SURROGATE.search(text)
 
 
 def _is_value(text: str) -> bool:
@@ -122,7 +122,7 @@ def _is_value(text: str) -> bool:
 
 def _is_id(text: str) -> bool:
     # the same, and nobody could tell two groups apart of which one ends in a blank
-    return 0 < len(text) <= MOST_CHARACTERS and text.isprintable() and text == text.strip()
+    return 0 < len(text) <= MAX_DISPLAY_CHARS and text.isprintable() and text == text.strip()
 
 
 def _is_group_id(text: str) -> bool:
@@ -133,8 +133,8 @@ def _is_topic(text: str) -> bool:
     return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
 
 
-def _is_owed_topic(text: str) -> bool:
-    return _is_topic(text) and RANGE_OF_PARTITIONS not in text
+def _is_pending_topic(text: str) -> bool:
+    return _is_topic(text) and PARTITION_RANGE_SEPARATOR not in text
 
 
 def _is_table(text: str) -> bool:
@@ -181,35 +181,36 @@ def _is_parameter(name: str, equals: str, value: str) -> bool:
     return bool(equals) and (name != "session_id" or _UUID.fullmatch(value) is not None)
 
 
-_ID = f"1 to {MOST_CHARACTERS} printable characters without a blank at either end"
-TEXT = Name("text without NUL and without halves of characters", _is_text)
-VALUE = Name(f"{TEXT.wanted}, and without blanks in front, which librdkafka would take away", _is_value)
-TOPIC = Name(
-    f"a topic of Kafka's: 1 to {MOST_CHARACTERS} letters (a-z, A-Z), digits, '.', '_' and '-', but not '.' or '..'",
+_ID = f"1 to {MAX_DISPLAY_CHARS} printable characters without a blank at either end"
+TEXT = NameRule("text without NUL and without halves of characters", _is_text)
+VALUE = NameRule(f"{TEXT.description}, and without blanks in front, which librdkafka would take away", _is_value)
+TOPIC = NameRule(
+    f"a topic of Kafka's: 1 to {MAX_DISPLAY_CHARS} letters (a-z, A-Z), digits, '.', '_' and '-', but not '.' or '..'",
     _is_topic,
 )
-OWED_TOPIC = Name(
-    f"{TOPIC.wanted}; nor with '...' in it, by which Dagster tells a range of partitions, so that crash lag of this "
+PENDING_TOPIC = NameRule(
+    f"{TOPIC.description}; nor with '...' in it, by which Dagster tells a range of partitions, so that crash lag of "
+    "this "
     "topic could not be one",
-    _is_owed_topic,
+    _is_pending_topic,
 )
-GROUP_ID = Name(f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id)
-MEMBER_ID = Name(_ID, _is_id)
-TABLE = Name(
+GROUP_ID = NameRule(f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id)
+MEMBER_ID = NameRule(_ID, _is_id)
+TABLE = NameRule(
     "catalog.namespace.table of letters (a-z, A-Z), digits, _ and -, like lake.shop.orders, each part of at most 255",
     _is_table,
 )
-SERVERS = Name("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
-URL = Name("a web address, http://… or https://…", _is_url)
-REGISTRY = Name(
+SERVERS = NameRule("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
+URL = NameRule("a web address, http://… or https://…", _is_url)
+REGISTRY = NameRule(
     "a web address, http://host:port or https://…, or several with commas between them, without a user or password "
     "(username, password), blanks or a question mark",
     _is_registry,
 )
-ENDPOINT = Name(
+ENDPOINT = NameRule(
     "a web address, https://host/path or http://…, without a user or password, blanks or a question mark", _is_bare_url
 )
-REMOTE = Name(
+REMOTE = NameRule(
     "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
     _is_remote,
 )
@@ -224,6 +225,6 @@ def check_group_id(group_id: str) -> None:
     GROUP_ID.check(group_id, "group_id")
 
 
-def name_of_sink(sink: object) -> str:
+def sink_name(sink: object) -> str:
     """What people call a sink: its class, its function, or the function that made it."""
     return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]

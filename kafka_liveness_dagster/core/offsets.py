@@ -130,10 +130,10 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def difference(spans: Iterable[Span], without: Iterable[Span]) -> tuple[Span, ...]:
-    """The offsets of ``spans`` that are not in ``without``."""
+def difference(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ...]:
+    """The offsets of ``spans`` that are not in ``removed``."""
     rest: list[Span] = []
-    holes = iter(union(without))
+    holes = iter(union(removed))
     hole = next(holes, None)
     for start, end in union(spans):
         while hole is not None and hole.start < end:

@@ -3,9 +3,9 @@
 Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``. One that
 somebody wants processed again, whatever is owed, says when it was asked for: ``@replay-20261122T100000Z``.
 
->>> range_of("orders:3:70-120@2")
+>>> parse_key("orders:3:70-120@2")
 OffsetRange(topic='orders', partition=3, start=70, end=120)
->>> new_keys([range_of("orders:3:70-190")], existing=["orders:3:70-120"], materialized=[])
+>>> new_keys([parse_key("orders:3:70-190")], existing=["orders:3:70-120"], materialized=[])
 ['orders:3:120-190']
 """
 
@@ -25,31 +25,31 @@ _KEY = re.compile(r"(?P<range>[^@]+)(?:@(?:[2-9]|[1-9]\d+|(?P<replay>replay-\d{8
 _AMBIGUOUS = "..."  # Dagster's partition range separator
 
 
-def key_of(owed: OffsetRange, again: int = 1) -> str:
-    """The partition key of a range; ``again`` counts how often the same range came to be owed.
+def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
+    """The partition key of a range; ``repetition`` counts how often the same range came to be owed.
 
     Raises:
         InvalidSettingError: Dagster could not tell the key from a range of keys.
     """
-    if _AMBIGUOUS in owed.topic:
+    if _AMBIGUOUS in pending.topic:
         raise InvalidSettingError(
-            f"topic {owed.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of partitions: "
+            f"topic {pending.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of partitions: "
             "crash lag of this topic cannot become partitions; rename the topic or leave enable_parallel_rebalance off"
         )
-    return f"{owed}@{again}" if again > 1 else str(owed)
+    return f"{pending}@{repetition}" if repetition > 1 else str(pending)
 
 
-def replay_key(processed: OffsetRange, asked_at: datetime) -> str:
+def replay_key(processed: OffsetRange, requested_at: datetime) -> str:
     """The partition key by which a range is processed again.
 
     >>> from datetime import timezone
-    >>> replay_key(range_of("orders:3:70-120"), datetime(2026, 11, 22, 10, tzinfo=timezone.utc))
+    >>> replay_key(parse_key("orders:3:70-120"), datetime(2026, 11, 22, 10, tzinfo=timezone.utc))
     'orders:3:70-120@replay-20261122T100000Z'
 
     Raises:
         InvalidSettingError: Dagster could not tell the key from a range of keys.
     """
-    return f"{key_of(processed)}@replay-{asked_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
+    return f"{partition_key(processed)}@replay-{requested_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
 
 
 def is_replay(key: str) -> bool:
@@ -62,7 +62,7 @@ def is_replay(key: str) -> bool:
     return found is not None and found["replay"] is not None
 
 
-def range_of(key: str) -> OffsetRange:
+def parse_key(key: str) -> OffsetRange:
     """The range a partition key stands for.
 
     Raises:
@@ -70,14 +70,14 @@ def range_of(key: str) -> OffsetRange:
     """
     found = _KEY.fullmatch(key)
     if found is None:
-        raise _no_key(key)
+        raise _invalid_key_error(key)
     try:
         return OffsetRange.parse(found["range"])
     except InvalidSettingError:
-        raise _no_key(key) from None
+        raise _invalid_key_error(key) from None
 
 
-def _no_key(key: str) -> InvalidSettingError:
+def _invalid_key_error(key: str) -> InvalidSettingError:
     return InvalidSettingError(
         f"{key!r} is not a crash lag key like orders:3:70-120: the sensor adds them. Delete this one in the UI, in the "
         "menu beside Materialize: Delete partitions"
@@ -87,27 +87,27 @@ def _no_key(key: str) -> InvalidSettingError:
 def is_key(key: str) -> bool:
     """Whether the key is one of ours: anybody can add partitions in Dagster's dialog."""
     try:
-        range_of(key)
+        parse_key(key)
     except InvalidSettingError:
         return False
     return True
 
 
-def new_keys(owed: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]) -> list[str]:
+def new_keys(pending: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]) -> list[str]:
     """Keys to add so that every owed offset has a partition that is still to be materialised.
 
     Ranges that grew together keep their old keys; only the uncovered rest gets new ones.
     """
     known = set(existing)
-    waiting = _by_partition(range_of(key) for key in known.difference(materialized) if is_key(key))
+    waiting = _ranges_by_partition(parse_key(key) for key in known.difference(materialized) if is_key(key))
     return [
         _unused_key(OffsetRange(*tp, *span), known)
-        for tp, spans in _by_partition(owed).items()
+        for tp, spans in _ranges_by_partition(pending).items()
         for span in difference(spans, waiting.get(tp, ()))
     ]
 
 
-def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Span]]:
+def _ranges_by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Span]]:
     found: dict[TopicPartition, list[Span]] = {}
     for owed in sorted(ranges):
         found.setdefault(owed.topic_partition, []).append(owed.span)
@@ -116,6 +116,6 @@ def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Sp
 
 def _unused_key(owed: OffsetRange, existing: Collection[str]) -> str:
     again = 1
-    while (key := key_of(owed, again)) in existing:
+    while (key := partition_key(owed, again)) in existing:
         again += 1
     return key

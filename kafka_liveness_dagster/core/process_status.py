@@ -2,11 +2,13 @@
 
 Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is ``UNKNOWN``.
 
->>> here = Place(boot="48df4ead", cell="4026531836")
->>> process = Process(here, pid=4242, began=1_311_164)
->>> judge(process, here, Entry(exists=False)).value, judge(process, here, Entry(exists=True, began=1_311_164)).value
-('gone', 'there')
->>> judge(process, Place(boot="0c0ffee0", cell="4026531836"), Entry(exists=False)).value
+>>> here = ProcessNamespace(boot_id="48df4ead", namespaces="4026531836")
+>>> process = Process(here, pid=4242, start_ticks=1_311_164)
+>>> process_status(process, here, PidEntry(exists=False)).value
+'gone'
+>>> process_status(process, here, PidEntry(exists=True, start_ticks=1_311_164)).value
+'there'
+>>> process_status(process, ProcessNamespace(boot_id="0c0ffee0", namespaces="4026531836"), PidEntry(exists=False)).value
 'unknown'
 """
 
@@ -15,130 +17,142 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-BEAT_SECONDS = 30.0
+HEARTBEAT_SECONDS = 30.0
 """How often a run gives a sign of life."""
 _VERSION = "1"
-_NOTHING = "-"
-_OVER = "ended"
+_NO_PROCESS = "-"
+_ENDED = "ended"
 _SERVER_LEAD_SECONDS = 30.0
 
 
-class Word(Enum):
+class ProcessStatus(Enum):
     """What the host, or who launched it, says of the process of a run."""
 
-    THERE = "there"
+    ALIVE = "there"
     GONE = "gone"
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessNamespace:
     """Where a pid means something.
 
     Attributes:
-        boot: of the kernel; each boot of each machine has another.
-        cell: the namespaces that number and date processes there: a container's, or the machine's own.
-        machine: of which that is a boot; empty in containers, which may be anywhere the next time.
+        boot_id: of the kernel; each boot of each machine has another.
+        namespaces: the namespaces that number and date processes there: a container's, or the machine's own.
+        machine_id: of which that is a boot; empty in containers, which may be anywhere the next time.
     """
 
-    boot: str
-    cell: str
-    machine: str = ""
+    boot_id: str
+    namespaces: str
+    machine_id: str = ""
 
 
 @dataclass(frozen=True)
 class Process:
     """One process: a pid may come again, with another beginning (in the kernel's ticks since its boot)."""
 
-    place: Place
+    namespace: ProcessNamespace
     pid: int
-    began: int
+    start_ticks: int
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What a host has under a pid now; ``began`` is None where it does not let us see more than that it exists."""
+class PidEntry:
+    """What a host has under a pid now; ``start_ticks`` is None where it shows no more than that the process exists."""
 
     exists: bool
-    began: int | None = None
+    start_ticks: int | None = None
 
 
-def judge(process: Process, here: Place, now: Entry) -> Word:
+def process_status(process: Process, this_namespace: ProcessNamespace, now: PidEntry) -> ProcessStatus:
     """Whether a process is gone for sure.
 
     Args:
         process: as the run told it.
-        here: where we look.
+        this_namespace: where we look.
         now: what is here under its pid.
     """
     # Rule 1: nothing outlives its kernel, and a machine has one at a time
-    if process.place.boot != here.boot:
-        return Word.GONE if process.place.machine and process.place.machine == here.machine else Word.UNKNOWN
+    if process.namespace.boot_id != this_namespace.boot_id:
+        return (
+            ProcessStatus.GONE
+            if process.namespace.machine_id and process.namespace.machine_id == this_namespace.machine_id
+            else ProcessStatus.UNKNOWN
+        )
     # Rule 2: in another container the pid is another process's
-    if process.place.cell != here.cell:
-        return Word.UNKNOWN
+    if process.namespace.namespaces != this_namespace.namespaces:
+        return ProcessStatus.UNKNOWN
     # Rule 3: ended, or ended and its pid given to a younger one
-    if not now.exists or now.began not in (None, process.began):
-        return Word.GONE
-    return Word.THERE
+    if not now.exists or now.start_ticks not in (None, process.start_ticks):
+        return ProcessStatus.GONE
+    return ProcessStatus.ALIVE
 
 
-def start_is_lost(launched: float, now: float, *, server_began: float | None, limit_seconds: float) -> bool:
+def is_start_lost(launched_at: float, now: float, *, server_started_at: float | None, limit_seconds: float) -> bool:
     """Whether a run that was launched and has not started never will; all in seconds since the epoch.
 
     Args:
-        launched: when it was.
+        launched_at: when it was.
         now: the time.
-        server_began: when the process began that loads the code and starts run workers; None where it starts none.
+        server_started_at: when the process began that loads the code and starts run workers; None where it starts none.
         limit_seconds: how long a start may take at most; 0 for any time.
     """
     # Rule 1: whoever launched it is gone, and its worker has had longer to load the code than we took ourselves
-    if server_began is not None and launched < server_began and now - server_began >= _SERVER_LEAD_SECONDS:
+    if (
+        server_started_at is not None
+        and launched_at < server_started_at
+        and now - server_started_at >= _SERVER_LEAD_SECONDS
+    ):
         return True
     # Rule 2: Dagster's own limit
-    return 0 < limit_seconds <= now - launched
+    return 0 < limit_seconds <= now - launched_at
 
 
 @dataclass(frozen=True)
-class Sign:
+class HeartbeatTag:
     """What a run says of itself in a tag.
 
     Attributes:
-        mark: the run's 8 hex digits: a run that repeats another one has the other's tags.
-        beat: counts up every ``BEAT_SECONDS`` while it works; None when it does not say so, or no more.
+        short_run_id: the run's 8 hex digits: a run that repeats another one has the other's tags.
+        heartbeat_at: counts up every ``HEARTBEAT_SECONDS`` while it works; None when it does not say so, or no more.
         process: the one whose end is the run's end; None where that cannot be named.
-        is_over: whether the run's step in the lane has ended; other steps of the run may go on.
+        has_ended: whether the run's step in the lane has ended; other steps of the run may go on.
     """
 
-    mark: str
-    beat: int | None = None
+    short_run_id: str
+    heartbeat_at: int | None = None
     process: Process | None = None
-    is_over: bool = False
+    has_ended: bool = False
 
     def encode(self) -> str:
         """The tag.
 
-        >>> Sign("0badcafe", 7, Process(Place("48df4ead", "4026531836"), 4242, 1_311_164)).encode()
+        >>> HeartbeatTag("0badcafe", 7, Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)).encode()
         '1 0badcafe 7 4242 1311164 48df4ead 4026531836 -'
         """
-        beat = _OVER if self.is_over else _NOTHING if self.beat is None else self.beat
+        beat = _ENDED if self.has_ended else _NO_PROCESS if self.heartbeat_at is None else self.heartbeat_at
         if self.process is None:
-            return f"{_VERSION} {self.mark} {beat}"
-        at = self.process.place
-        where = f"{self.process.pid} {self.process.began} {at.boot} {at.cell} {at.machine or _NOTHING}"
-        return f"{_VERSION} {self.mark} {beat} {where}"
+            return f"{_VERSION} {self.short_run_id} {beat}"
+        at = self.process.namespace
+        where = (
+            f"{self.process.pid} {self.process.start_ticks} {at.boot_id} {at.namespaces} {at.machine_id or _NO_PROCESS}"
+        )
+        return f"{_VERSION} {self.short_run_id} {beat} {where}"
 
     @classmethod
-    def decode(cls, tag: str, mark: str) -> Sign:
+    def decode(cls, tag: str, mark: str) -> HeartbeatTag:
         """Read the tag of a run; another run's, another version's or none says nothing."""
         match tag.split():
             case [version, whose, beat, *where] if (version, whose) == (_VERSION, mark):
-                return cls(mark, int(beat) if beat.isdecimal() else None, _process(where), beat == _OVER)
+                return cls(mark, int(beat) if beat.isdecimal() else None, _decode_process(where), beat == _ENDED)
         return cls(mark)
 
 
-def _process(words: list[str]) -> Process | None:
+def _decode_process(words: list[str]) -> Process | None:
     match words:
         case [pid, began, boot, cell, machine] if pid.isdecimal() and began.isdecimal():
-            return Process(Place(boot, cell, "" if machine == _NOTHING else machine), int(pid), int(began))
+            return Process(
+                ProcessNamespace(boot, cell, "" if machine == _NO_PROCESS else machine), int(pid), int(began)
+            )
     return None

@@ -5,19 +5,19 @@ Holds no record and fetches none: it is told how much is held of each partition.
 >>> round_robin([["a0", "a1"], ["b0", "b1"]])
 ['a0', 'b0', 'a1', 'b1']
 >>> A, B = (TopicPartition("orders", p) for p in range(2))
->>> backlog = {A: Held(records=120, bytes=12_000), B: Held(records=0, bytes=0)}
->>> Prefetch(max_records=100).to_fetch(backlog)
+>>> backlog = {A: Buffered(records=120, bytes=12_000), B: Buffered(records=0, bytes=0)}
+>>> Prefetch(max_records=100).partitions_to_fetch(backlog)
 {TopicPartition(topic='orders', partition=1)}
 
 Ranges end by position, never by count: their last offsets may be holes, so the next record or the log end tells that
 they are over. What arrives beyond a batch is kept for the next one.
 
 >>> A = TopicPartition("orders", 3)
->>> reading = Reading()
->>> reading.begin([OffsetRange("orders", 3, 70, 120)])
-Moves(leave=set(), seek={TopicPartition(topic='orders', partition=3): 70})
->>> reading.reached(A, 120)  # the log end: all 50 offsets are holes
->>> reading.give(), reading.go_on(), reading.is_over
+>>> reading = BatchReader()
+>>> reading.start_batch([OffsetRange("orders", 3, 70, 120)])
+SeekPlan(unassign=set(), seek={TopicPartition(topic='orders', partition=3): 70})
+>>> reading.mark_end(A, 120)  # the log end: all 50 offsets are holes
+>>> reading.take(), reading.advance(), reading.is_finished
 ([], {}, True)
 """
 
@@ -38,7 +38,7 @@ Heuristic = Literal["partition", "total"]
 T = TypeVar("T")
 
 
-class Held(NamedTuple):
+class Buffered(NamedTuple):
     """What was fetched of a partition and waits for its turn."""
 
     records: int
@@ -60,12 +60,12 @@ class Prefetch:
     Attributes:
         max_records: how many records may wait; three times as many at most, in the worst order of arrival.
         max_bytes: how many bytes their values may have.
-        by: which heuristic.
+        limit_by: which heuristic.
     """
 
     max_records: int = 100_000
     max_bytes: int = 64 * 1024 * 1024
-    by: Heuristic = "partition"
+    limit_by: Heuristic = "partition"
 
     def __post_init__(self) -> None:
         if self.max_records < 1 or self.max_bytes < 1:
@@ -73,46 +73,48 @@ class Prefetch:
                 f"max_buffered_records is {self.max_records} and max_buffered_bytes {self.max_bytes}: a record that "
                 "waits for its turn needs room, both must be at least 1"
             )
-        if self.by not in ("partition", "total"):
-            raise InvalidSettingError(f"prefetch is {self.by!r}: wanted 'partition' or 'total', KIP-41's heuristics")
+        if self.limit_by not in ("partition", "total"):
+            raise InvalidSettingError(
+                f"prefetch is {self.limit_by!r}: wanted 'partition' or 'total', KIP-41's heuristics"
+            )
 
-    def to_fetch(self, held: Mapping[TopicPartition, Held]) -> set[TopicPartition]:
+    def partitions_to_fetch(self, buffered: Mapping[TopicPartition, Buffered]) -> set[TopicPartition]:
         """The partitions to fetch now. One of which nothing is held is always fetched: the others wait for its turn."""
-        if self.by == "total":
-            hungry = sum(map(self._fill, held.values())) < 1
-            return {tp for tp, h in held.items() if hungry or not h.records}
-        return {tp for tp, h in held.items() if not h.records or self._fill(h) * len(held) < 1}
+        if self.limit_by == "total":
+            hungry = sum(map(self._used_share, buffered.values())) < 1
+            return {tp for tp, h in buffered.items() if hungry or not h.records}
+        return {tp for tp, h in buffered.items() if not h.records or self._used_share(h) * len(buffered) < 1}
 
-    def to_pause(
-        self, held: Mapping[TopicPartition, Held], paused: set[TopicPartition], *, drained: bool
+    def partitions_to_pause(
+        self, buffered: Mapping[TopicPartition, Buffered], paused: set[TopicPartition], *, drained: bool
     ) -> set[TopicPartition]:
         """The partitions that may not be fetched now.
 
         Args:
-            held: what waits of each partition.
+            buffered: what waits of each partition.
             paused: which are not fetched already.
             drained: nothing more has arrived that could be taken. Until then pausing throws records away, which is done
                 only when the room is used up.
         """
-        full = set(held) - self.to_fetch(held)
-        return full if drained or self._left(held) <= 1 / len(held) else full & paused
+        full = set(buffered) - self.partitions_to_fetch(buffered)
+        return full if drained or self._remaining(buffered) <= 1 / len(buffered) else full & paused
 
-    def room(self, held: Mapping[TopicPartition, Held], record_bytes: float | None) -> int:
+    def max_records_now(self, buffered: Mapping[TopicPartition, Buffered], record_bytes: float | None) -> int:
         """How many records to take now: what is left of the bound, at least one partition's share.
 
         Args:
-            held: what waits of each partition.
+            buffered: what waits of each partition.
             record_bytes: the mean size of the last records, None before the first.
         """
         if record_bytes is None:
             return 1
-        part = max(self._left(held), 1 / len(held))
+        part = max(self._remaining(buffered), 1 / len(buffered))
         return max(1, int(part / max(1 / self.max_records, record_bytes / self.max_bytes)))
 
-    def _left(self, held: Mapping[TopicPartition, Held]) -> float:
-        return 1 - sum(map(self._fill, held.values()))
+    def _remaining(self, held: Mapping[TopicPartition, Buffered]) -> float:
+        return 1 - sum(map(self._used_share, held.values()))
 
-    def _fill(self, held: Held) -> float:
+    def _used_share(self, held: Buffered) -> float:
         """Which part of the bound it uses up."""
         return max(held.records / self.max_records, held.bytes / self.max_bytes)
 
@@ -127,7 +129,7 @@ def round_robin(queues: Sequence[list[T]]) -> list[T]:
     return given
 
 
-class Record(Protocol):
+class ReadableRecord(Protocol):
     """What has to be known of a record: its offset, and the size of its value."""
 
     def offset(self) -> int:
@@ -136,126 +138,130 @@ class Record(Protocol):
     def __len__(self) -> int: ...
 
 
-R = TypeVar("R", bound=Record)
-_SAMPLE = 100  # asking every record for its size would cost a tenth of reading it
+R = TypeVar("R", bound=ReadableRecord)
+_SAMPLE_RECORDS = 100  # asking every record for its size would cost a tenth of reading it
 
 
-class Moves(NamedTuple):
+class SeekPlan(NamedTuple):
     """What the client must do: stop reading partitions, then read others from an offset, whatever it has queued."""
 
-    leave: set[TopicPartition]
+    unassign: set[TopicPartition]
     seek: dict[TopicPartition, int]
 
 
-class Reading(Generic[R]):
+class BatchReader(Generic[R]):
     """One batch after the other, each by its ranges."""
 
     def __init__(self) -> None:
-        self._logs: dict[TopicPartition, _Log[R]] = {}
+        self._partitions: dict[TopicPartition, _PartitionReader[R]] = {}
         self._spans: dict[TopicPartition, list[Span]] = {}
 
-    def begin(self, ranges: Iterable[OffsetRange]) -> Moves:
+    def start_batch(self, ranges: Iterable[OffsetRange]) -> SeekPlan:
         """Read these next. Partitions that go on where they are need no move."""
         self._spans = {}
         for r in sorted(ranges):
             self._spans.setdefault(r.topic_partition, []).append(r.span)
-        leave = set(self._logs) - set(self._spans)
+        leave = set(self._partitions) - set(self._spans)
         for tp in leave:
-            del self._logs[tp]
-        return Moves(leave, self._reach(list(self._spans)))
+            del self._partitions[tp]
+        return SeekPlan(leave, self._skip_to_batch(list(self._spans)))
 
-    def go_on(self) -> dict[TopicPartition, int]:
+    def advance(self) -> dict[TopicPartition, int]:
         """Pass ranges that are over; where partitions must be sought that have another one, too far away."""
         far: dict[TopicPartition, int] = {}
         for tp, spans in self._spans.items():
-            while spans and self._logs[tp].is_past(spans[0].end):
+            while spans and self._partitions[tp].has_taken_all_below(spans[0].end):
                 spans.pop(0)
-                far.update(self._reach([tp] if spans else []))
+                far.update(self._skip_to_batch([tp] if spans else []))
         return far
 
     @property
-    def is_over(self) -> bool:
-        """Whether every record of the batch was given; ask ``go_on`` first."""
+    def is_finished(self) -> bool:
+        """Whether every record of the batch was given; ask ``advance`` first."""
         return not any(self._spans.values())
 
-    def give(self) -> list[R]:
-        """As many whole rounds as can be given now, a record of each partition that has more; ask ``go_on`` first.
+    def take(self) -> list[R]:
+        """As many whole rounds as can be given now, a record of each partition that has more; ask ``advance`` first.
 
         The order depends on the ranges and the log alone, not on what arrived first.
         """
-        in_turn = [(self._logs[tp], spans[0].end) for tp, spans in self._spans.items() if spans]
+        in_turn = [(self._partitions[tp], spans[0].end) for tp, spans in self._spans.items() if spans]
         rounds = min((log.count_below(end) for log, end in in_turn), default=0)
-        return round_robin([log.give(rounds) for log, _ in in_turn]) if rounds else []
+        return round_robin([log.take(rounds) for log, _ in in_turn]) if rounds else []
 
     def add(self, tp: TopicPartition, records: list[R]) -> None:
         """Records of one partition arrived, in order; what is known already is left out."""
-        if tp in self._logs:
-            self._logs[tp].add(records)
+        if tp in self._partitions:
+            self._partitions[tp].add(records)
 
-    def reached(self, tp: TopicPartition, offset: int) -> None:
+    def mark_end(self, tp: TopicPartition, offset: int) -> None:
         """Nothing else is to be read of a partition below ``offset``: what was not told is a hole."""
-        if tp in self._logs:
-            self._logs[tp].end = max(self._logs[tp].end, offset)
+        if tp in self._partitions:
+            self._partitions[tp].end = max(self._partitions[tp].end, offset)
 
     def position(self, tp: TopicPartition) -> int | None:
         """The next offset to arrive, None for a partition that is not read."""
-        return self._logs[tp].end if tp in self._logs else None
+        return self._partitions[tp].end if tp in self._partitions else None
 
-    def held(self) -> dict[TopicPartition, Held]:
+    def buffered(self) -> dict[TopicPartition, Buffered]:
         """What waits of each partition."""
-        return {tp: Held(len(log.held), log.bytes) for tp, log in self._logs.items()}
+        return {tp: Buffered(len(log.buffered), log.bytes) for tp, log in self._partitions.items()}
 
-    def _reach(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def _skip_to_batch(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         starts = {tp: self._spans[tp][0].start for tp in partitions}
-        far = {tp: at for tp, at in starts.items() if tp not in self._logs or not self._logs[tp].reaches(at)}
-        self._logs.update({tp: _Log(at) for tp, at in far.items()})
+        far = {
+            tp: at
+            for tp, at in starts.items()
+            if tp not in self._partitions or not self._partitions[tp].continues_at(at)
+        }
+        self._partitions.update({tp: _PartitionReader(at) for tp, at in far.items()})
         return far
 
 
-class _Log(Generic[R]):
+class _PartitionReader(Generic[R]):
     """How far one partition is read: everything in ``[begin, end)`` is held or a hole, and was not given yet."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin
-        self.held: list[R] = []
+        self.buffered: list[R] = []
         self.bytes = 0
 
-    def reaches(self, offset: int) -> bool:
+    def continues_at(self, offset: int) -> bool:
         """Whether reading goes on at ``offset`` without a seek; what is held below it is dropped then."""
         if not self.begin <= offset <= self.end:
             return False
-        self.give(self.count_below(offset))
+        self.take(self.count_below(offset))
         self.begin = offset
         return True
 
-    def is_past(self, end: int) -> bool:
+    def has_taken_all_below(self, end: int) -> bool:
         """Whether all below ``end`` was given."""
         return self.end >= end and not self.count_below(end)
 
     def count_below(self, offset: int) -> int:
         """How many held records have lower offsets."""
-        if not self.held or self.held[-1].offset() < offset:
-            return len(self.held)
-        return bisect_left(self.held, offset, key=_offset)
+        if not self.buffered or self.buffered[-1].offset() < offset:
+            return len(self.buffered)
+        return bisect_left(self.buffered, offset, key=_offset)
 
     def add(self, records: list[R]) -> None:
         new = records[bisect_left(records, self.end, key=_offset) :] if records[0].offset() < self.end else records
         if new:
-            self.held += new
+            self.buffered += new
             self.end = new[-1].offset() + 1
-            sample = new[:: len(new) // _SAMPLE + 1]
+            sample = new[:: len(new) // _SAMPLE_RECORDS + 1]
             self.bytes += sum(map(len, sample)) * len(new) // len(sample)
 
-    def give(self, count: int) -> list[R]:
+    def take(self, count: int) -> list[R]:
         """The first records, for good. The bytes of the others are reckoned by the mean."""
         if not count:
             return []
-        given, before = self.held[:count], len(self.held)
-        del self.held[:count]
-        self.bytes = self.bytes * len(self.held) // before
+        given, before = self.buffered[:count], len(self.buffered)
+        del self.buffered[:count]
+        self.bytes = self.bytes * len(self.buffered) // before
         self.begin = given[-1].offset() + 1
         return given
 
 
-def _offset(record: Record) -> int:
+def _offset(record: ReadableRecord) -> int:
     return record.offset()

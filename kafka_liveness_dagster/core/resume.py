@@ -5,12 +5,12 @@ before any record.
 
 The worked example: committed 70, crashed at 100, log end 120 on return.
 
->>> from kafka_liveness_dagster.core.commit_metadata import LiveMark
+>>> from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
->>> from kafka_liveness_dagster.core.partition_state import PartitionFacts
->>> facts = PartitionFacts(70, LiveMark(Mark.RUNNING, "0badcafe"), log_start=0, log_end=120)
->>> resume(TopicPartition("orders", 3), facts, ResumePolicy(enable_parallel_rebalance=True))
-Resumed(position=120, owed=(Span(start=70, end=120),), skipped=Span(start=70, end=120))
+>>> from kafka_liveness_dagster.core.partition_state import PartitionState
+>>> facts = PartitionState(70, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe"), log_start=0, log_end=120)
+>>> decide_resume(TopicPartition("orders", 3), facts, ResumePolicy(enable_parallel_rebalance=True))
+ResumeDecision(position=120, pending=(Span(start=70, end=120),), skipped=Span(start=70, end=120))
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, Mark, Origin, fits
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    OwnerState,
+    fits_commit_metadata,
+)
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fencing import RETRIED
+from kafka_liveness_dagster.core.fencing import RETRY_REASONS
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
-from kafka_liveness_dagster.core.partition_state import check_identity, check_log, rows_missing
+from kafka_liveness_dagster.core.partition_state import check_identity, check_offset_in_log, rows_missing_error
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionState
 
 
 class NoCommittedOffsetError(KafkaLivenessError):
@@ -52,92 +57,96 @@ class ResumePolicy:
     on_missing_rows: Literal["raise", "crash_lag"] = "raise"
 
     @property
-    def after_fence(self) -> str:
+    def outcome_after_fence(self) -> str:
         """The outcome of a batch whose member lost its partitions before the commit, as a clause.
 
-        >>> ResumePolicy(enable_parallel_rebalance=True).after_fence
+        >>> ResumePolicy(enable_parallel_rebalance=True).outcome_after_fence
         'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to the log end'
         """
         if not self.enable_parallel_rebalance:
-            return RETRIED
+            return RETRY_REASONS
         becomes = "with enable_parallel_rebalance the batch becomes crash lag, pending"
-        return f"{becomes}: the live lane skips ahead to the log end{self._if_enough}"
+        return f"{becomes}: the live lane skips ahead to the log end{self._crash_lag_condition}"
 
     @property
-    def after_error(self) -> str:
+    def outcome_after_error(self) -> str:
         """What the next live run does after one that ended by an error, as a sentence.
 
-        >>> ResumePolicy().after_error
+        >>> ResumePolicy().outcome_after_error
         'The next live run resumes at the committed offsets'
         """
         if not self.enable_parallel_rebalance:
             return "The next live run resumes at the committed offsets"
         return (
-            f"The next live run skips ahead to the log end{self._if_enough}: with enable_parallel_rebalance all that "
+            f"The next live run skips ahead to the log end{self._crash_lag_condition}: with enable_parallel_rebalance "
+            "all that "
             "the broker has by then and that is not committed becomes crash lag, pending, a partition for each range"
         )
 
     @property
-    def _if_enough(self) -> str:
+    def _crash_lag_condition(self) -> str:
         few = self.min_crash_lag
         return f" if at least {few:,} offsets of a partition wait there" if few > 1 else ""
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumeDecision:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
-    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. That is ``landed``: rows
+    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. That is
+    ``written_uncommitted``: rows
     of a dead run that were never committed and are not written again. ``overflow`` holds crash
     lag that was not skipped since its token would not fit the commit metadata, or ``max_owed_ranges``; ``lost`` what
-    expired before the live lane processed it; ``forgotten`` what is owed again, though nobody remembered it; ``again``
-    and ``second`` what the first log's mark and the second log say from now on.
+    expired before the live lane processed it; ``forgotten_pending`` what is owed again, though nobody remembered it;
+    ``reprocess`` and ``catch_up_log`` what the first log's mark and the second log say from now on.
     """
 
     position: int
-    owed: tuple[Span, ...] = ()
+    pending: tuple[Span, ...] = ()
     skipped: Span | None = None
     overflow: Span | None = field(default=None, repr=False)
     lost: tuple[Span, ...] = field(default=(), repr=False)
     paused: bool = field(default=False, repr=False)
-    forgotten: tuple[Span, ...] = field(default=(), repr=False)
-    again: Span | None = field(default=None, repr=False)
+    forgotten_pending: tuple[Span, ...] = field(default=(), repr=False)
+    reprocess: Span | None = field(default=None, repr=False)
     crash_lag: tuple[Span, ...] = field(default=(), repr=False, compare=False)
-    landed: tuple[Span, ...] = field(default=(), repr=False, compare=False)
-    second: DoneLog = field(default_factory=DoneLog, repr=False, compare=False)
+    written_uncommitted: tuple[Span, ...] = field(default=(), repr=False, compare=False)
+    catch_up_log: CatchUpCommitMetadata = field(default_factory=CatchUpCommitMetadata, repr=False, compare=False)
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> GroupOrigin | None:
         """Where the group's life on this log began."""
-        return self.second.origin
+        return self.catch_up_log.origin
 
 
 @dataclass
-class Owned:
+class OwnedPartition:
     """A partition that a member owns: offsets below ``committed`` are done, below ``position`` planned.
 
-    ``arrival`` tells this ownership from others of the same partition by the same member. While it is ``paused``
-    nothing of it is planned, in either lane.
+    ``assignment_id`` tells this ownership from others of the same partition by the same member. While it is
+    ``is_paused`` nothing of it is planned, in either lane.
     """
 
     committed: int
     position: int
-    owed: tuple[Span, ...] = ()
-    arrival: int = 0
-    paused: bool = False
-    again: Span | None = None
-    origin: Origin | None = None
+    pending: tuple[Span, ...] = ()
+    assignment_id: int = 0
+    is_paused: bool = False
+    reprocess: Span | None = None
+    origin: GroupOrigin | None = None
 
-    def owing(self, spans: tuple[Span, ...]) -> Owned:
+    def with_pending(self, spans: tuple[Span, ...]) -> OwnedPartition:
         """The same when these are owed too."""
-        return replace(self, owed=union((*self.owed, *spans))) if spans else self
+        return replace(self, pending=union((*self.pending, *spans))) if spans else self
 
-    def has_room(self, spans: tuple[Span, ...]) -> bool:
+    def fits_commit_metadata(self, spans: tuple[Span, ...]) -> bool:
         """Whether its commit can say that these are owed too."""
-        return fits(self.owing(spans).owed, self.origin, self.again)
+        return fits_commit_metadata(self.with_pending(spans).pending, self.origin, self.reprocess)
 
 
-def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, poison: tuple[Span, ...] = ()) -> Resumed:
+def decide_resume(
+    tp: TopicPartition, facts: PartitionState, policy: ResumePolicy, poison: tuple[Span, ...] = ()
+) -> ResumeDecision:
     """What an assignment of ``tp`` means (KIP-333, Design). The caller commits the answer before any record.
 
     Args:
@@ -151,128 +160,150 @@ def resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy, pois
         RowsMissingError: the table is not as it was left.
     """
     check_identity(tp, facts)
-    found = _resume(tp, facts, policy)
+    found = _decide_resume(tp, facts, policy)
     stuck = next((span for span in poison if span.start == found.position), None)
-    owed = found.owed if stuck is None else union((*found.owed, stuck))
-    if stuck is None or not fits(owed, found.origin, found.again):
+    owed = found.pending if stuck is None else union((*found.pending, stuck))
+    if stuck is None or not fits_commit_metadata(owed, found.origin, found.reprocess):
         return found
     # The second log may say of another pass over these offsets that this one is done
-    return replace(found, position=stuck.end, owed=owed, second=found.second.without((stuck,)))
+    return replace(found, position=stuck.end, pending=owed, catch_up_log=found.catch_up_log.reopen((stuck,)))
 
 
-def _resume(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> Resumed:
+def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> ResumeDecision:
     # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
-    start, lost = _not_expired(tp, facts, policy) if facts.committed is not None else (_reset(tp, facts, policy), ())
-    origin, again = _origin(facts, start), _again(facts, start)
-    landed = _landed(facts, again)
+    start, lost = (
+        _skip_expired(tp, facts, policy) if facts.committed is not None else (_reset_position(tp, facts, policy), ())
+    )
+    origin, again = _origin(facts, start), _ranges_to_reprocess(facts, start)
+    landed = _written_uncommitted(facts, again)
     lost = difference(lost, landed)
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
-    missing = difference(facts.missing(start), lost)
+    missing = difference(facts.missing_rows(start), lost)
     if missing and facts.proves_loss and policy.on_missing_rows == "raise":
-        raise rows_missing(tp, facts, missing)
+        raise rows_missing_error(tp, facts, missing)
     gone = intersection(missing, (Span(0, facts.log_start),))
-    if gone and (facts.vouched or policy.on_data_loss == "write_off"):
+    if gone and (facts.is_committed_by_this_package or policy.on_data_loss == "write_off"):
         missing, lost = difference(missing, gone), union((*lost, *gone))
-    second = _second(facts, origin, start, (missing, lost))
-    owed = intersection(still_owed(facts), (Span(0, start),))
-    if missing and not _has_room(union((*owed, *missing)), policy, origin, again):
+    second = _updated_catch_up_log(facts, origin, start, (missing, lost))
+    owed = intersection(pending_to_keep(facts), (Span(0, start),))
+    if missing and not _fits_commit_metadata(union((*owed, *missing)), policy, origin, again):
         back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
         owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
-        second = replace(second.without((overflow,)), reported=second.reported)
+        second = replace(second.reopen((overflow,)), written_off=second.written_off)
         expired = intersection(landed, (Span(0, facts.log_start),))
-        found = Resumed(back, owed, overflow=overflow, lost=lost, again=again, second=second, landed=expired)
+        found = ResumeDecision(
+            back, owed, overflow=overflow, lost=lost, reprocess=again, catch_up_log=second, written_uncommitted=expired
+        )
         return replace(found, paused=facts.is_paused)
     owed = union((*owed, *missing))
     # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it
     expired = intersection(landed, (Span(0, start),))
-    found = Resumed(start, owed, lost=lost, forgotten=missing, again=again, second=second, landed=expired)
+    found = ResumeDecision(
+        start,
+        owed,
+        lost=lost,
+        forgotten_pending=missing,
+        reprocess=again,
+        catch_up_log=second,
+        written_uncommitted=expired,
+    )
     lag = Span(start, facts.log_end)
     left = difference((lag,), landed)
     # Rule 3: what was paused stays so, whoever owns it and however its owner ended
     if facts.is_paused:
         return replace(found, paused=True)
     # Rule 4: a handover is not a crash
-    crashed = facts.mark is not None and facts.mark.mark is Mark.RUNNING
+    crashed = facts.live_metadata is not None and facts.live_metadata.owner_state is OwnerState.RUNNING
     # Rule 5: below min_crash_lag the backlog costs less than a backfill
     if not (policy.enable_parallel_rebalance and crashed and size(left) >= max(1, policy.min_crash_lag)):
         return found
     # Rule 6: a token that does not fit may not be half written
     jumped = union((*owed, *left))
-    if not _has_room(jumped, policy, origin, again):
+    if not _fits_commit_metadata(jumped, policy, origin, again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
-    return replace(found, position=lag.end, owed=jumped, skipped=lag, crash_lag=left, landed=landed)
+    return replace(found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed)
 
 
-def _landed(facts: PartitionFacts, again: Span | None) -> tuple[Span, ...]:
+def _written_uncommitted(facts: PartitionState, again: Span | None) -> tuple[Span, ...]:
     """Return offsets that a dead run had written and not committed: their rows need not be written again."""
-    if facts.account is None or facts.committed is None:
+    if facts.ledger_entry is None or facts.committed is None:
         return ()
-    redone = [span for span in (again, facts.mark.again if facts.mark else None) if span is not None]
-    return difference(intersection(facts.account.done, (Span(facts.committed, facts.log_end),)), redone)
+    redone = [
+        span for span in (again, facts.live_metadata.reprocess if facts.live_metadata else None) if span is not None
+    ]
+    return difference(intersection(facts.ledger_entry.written, (Span(facts.committed, facts.log_end),)), redone)
 
 
-def _not_expired(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
+def _skip_expired(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
     """The live lane's first offset that was not deleted, and what was deleted before it.
 
     Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
     """
     assert facts.committed is not None  # noqa: S101 - asked for committed partitions only
     if policy.on_data_loss == "raise" or facts.committed >= facts.log_start:
-        check_log(tp, facts.committed, facts.log_start, facts.log_end)
+        check_offset_in_log(tp, facts.committed, facts.log_start, facts.log_end)
         return facts.committed, ()
     return facts.log_start, (Span(facts.committed, facts.log_start),)
 
 
-def _origin(facts: PartitionFacts, start: int) -> Origin:
+def _origin(facts: PartitionState, start: int) -> GroupOrigin:
     """Where the life of the group begins that is written down from now on."""
     # A stranger's commit, and nobody to hold it against: what lies below it is not ours to answer for
-    known = None if facts.account is None and facts.mark is None else facts.origin
+    known = None if facts.ledger_entry is None and facts.live_metadata is None else facts.origin
     topic_id = facts.topic_id or (known.topic_id if known else "")
-    return Origin(start if known is None else min(known.start, start), topic_id)
+    return GroupOrigin(start if known is None else min(known.start, start), topic_id)
 
 
-def _again(facts: PartitionFacts, start: int) -> Span | None:
+def _ranges_to_reprocess(facts: PartitionState, start: int) -> Span | None:
     """What is to be processed although it was done: the group's offsets were set back, by whomever."""
-    known = [] if facts.mark is None or facts.mark.again is None else [facts.mark.again]
-    if facts.mark is None and facts.account is not None and facts.account.done:
-        known.append(Span(start, facts.account.done[-1].end))
-    if facts.second.end > start:
-        known.append(Span(start, facts.second.end))
+    known = (
+        [] if facts.live_metadata is None or facts.live_metadata.reprocess is None else [facts.live_metadata.reprocess]
+    )
+    if facts.live_metadata is None and facts.ledger_entry is not None and facts.ledger_entry.written:
+        known.append(Span(start, facts.ledger_entry.written[-1].end))
+    if facts.catch_up_log.end > start:
+        known.append(Span(start, facts.catch_up_log.end))
     known = [span for span in known if span.end > start or intersection((span,), facts.outstanding)]
     if not known:
         return None
     return Span(min(span.start for span in known), max(span.end for span in known))
 
 
-def _second(
-    facts: PartitionFacts, origin: Origin, start: int, missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]]
-) -> DoneLog:
+def _updated_catch_up_log(
+    facts: PartitionState, origin: GroupOrigin, start: int, missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]]
+) -> CatchUpCommitMetadata:
     """The second log as it must be before the first one says the same: nothing that is owed from now on is done."""
     missing, lost = missing_and_lost
-    ahead = (Span(start, facts.second.end),) if facts.second.end > start else ()
-    log = facts.second.without((*missing, *ahead)) if missing or ahead else facts.second
-    if log.missing and facts.account is not None:  # rows that are there again
-        log = replace(log, missing=difference(log.missing, facts.account.done))
-    return replace(log, reported=union((*log.reported, *lost)), origin=origin)
+    ahead = (Span(start, facts.catch_up_log.end),) if facts.catch_up_log.end > start else ()
+    log = facts.catch_up_log.reopen((*missing, *ahead)) if missing or ahead else facts.catch_up_log
+    if log.missing and facts.ledger_entry is not None:  # rows that are there again
+        log = replace(log, missing=difference(log.missing, facts.ledger_entry.written))
+    return replace(log, written_off=union((*log.written_off, *lost)), origin=origin)
 
 
-def _has_room(owed: tuple[Span, ...], policy: ResumePolicy, origin: Origin, again: Span | None) -> bool:
+def _fits_commit_metadata(
+    owed: tuple[Span, ...], policy: ResumePolicy, origin: GroupOrigin, again: Span | None
+) -> bool:
     most = policy.max_owed_ranges
-    return fits(owed, origin, again) and (most is None or len(owed) <= most)
+    return fits_commit_metadata(owed, origin, again) and (most is None or len(owed) <= most)
 
 
-def still_owed(facts: PartitionFacts) -> tuple[Span, ...]:
+def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
     """What the first log must go on to carry of what it owes: what is not done, or all where that would not fit.
 
     A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets that only
     the table has stay until a catch-up run has recorded them: it repeats what their dead writer may have skipped.
     """
     rest = union((*facts.outstanding, *facts.recordable))
-    return rest if fits(rest, facts.origin, facts.mark.again if facts.mark else None) else facts.owed
+    return (
+        rest
+        if fits_commit_metadata(rest, facts.origin, facts.live_metadata.reprocess if facts.live_metadata else None)
+        else facts.pending_by_live_log
+    )
 
 
-def _reset(tp: TopicPartition, facts: PartitionFacts, policy: ResumePolicy) -> int:
+def _reset_position(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> int:
     if policy.auto_offset_reset == "error":
         raise NoCommittedOffsetError(
             f"{tp} has no committed offset and auto_offset_reset is 'error': commit one "

@@ -1,7 +1,7 @@
 """What is a schema, as a schema registry has it? Asks no registry.
 
->>> Registered(7, "AVRO", '"string"')
-Registered(id=7, kind='AVRO')
+>>> SchemaWithId(7, "AVRO", '"string"')
+SchemaWithId(id=7, schema_type='AVRO')
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class SchemaUnusableError(KafkaLivenessError, ValueError):
 
 
 @dataclass(frozen=True)
-class Registered:
+class SchemaWithId:
     """A schema that a registry knows by a number.
 
     Attributes:
         id: which a record's wire format names.
-        kind: ``AVRO``, ``PROTOBUF`` or ``JSON``.
+        schema_type: ``AVRO``, ``PROTOBUF`` or ``JSON``.
         text: JSON for Avro and JSON Schema; for Protobuf the .proto file, or its descriptor in base64.
     """
 
     id: int
-    kind: str
+    schema_type: str
     text: str = field(repr=False)

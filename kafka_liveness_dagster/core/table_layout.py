@@ -1,22 +1,22 @@
 """The declared layout of a table, and what maintenance may compact and expire. Never reads a table.
 
->>> field("bucket(16, customer_id)")
+>>> parse_partition_field("bucket(16, customer_id)")
 Field(transform='bucket', column='customer_id', buckets=16)
->>> field("topic")
+>>> parse_partition_field("topic")
 Field(transform='', column='topic', buckets=0)
->>> field("truncate(4, id)")
+>>> parse_partition_field("truncate(4, id)")
 Traceback (most recent call last):
 ValueError: truncate(4, id)
->>> Layout().is_by_kafka_partition, Layout(partition_by=("days(placed_at)",)).is_by_kafka_partition
+>>> TableLayout().is_by_kafka_partition, TableLayout(partition_by=("days(placed_at)",)).is_by_kafka_partition
 (True, False)
->>> SORT_FIELD.fits("placed_at desc nulls last"), PARTITION_FIELD.fits("truncate(4, id)")
+>>> SORT_FIELD.matches("placed_at desc nulls last"), PARTITION_FIELD.matches("truncate(4, id)")
 (True, False)
 
 A file that a lane may still have to replace is left as it is, and so is the snapshot that tells what the table holds.
 
->>> settled(100, [Span(20, 50)])
+>>> compactable_ranges(100, [Span(20, 50)])
 (Span(start=0, end=20), Span(start=50, end=100))
->>> expire_before([90, 80, 70, 60], needed=[70], now=100, max_age=25, max_snapshots=9)
+>>> expiry_cutoff([90, 80, 70, 60], needed_since=[70], now=100, max_age=25, max_snapshots=9)
 70
 """
 
@@ -28,7 +28,7 @@ from dataclasses import field as _field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from kafka_liveness_dagster.core.names import Name
+from kafka_liveness_dagster.core.names import NameRule
 from kafka_liveness_dagster.core.offsets import Span, difference
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ _FIELD = re.compile(
     rf"|(?P<itself>{_COLUMN})",
     re.ASCII,
 )
-_SORTED = re.compile(rf"{_COLUMN}(?: (?:asc|desc))?(?: nulls (?:first|last))?", re.ASCII | re.IGNORECASE)
+_SORT_FIELD = re.compile(rf"{_COLUMN}(?: (?:asc|desc))?(?: nulls (?:first|last))?", re.ASCII | re.IGNORECASE)
 
-PARTITION_FIELD = Name(
+PARTITION_FIELD = NameRule(
     "a column, or days(column), hours(…), months(…), years(…), bucket(16, column); for other transforms make the table "
     "yourself, with CREATE TABLE",
     lambda text: _FIELD.fullmatch(text) is not None,
 )
-SORT_FIELD = Name(
+SORT_FIELD = NameRule(
     "a column, and after a blank ASC or DESC, NULLS FIRST or NULLS LAST",
-    lambda text: _SORTED.fullmatch(text) is not None,
+    lambda text: _SORT_FIELD.fullmatch(text) is not None,
 )
 
 
@@ -65,7 +65,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """What was declared of a table.
 
     Attributes:
@@ -85,7 +85,7 @@ class Layout:
         return set(BY_KAFKA_PARTITION) <= set(self.partition_by)
 
 
-def field(text: str) -> Field:
+def parse_partition_field(text: str) -> Field:
     """A partition field as it was declared; ``PARTITION_FIELD`` says which texts are."""
     found = _FIELD.fullmatch(text)
     if found is None:
@@ -95,41 +95,41 @@ def field(text: str) -> Field:
     return Field(found["transform"] or "", found["time"] or found["itself"], 0)
 
 
-DEFAULT = Layout()
+DEFAULT_LAYOUT = TableLayout()
 
 
-READERS_SECONDS = 3_600
+READER_GRACE_SECONDS = 3_600
 """However many snapshots there are: a query that began with one has so long to end, a stream to go on from it."""
 
 
-def settled(committed: int | None, owed: Iterable[Span]) -> tuple[Span, ...]:
+def compactable_ranges(committed: int | None, pending: Iterable[Span]) -> tuple[Span, ...]:
     """The stretches of a partition that neither lane writes again: below the committed offset, between what is owed.
 
     Each by itself: a file over two of them would hold offsets of the owed range between them, by all that is known of
     a file, and be rewritten when that is caught up.
     """
-    return difference([Span(0, committed)], owed) if committed else ()
+    return difference([Span(0, committed)], pending) if committed else ()
 
 
-def expire_before(
-    committed_at: Sequence[float], *, needed: Iterable[float], now: float, max_age: float, max_snapshots: int
+def expiry_cutoff(
+    committed_at: Sequence[float], *, needed_since: Iterable[float], now: float, max_age: float, max_snapshots: int
 ) -> float:
     """Snapshots before this moment may go, all in seconds.
 
     Args:
         committed_at: when each snapshot was committed, the newest first.
-        needed: when those were that together tell what the table holds; none of them goes.
+        needed_since: when those were that together tell what the table holds; none of them goes.
         now: the time.
         max_age: older ones go,
-        max_snapshots: and of the others those beyond so many, if they are older than ``READERS_SECONDS``.
+        max_snapshots: and of the others those beyond so many, if they are older than ``READER_GRACE_SECONDS``.
 
     >>> at = [9_990.0, 9_000.0, 8_000.0, 5_000.0, 1_000.0]
-    >>> expire_before(at, needed=[], now=10_000.0, max_age=9_500.0, max_snapshots=2)
+    >>> expiry_cutoff(at, needed_since=[], now=10_000.0, max_age=9_500.0, max_snapshots=2)
     6400.0
-    >>> expire_before(at, needed=[5_000.0], now=10_000.0, max_age=9_500.0, max_snapshots=2)
+    >>> expiry_cutoff(at, needed_since=[5_000.0], now=10_000.0, max_age=9_500.0, max_snapshots=2)
     5000.0
     """
     moments = [now - max_age]
     if len(committed_at) > max_snapshots:
-        moments.append(min(committed_at[max_snapshots - 1], now - READERS_SECONDS))
-    return min([max(moments), *needed])
+        moments.append(min(committed_at[max_snapshots - 1], now - READER_GRACE_SECONDS))
+    return min([max(moments), *needed_since])

@@ -3,9 +3,9 @@
 With the latter Iceberg or Spark refuses a later batch, or lets two writers of the same offsets commit. Decides by the
 properties alone, and never reads a table.
 
->>> [one.setting for one in refused({"write.format.default": "avro"}, ["offset"])]
+>>> [one.setting for one in refused_properties({"write.format.default": "avro"}, ["offset"])]
 ['write.format.default=avro']
->>> change([*refused({"write.merge.isolation-level": "snapshot"}, ["offset"])])
+>>> format_set_properties([*refused_properties({"write.merge.isolation-level": "snapshot"}, ["offset"])])
 "'write.merge.isolation-level'='serializable'"
 """
 
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.table_layout import Layout
+    from kafka_liveness_dagster.core.table_layout import TableLayout
 
 KEY = ("topic", "partition", "offset")
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_BOUNDS: Mapping[str, str] = MappingProxyType({})
 _METRICS = "write.metadata.metrics"
-_NEW = {  # docs/table.md has the reason for each of them
+_NEW_TABLE_PROPERTIES = {  # docs/table.md has the reason for each of them
     "format-version": "2",  # the lowest with row-level deletes, which a MERGE needs
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
     "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
@@ -32,7 +32,7 @@ _NEW = {  # docs/table.md has the reason for each of them
     "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
-_MERGED = {  # where batches are merged: see ``spark.table.commits``
+_MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
     "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
     "write.merge.isolation-level": "serializable",
     "write.merge.distribution-mode": "none",
@@ -40,22 +40,22 @@ _MERGED = {  # where batches are merged: see ``spark.table.commits``
     "write.metadata.metrics.column.partition": "full",
 }
 _MAX_INFERRED, _MAX_INFERRED_DEFAULT = f"{_METRICS}.max-inferred-column-defaults", 100
-_NO_BOUNDS = ("none", "counts")
-_WITH_BOUNDS = ("parquet", "orc")
+_MODES_WITHOUT_BOUNDS = ("none", "counts")
+_MODES_WITH_BOUNDS = ("parquet", "orc")
 
 
-class Refused(NamedTuple):
+class RefusedProperty(NamedTuple):
     """One property that has to be changed before a batch can be written.
 
     Attributes:
         setting: the property and its value; the property alone if it is Iceberg's default that does not do.
-        why: what it does to a batch.
+        reason: what it does to a batch.
         name: the property to set,
         value: and the value that it needs.
     """
 
     setting: str
-    why: str
+    reason: str
     name: str
     value: str
 
@@ -65,9 +65,9 @@ def needed_bounds(*, is_by_kafka_partition: bool) -> tuple[str, ...]:
     return KEY[2:] if is_by_kafka_partition else KEY
 
 
-def refused(
+def refused_properties(
     properties: Mapping[str, str], bounds: Iterable[str], columns: Sequence[str] | None = None
-) -> Iterator[Refused]:
+) -> Iterator[RefusedProperty]:
     """Give each property that prevents batches.
 
     Args:
@@ -75,42 +75,42 @@ def refused(
         bounds: the columns whose bounds decide conflicts, as ``needed_bounds`` has them.
         columns: the table's columns in their order; None if they are not known yet. Then defaults count as sufficient.
     """
-    if (kind := properties.get("write.format.default", "parquet")).lower() not in _WITH_BOUNDS:
-        yield Refused(
+    if (kind := properties.get("write.format.default", "parquet")).lower() not in _MODES_WITH_BOUNDS:
+        yield RefusedProperty(
             f"write.format.default={kind}",
             "its files have no column bounds, by which Iceberg finds the files of a batch",
             "write.format.default",
             "parquet",
         )
     if properties.get(name := "write.spark.accept-any-schema", "").lower() == "true":
-        yield Refused(
+        yield RefusedProperty(
             f"{name}=true",
             "Spark matches columns by position, and runs no MERGE; new columns are added without this property",
             name,
             "false",
         )
     if (level := properties.get(name := "write.merge.isolation-level", "")).lower() == "snapshot":
-        yield Refused(
+        yield RefusedProperty(
             f"{name}={level}",
             "two writers of the same offsets would both commit, and the rows would be in the table twice",
             name,
             "serializable",
         )
     for column in bounds:
-        if setting := _without_bounds(properties, column, columns):
+        if setting := _setting_without_bounds(properties, column, columns):
             why = f"its files keep no statistics of {column}, by which two writers of the same offsets are detected"
-            yield Refused(setting, why, f"{_METRICS}.column.{column}", "full")
+            yield RefusedProperty(setting, why, f"{_METRICS}.column.{column}", "full")
 
 
-def of_new_table(layout: Layout) -> dict[str, str]:
+def new_table_properties(layout: TableLayout) -> dict[str, str]:
     """Return the properties of a table that is created, the user's own last."""
     is_merged = layout.snapshots == "append" or not layout.is_by_kafka_partition
-    return {**_NEW, **(_MERGED if is_merged else {}), **layout.table_properties}
+    return {**_NEW_TABLE_PROPERTIES, **(_MERGE_PROPERTIES if is_merged else {}), **layout.table_properties}
 
 
-def refused_of_new_table(
-    layout: Layout, default: Mapping[str, str] = NOTHING, override: Mapping[str, str] = NOTHING
-) -> list[Refused]:
+def refused_new_table_properties(
+    layout: TableLayout, default: Mapping[str, str] = NO_BOUNDS, override: Mapping[str, str] = NO_BOUNDS
+) -> list[RefusedProperty]:
     """Return the properties of a table that is created with which later batches could not be written.
 
     Args:
@@ -119,24 +119,24 @@ def refused_of_new_table(
         override: properties that the catalog sets in any case.
     """
     bounds = needed_bounds(is_by_kafka_partition=layout.is_by_kafka_partition)
-    return [*refused({**default, **of_new_table(layout), **override}, bounds)]
+    return [*refused_properties({**default, **new_table_properties(layout), **override}, bounds)]
 
 
-def change(found: Iterable[Refused]) -> str:
+def format_set_properties(found: Iterable[RefusedProperty]) -> str:
     """Return the properties as ``ALTER TABLE … SET TBLPROPERTIES (…)`` takes them."""
     return ", ".join(f"'{one.name}'='{one.value}'" for one in found)
 
 
-def in_words(found: Iterable[Refused]) -> str:
+def describe_refused(found: Iterable[RefusedProperty]) -> str:
     """Return the settings, each with its reason."""
-    return "; ".join(f"{one.setting} ({one.why})" for one in found)
+    return "; ".join(f"{one.setting} ({one.reason})" for one in found)
 
 
-def _without_bounds(properties: Mapping[str, str], column: str, columns: Sequence[str] | None) -> str:
+def _setting_without_bounds(properties: Mapping[str, str], column: str, columns: Sequence[str] | None) -> str:
     """Return the setting by which files have no bounds of a column; empty if they have."""
     for name in (f"{_METRICS}.column.{column}", f"{_METRICS}.default"):
         if mode := properties.get(name):
-            return f"{name}={mode}" if mode.lower() in _NO_BOUNDS else ""
+            return f"{name}={mode}" if mode.lower() in _MODES_WITHOUT_BOUNDS else ""
     most = properties.get(_MAX_INFERRED, str(_MAX_INFERRED_DEFAULT))
     if columns is None or not most.isdecimal() or columns.index(column) < int(most):
         return ""

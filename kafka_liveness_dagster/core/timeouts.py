@@ -3,9 +3,10 @@
 Refuses a budget that no broker or reader could make sense of. Never reads a clock, a tag or a broker.
 
 >>> from kafka_liveness_dagster.core.timeouts import BrokerLimits
->>> budget = first_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
->>> timeouts = derive(budget, session_seconds=None, heartbeat_seconds=None, limits=BrokerLimits(6_000, 1_800_000))
->>> timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms, str(timeouts.budget)
+>>> budget = resolve_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
+>>> limits = BrokerLimits(6_000, 1_800_000)
+>>> timeouts = derive_timeouts(budget, session_seconds=None, heartbeat_seconds=None, limits=limits)
+>>> timeouts.session_timeout_ms, timeouts.heartbeat_ms, timeouts.process_timeout_ms, str(timeouts.budget)
 (10000, 3000, 120000, '120 s (op tag)')
 """
 
@@ -31,13 +32,13 @@ class BrokerLimits:
     offsets_retention_seconds: float = 7 * 86_400.0
 
     @property
-    def renew_seconds(self) -> float:
+    def recommit_seconds(self) -> float:
         """How often offsets must be committed anew that may not expire: an hour, or a quarter of what they are kept."""
         return min(3_600.0, self.offsets_retention_seconds / 4)
 
 
 @dataclass(frozen=True)
-class GroupTimeouts:
+class ConsumerGroupConfig:
     """What the broker's group config says: ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``."""
 
     session_ms: int
@@ -50,17 +51,17 @@ MAX_BUDGET_SECONDS = 86_400.0  # librdkafka's ceiling for max.poll.interval.ms
 _DEFAULT_HEARTBEAT_MS = 3_000
 
 
-class RunBudgetSpentError(KafkaLivenessError):
+class MaxRuntimeReachedError(KafkaLivenessError):
     """Nothing is left of the run's ``dagster/max_runtime``: no further batch may start."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class RunBudget:
     """How long one batch may take, in seconds, and who said so."""
 
     seconds: float
     source: str
-    capped: bool = False  # by what is left of the run, not by the user's own choice
+    is_capped: bool = False  # by what is left of the run, not by the user's own choice
 
     def __str__(self) -> str:
         return f"{self.seconds:g} s ({self.source})"
@@ -70,20 +71,20 @@ class Budget:
 class Timeouts:
     """What the member tells the broker and the watchdog enforces, in milliseconds.
 
-    ``process_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62). Under
+    ``process_timeout_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62). Under
     ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here, never sent.
     """
 
-    session_ms: int
+    session_timeout_ms: int
     heartbeat_ms: int
-    process_ms: int
-    budget: Budget
+    process_timeout_ms: int
+    budget: RunBudget
     protocol: Literal["classic", "consumer"] = "classic"
 
     @property
     def request_ms(self) -> int:
         """The member's ``socket.timeout.ms`` unless the user sets one: ``check_request_timeout`` says why half."""
-        return min(self.session_ms // 2, 60_000)  # librdkafka's own default
+        return min(self.session_timeout_ms // 2, 60_000)  # librdkafka's own default
 
     @property
     def handover_ms(self) -> int:
@@ -93,11 +94,11 @@ class Timeouts:
         (KIP-62). It counts from the rebalance's beginning, of which a member hears up to a heartbeat later. A tenth,
         2 s at most, is left for the last commit.
         """
-        return self.process_ms - self.heartbeat_ms - min(self.process_ms // 10, 2_000)
+        return self.process_timeout_ms - self.heartbeat_ms - min(self.process_timeout_ms // 10, 2_000)
 
     @property
     def _is_raised(self) -> bool:
-        return self.process_ms > round(self.budget.seconds * 1000)
+        return self.process_timeout_ms > round(self.budget.seconds * 1000)
 
     @property
     def warning(self) -> str:
@@ -105,13 +106,14 @@ class Timeouts:
 
         A budget that the end of the run has cut is no choice of the user's.
         """
-        if not self._is_raised or self.budget.capped:
+        if not self._is_raised or self.budget.is_capped:
             return ""
         lower = "session_timeout_seconds, which the broker's group.min.session.timeout.ms bounds"
         if self.protocol == "consumer":
             lower = "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
         return (
-            f"process timeout was raised from {self.budget} to the session timeout, {self.session_ms / 1000:g} s: a "
+            f"process timeout was raised from {self.budget} to the session timeout, {self.session_timeout_ms / 1000:g} "
+            "s: a "
             "hung batch ends no sooner than a dead process is noticed (KIP-62). Fix: raise max_batch_seconds, or lower "
             f"{lower}"
         )
@@ -120,19 +122,19 @@ class Timeouts:
         why = f" {self.budget.seconds:g} s, raised to the session timeout" if self._is_raised else ""
         whose = " (the broker's group config)" if self.protocol == "consumer" else ""
         return (
-            f"poll interval {self.process_ms / 1000:g} s: {self.budget.source}{why}; session timeout "
-            f"{self.session_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s{whose}"
+            f"poll interval {self.process_timeout_ms / 1000:g} s: {self.budget.source}{why}; session timeout "
+            f"{self.session_timeout_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s{whose}"
         )
 
 
-def first_budget(
+def resolve_budget(
     *,
     argument: float | None,
     op_tag: float | None,
     asset_metadata: float | None,
     run_remaining: float | None,
     default: float | None,
-) -> Budget:
+) -> RunBudget:
     """The budget of one batch: first hit wins, and what is left of the run always caps it.
 
     Args:
@@ -144,7 +146,7 @@ def first_budget(
 
     Raises:
         InvalidSettingError: no budget at all, or one that is not in (0 s, 24 h].
-        RunBudgetSpentError: nothing is left of the run.
+        MaxRuntimeReachedError: nothing is left of the run.
     """
     candidates = [
         (argument, "argument"),
@@ -153,23 +155,25 @@ def first_budget(
         (run_remaining, "what is left of dagster/max_runtime"),
         (default, "resource default"),
     ]
-    chosen = next((Budget(s, source) for s, source in candidates if s is not None), None)
+    chosen = next((RunBudget(s, source) for s, source in candidates if s is not None), None)
     if chosen is None:
         raise InvalidSettingError(
             "no run budget: a batch without a deadline could hold its partitions for ever. "
             "Set max_batch_seconds, or dagster/max_runtime on the run"
         )
     if run_remaining is not None and run_remaining <= 0:
-        raise RunBudgetSpentError(
+        raise MaxRuntimeReachedError(
             f"the run is {-run_remaining:g} s past its dagster/max_runtime: no further batch is started"
         )
     _check_budget(chosen)
     if run_remaining is not None and run_remaining < chosen.seconds:
-        return Budget(run_remaining, f"{chosen.source}, capped by what is left of dagster/max_runtime", capped=True)
+        return RunBudget(
+            run_remaining, f"{chosen.source}, capped by what is left of dagster/max_runtime", is_capped=True
+        )
     return chosen
 
 
-def _check_budget(budget: Budget) -> None:
+def _check_budget(budget: RunBudget) -> None:
     if not (math.isfinite(budget.seconds) and 0 < budget.seconds <= MAX_BUDGET_SECONDS):
         raise InvalidSettingError(
             f"run budget {budget.seconds:,.10g} s ({budget.source}) must be above 0 and at most "
@@ -179,13 +183,13 @@ def _check_budget(budget: Budget) -> None:
         )
 
 
-def derive(
-    budget: Budget,
+def derive_timeouts(
+    budget: RunBudget,
     *,
     session_seconds: float | None,
     heartbeat_seconds: float | None,
     limits: BrokerLimits,
-    group: GroupTimeouts | None = None,
+    group: ConsumerGroupConfig | None = None,
 ) -> Timeouts:
     """Session, heartbeat and process timeout of a member with this budget (KIP-62, Public Interfaces).
 
@@ -209,9 +213,9 @@ def derive(
             "interval: lower it, on the broker if it is the broker's"
         )
     return Timeouts(
-        session_ms=session_ms,
+        session_timeout_ms=session_ms,
         heartbeat_ms=heartbeat_ms,
-        process_ms=max(session_ms, round(budget.seconds * 1000)),
+        process_timeout_ms=max(session_ms, round(budget.seconds * 1000)),
         budget=budget,
         protocol="classic" if group is None else "consumer",
     )
@@ -227,16 +231,17 @@ def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.
     """
-    longest_ms = timeouts.session_ms - timeouts.heartbeat_ms
+    longest_ms = timeouts.session_timeout_ms - timeouts.heartbeat_ms
     if request_ms is not None and request_ms >= longest_ms:
         raise InvalidSettingError(
             f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do not fit into "
-            f"the session timeout {timeouts.session_ms:,} ms: one silently dead connection would cost the membership. "
+            f"the session timeout {timeouts.session_timeout_ms:,} ms: one silently dead connection would cost the "
+            "membership. "
             f"Set it below {longest_ms:,}, leave it unset ({timeouts.request_ms:,} is sent then), or raise the session"
         )
 
 
-def _check_group(group: GroupTimeouts, session_seconds: float | None, heartbeat_seconds: float | None) -> None:
+def _check_group(group: ConsumerGroupConfig, session_seconds: float | None, heartbeat_seconds: float | None) -> None:
     say = "kafka-configs --alter --entity-type groups --entity-name <group id> --add-config consumer."
     if session_seconds is not None or heartbeat_seconds is not None:
         raise InvalidSettingError(
@@ -247,7 +252,7 @@ def _check_group(group: GroupTimeouts, session_seconds: float | None, heartbeat_
     _check_heartbeat(group.heartbeat_ms, group.session_ms, f"set it on the broker: {say}heartbeat.interval.ms=<ms>")
 
 
-def _session_ms(budget: Budget, session_seconds: float | None, limits: BrokerLimits) -> int:
+def _session_ms(budget: RunBudget, session_seconds: float | None, limits: BrokerLimits) -> int:
     if session_seconds is None:
         wanted = round(min(DEFAULT_SESSION_SECONDS, budget.seconds) * 1000)
         session_ms = min(max(wanted, limits.min_session_ms), limits.max_session_ms)

@@ -7,7 +7,7 @@ timestamp lies at or above its end. It is complete when all below these offsets 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> orders = TopicPartition("orders", 3)
 >>> jumped = PartitionSnapshot(orders, 120, None, 190, outstanding=(Span(70, 90),), origin=0)
->>> judged([jumped], {orders: 40}, {orders: 130}, is_of_our_time=False).waits_for
+>>> judge_window([jumped], {orders: 40}, {orders: 130}, started_in_group_lifetime=False).waiting_for
 '30 offsets of orders:3, 20 of them owed'
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
-class Completeness(Enum):
+class WindowStatus(Enum):
     """What may be said of a window of time."""
 
     COMPLETE = "complete"
@@ -41,24 +41,24 @@ class JudgedWindow:
 
     Attributes:
         ranges: the offsets from the first record of the window on, to the first one behind it.
-        closed: what was not processed, of them, or expired and maybe of them: forgiven, or lost and told.
-        waits_for: what is not processed yet, in words.
+        written_off: what was not processed, of them, or expired and maybe of them: forgiven, or lost and told.
+        waiting_for: what is not processed yet, in words.
         is_empty: no partition ever had a record of a complete window. False where records may have expired.
     """
 
-    standing: Completeness
+    status: WindowStatus
     ranges: tuple[OffsetRange, ...] = ()
-    closed: int = 0
-    waits_for: str = ""
+    written_off: int = 0
+    waiting_for: str = ""
     is_empty: bool = False
 
 
-def judged(
+def judge_window(
     partitions: Sequence[PartitionSnapshot],
     begins: Mapping[TopicPartition, int | None],
     ends: Mapping[TopicPartition, int],
     *,
-    is_of_our_time: bool,
+    started_in_group_lifetime: bool,
 ) -> JudgedWindow:
     """Judge one window.
 
@@ -67,51 +67,60 @@ def judged(
         begins: the first offset that is of the window or later; None where there is none.
         ends: the first offset that is later than the window; the log's very end where there is none, open transactions
             included.
-        is_of_our_time: the window began when the group was at work and somebody looked: what expired was processed.
+        started_in_group_lifetime: the window began when the group was at work and somebody looked: what expired was
+            processed.
     """
-    if unknown := next((one for one in partitions if _origin(one) is None), None):
-        return JudgedWindow(Completeness.WAITING, waits_for=f"a commit that says where {unknown.topic_partition} began")
+    if unknown := next((one for one in partitions if _first_offset(one) is None), None):
+        return JudgedWindow(
+            WindowStatus.WAITING, waiting_for=f"a commit that says where {unknown.topic_partition} began"
+        )
     if not has_records(partitions, ends):
-        return JudgedWindow(Completeness.BEFORE)
-    if any(not _was_seen(one, begins[one.topic_partition], is_of_our_time=is_of_our_time) for one in partitions):
-        return JudgedWindow(Completeness.UNKNOWN)
-    left = {one.topic_partition: size(_to_do(one, ends[one.topic_partition])) for one in partitions}
+        return JudgedWindow(WindowStatus.BEFORE)
+    if any(
+        not _was_observed(one, begins[one.topic_partition], is_of_our_time=started_in_group_lifetime)
+        for one in partitions
+    ):
+        return JudgedWindow(WindowStatus.UNKNOWN)
+    left = {one.topic_partition: size(_unprocessed(one, ends[one.topic_partition])) for one in partitions}
     if any(left.values()):
-        return JudgedWindow(Completeness.WAITING, waits_for=_in_words(left, partitions))
-    spans = {one.topic_partition: _span(one, begins, ends) for one in partitions}
+        return JudgedWindow(WindowStatus.WAITING, waiting_for=_describe_unprocessed(left, partitions))
+    spans = {one.topic_partition: _window_span(one, begins, ends) for one in partitions}
     return JudgedWindow(
-        Completeness.COMPLETE,
+        WindowStatus.COMPLETE,
         tuple(OffsetRange(*tp, *span) for tp, span in spans.items() if span.size),
-        sum(size(intersection((_maybe(one, spans[one.topic_partition]),), one.reported)) for one in partitions),
-        is_empty=not any(_maybe(one, spans[one.topic_partition]).size for one in partitions),
+        sum(
+            size(intersection((_with_expired_before(one, spans[one.topic_partition]),), one.written_off))
+            for one in partitions
+        ),
+        is_empty=not any(_with_expired_before(one, spans[one.topic_partition]).size for one in partitions),
     )
 
 
 def has_records(partitions: Sequence[PartitionSnapshot], ends: Mapping[TopicPartition, int]) -> bool:
     """Return whether any offset that the group answers for lies below these ends."""
-    return any(ends[one.topic_partition] > (_origin(one) or 0) for one in partitions)
+    return any(ends[one.topic_partition] > (_first_offset(one) or 0) for one in partitions)
 
 
-def all_done(partitions: Sequence[PartitionSnapshot], ranges: Collection[OffsetRange]) -> bool:
+def are_processed(partitions: Sequence[PartitionSnapshot], ranges: Collection[OffsetRange]) -> bool:
     """Whether every one of these offsets is processed."""
     known = {one.topic_partition: one for one in partitions}
     return not any(
-        intersection((one.span,), _to_do(known[one.topic_partition], one.end))
+        intersection((one.span,), _unprocessed(known[one.topic_partition], one.end))
         for one in ranges
         if one.topic_partition in known
     )
 
 
-def _origin(one: PartitionSnapshot) -> int | None:
+def _first_offset(one: PartitionSnapshot) -> int | None:
     """The first offset that the group answers for; of a log that nobody has read yet its very first one alone."""
     if one.committed is not None:
         return one.origin
     return 0 if one.log_start == 0 else None
 
 
-def _was_seen(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
+def _was_observed(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
     """Whether the group answers for all of the window that was ever in this partition."""
-    first, floor = one.log_end if begin is None else begin, _origin(one) or 0
+    first, floor = one.log_end if begin is None else begin, _first_offset(one) or 0
     # Rule 1: what lies below its beginning was never its to process
     if first < floor:
         return False
@@ -119,26 +128,26 @@ def _was_seen(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool
     return first > max(floor, one.log_start) or floor == 0 == one.log_start or is_of_our_time
 
 
-def _maybe(one: PartitionSnapshot, span: Span) -> Span:
+def _with_expired_before(one: PartitionSnapshot, span: Span) -> Span:
     """With what has expired in front of it, which may have been of the window."""
     return Span(0, span.end) if span.start <= one.log_start else span
 
 
-def _to_do(one: PartitionSnapshot, end: int) -> tuple[Span, ...]:
+def _unprocessed(one: PartitionSnapshot, end: int) -> tuple[Span, ...]:
     """What lies below ``end`` and is not processed."""
     behind = one.log_start if one.committed is None else one.committed
     unread = (Span(behind, end),) if behind < end else ()
-    return union((*unread, *intersection((*one.outstanding, *one.missing), (Span(0, end),))))
+    return union((*unread, *intersection((*one.outstanding, *one.missing_rows), (Span(0, end),))))
 
 
-def _span(
+def _window_span(
     one: PartitionSnapshot, begins: Mapping[TopicPartition, int | None], ends: Mapping[TopicPartition, int]
 ) -> Span:
     end, begin = ends[one.topic_partition], begins[one.topic_partition]
     return Span(end if begin is None else min(begin, end), end)
 
 
-def _in_words(left: Mapping[TopicPartition, int], partitions: Sequence[PartitionSnapshot]) -> str:
+def _describe_unprocessed(left: Mapping[TopicPartition, int], partitions: Sequence[PartitionSnapshot]) -> str:
     """The partition that is worst off, and the others in one number."""
     worst = max(left, key=lambda tp: left[tp])
     owed = next(size(one.outstanding) for one in partitions if one.topic_partition == worst)

@@ -16,41 +16,48 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.table_layout import DEFAULT
-from kafka_liveness_dagster.core.table_properties import KEY, in_words, needed_bounds, of_new_table, refused
+from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT
+from kafka_liveness_dagster.core.table_properties import (
+    KEY,
+    describe_refused,
+    needed_bounds,
+    new_table_properties,
+    refused_properties,
+)
 from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, Finding, Outcome
-from kafka_liveness_dagster.spark.error_classification import in_short, refusal
+from kafka_liveness_dagster.spark.error_classification import retry_reason, summarize
 from kafka_liveness_dagster.spark.table.commits import ATTEMPT
-from kafka_liveness_dagster.spark.table.ledger import WROTE, TableLedger
-from kafka_liveness_dagster.spark.table.maintenance import Maintenance, policy_of
+from kafka_liveness_dagster.spark.table.ledger import WRITTEN_KEY, TableLedger
+from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance, maintenance_policy
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import TableWrite, write
+from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from kafka_liveness_dagster.doctor.rules import Answer
+    from kafka_liveness_dagster.doctor.rules import CheckResult
 
 _TOPIC = "probe"
-_KEYS = (ATTEMPT, WROTE)
+_KEYS = (ATTEMPT, WRITTEN_KEY)
 _ANSWER_SECONDS = 120.0  # a cold metastore's first answer
-_MERGED_AT_ONCE = 9  # attempts that were refused: the next one is a MERGE
+_MERGE_AT_ONCE = 9  # attempts that were refused: the next one is a MERGE
 
 
-def probe(session: SparkSession, where: str) -> Iterator[Finding]:
+def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]:
     """Create a table, try each step, drop the table; give a finding for each step.
 
     Args:
         session: a Spark session of a server that has the catalog.
-        where: ``catalog``, in which a namespace is created and dropped; or ``catalog.namespace``, which has to exist.
+        catalog_name: ``catalog``, in which a namespace is created and dropped; or ``catalog.namespace``, which has to
+            exist.
     """
     name = f"kafka_liveness_probe_{uuid4().hex[:8]}"
-    is_own = "." not in where
-    table = IcebergTable(f"{where}.{name}.{name}" if is_own else f"{where}.{name}")
-    tried = _Probe(session, table)
-    area, is_created = f"catalog {where}", False
+    is_own = "." not in catalog_name
+    table = IcebergTable(f"{catalog_name}.{name}.{name}" if is_own else f"{catalog_name}.{name}")
+    tried = _CatalogProbe(session, table)
+    area, is_created = f"catalog {catalog_name}", False
     for check, step in tried.steps().items():
         if check != "create" and not is_created:
             yield Finding(area, check, UNKNOWN("could not be tried: there is no table"))
@@ -59,7 +66,7 @@ def probe(session: SparkSession, where: str) -> Iterator[Finding]:
             answer = step()
             is_created = True
         except PySparkException as error:
-            answer = FAIL(f"Spark failed: {in_short(error)}")
+            answer = FAIL(f"Spark failed: {summarize(error)}")
         except KafkaLivenessError as error:
             answer = FAIL(str(error))
         yield Finding(area, check, answer)
@@ -67,13 +74,13 @@ def probe(session: SparkSession, where: str) -> Iterator[Finding]:
 
 
 @dataclass
-class _Probe:
+class _CatalogProbe:
     """One scratch table."""
 
     session: SparkSession
     table: IcebergTable
 
-    def steps(self) -> dict[str, Callable[[], Answer]]:
+    def steps(self) -> dict[str, Callable[[], CheckResult]]:
         """Return what is tried, in its order, by name."""
         return {
             "create": self.create,
@@ -86,27 +93,27 @@ class _Probe:
             "expiry": self.expiry,
         }
 
-    def create(self) -> Answer:
+    def create(self) -> CheckResult:
         """Create the table by its first batch."""
         self._write(0, 10)
         return OK(f"created {self.table.name} by its first batch")
 
-    def properties(self) -> Answer:
+    def properties(self) -> CheckResult:
         """Compare the table's properties with those that it was created with."""
-        found, wanted = self.table.properties(self.session), of_new_table(DEFAULT)
+        found, wanted = self.table.properties(self.session), new_table_properties(DEFAULT_LAYOUT)
         bounds = needed_bounds(is_by_kafka_partition=True)
-        if wrong := [*refused(found, bounds, KEY)]:
-            return FAIL(f"the catalog sets {in_words(wrong)}", "change the catalog's defaults for new tables")
+        if wrong := [*refused_properties(found, bounds, KEY)]:
+            return FAIL(f"the catalog sets {describe_refused(wrong)}", "change the catalog's defaults for new tables")
         others = {key: found.get(key, "not set") for key, value in wanted.items() if found.get(key) != value}
         others.pop("format-version", None)  # of the metadata, and not shown by each version of Iceberg
         own = [f"{key}={value}" for key, value in sorted(others.items())]
-        if not policy_of(found).may_delete:
+        if not maintenance_policy(found).allows_delete:
             own.append("gc.enabled=false")
         if own:
             return WARN(f"the catalog has its own: {', '.join(own)}", "docs/table.md says what each property is for")
         return OK("as the table was created with")
 
-    def summaries(self) -> Answer:
+    def summaries(self) -> CheckResult:
         """Look for the ledger's keys in the snapshot's summary."""
         sql = f"SELECT summary FROM {self.table.quoted}.`snapshots` ORDER BY committed_at DESC LIMIT 1"
         kept = dict(self.session.sql(sql).collect()[0][0])
@@ -115,66 +122,66 @@ class _Probe:
             return FAIL(f"the catalog drops {', '.join(lacking)} from a snapshot's summary", advice)
         return OK("snapshots keep what each batch records")
 
-    def replace(self) -> Answer:
+    def replace(self) -> CheckResult:
         """Write a second batch, write it again, and cut through both files."""
         for start, end in ((10, 20), (10, 20), (5, 15)):
             self._write(start, end)
-        return self._exact(20, "a batch that is written again replaces its rows")
+        return self._check_exact(20, "a batch that is written again replaces its rows")
 
-    def merge(self) -> Answer:
+    def merge(self) -> CheckResult:
         """Write a batch by a MERGE, and look whether its summary has the ledger's keys."""
-        self._prepared(18, 25, cuts=_MERGED_AT_ONCE)()
-        exact = self._exact(25, "a MERGE replaces rows")
+        self._prepare_write(18, 25, cuts=_MERGE_AT_ONCE)()
+        exact = self._check_exact(25, "a MERGE replaces rows")
         return self.summaries() if exact.outcome is Outcome.OK else exact
 
-    def race(self) -> Answer:
+    def race(self) -> CheckResult:
         """Let two writers begin from one snapshot with the same offsets: the one that commits later has to fail."""
-        later = self._prepared(25, 35)
+        later = self._prepare_write(25, 35)
         self._write(25, 30)
         try:
             later()
         except PySparkException as error:
-            if refusal(error, self.table.name, self.table.quoted) is None:
+            if retry_reason(error, self.table.name, self.table.quoted) is None:
                 raise
-            return self._exact(30, "the later one of two writers of the same offsets is refused")
+            return self._check_exact(30, "the later one of two writers of the same offsets is refused")
         advice = "take another catalog: a writer that died could put its rows beside those of its successor"
         return FAIL("two writers of the same offsets both committed", advice)
 
-    def history(self) -> Answer:
+    def history(self) -> CheckResult:
         """Read back from the table alone which offsets it has."""
-        return self._known("the table's history has each offset")
+        return self._offsets_of("the table's history has each offset")
 
-    def expiry(self) -> Answer:
+    def expiry(self) -> CheckResult:
         """Expire snapshots, then read the offsets again."""
-        work = Maintenance(self.session, self.table)
-        if not work.policy().may_delete:
+        work = TableMaintenance(self.session, self.table)
+        if not work.policy().allows_delete:
             return OK("gc.enabled=false: maintenance expires no snapshot and removes no orphan file")
-        before = work.figures().snapshots
+        before = work.statistics().snapshots
         work.expire(time.time() + 1, max_age=0.0, max_snapshots=1)
-        after = work.figures().snapshots
-        return self._known(f"snapshots {before} → {after}, and the offsets are still known")
+        after = work.statistics().snapshots
+        return self._offsets_of(f"snapshots {before} → {after}, and the offsets are still known")
 
-    def drop(self, *, with_namespace: bool) -> Answer:
+    def drop(self, *, with_namespace: bool) -> CheckResult:
         """Drop the table with its files, and the namespace if the probe created it."""
-        kept = self._failed(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")  # refused with gc.enabled=false
-        if kept and (why := self._failed(f"DROP TABLE IF EXISTS {self.table.quoted}")):
+        kept = self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")  # refused with gc.enabled=false
+        if kept and (why := self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted}")):
             return WARN(f"{self.table.name} could not be dropped: {why}", "drop it by hand")
         namespace = self.table.quoted.rpartition(".")[0]
-        if with_namespace and (why := self._failed(f"DROP NAMESPACE IF EXISTS {namespace}")):
+        if with_namespace and (why := self._error_of(f"DROP NAMESPACE IF EXISTS {namespace}")):
             return WARN(f"namespace {namespace} could not be dropped: {why}", "drop it by hand")
         return WARN(f"dropped, and its files are still there: {kept}", "remove them by hand") if kept else OK("dropped")
 
-    def _failed(self, sql: str) -> str:
+    def _error_of(self, sql: str) -> str:
         """Run a statement; return why it failed, or nothing."""
         try:
             self.session.sql(sql)
         except PySparkException as error:
-            return in_short(error)
+            return summarize(error)
         except KafkaLivenessError as error:
             return str(error)
         return ""
 
-    def _prepared(self, start: int, end: int, cuts: int = 0) -> Callable[[], int]:
+    def _prepare_write(self, start: int, end: int, cuts: int = 0) -> Callable[[], int]:
         """Return what commits a batch from the snapshot of now."""
 
         def nothing() -> None:
@@ -182,12 +189,14 @@ class _Probe:
 
         ranges = [OffsetRange(_TOPIC, 0, start, end)]
         rows, ledger = partial(self._rows, start, end), self._ledger()
-        return TableWrite(self.session, self.table, ranges, rows, nothing, nothing, ledger=ledger, _cuts=cuts).begin()
+        return TableWrite(
+            self.session, self.table, ranges, rows, nothing, nothing, ledger=ledger, _partial_file_conflicts=cuts
+        ).prepare()
 
     def _write(self, start: int, end: int) -> None:
         ranges, ledger = [OffsetRange(_TOPIC, 0, start, end)], self._ledger()
-        ledger.accounts([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
-        write(self.session, self.table, ranges, lambda: self._rows(start, end), ledger=ledger)
+        ledger.entries([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
+        write_table(self.session, self.table, ranges, lambda: self._rows(start, end), ledger=ledger)
 
     def _rows(self, start: int, end: int) -> DataFrame:
         columns = (f"'{_TOPIC}' AS topic", "0 AS partition", "id AS offset", "cast(id AS string) AS value")
@@ -196,18 +205,18 @@ class _Probe:
     def _ledger(self) -> TableLedger:
         return TableLedger(self.table, lambda: self.session, _ANSWER_SECONDS)
 
-    def _exact(self, end: int, told: str) -> Answer:
+    def _check_exact(self, end: int, told: str) -> CheckResult:
         rows = self.session.sql(f"SELECT count(*), count(DISTINCT `offset`) FROM {self.table.quoted}").collect()[0]
         if tuple(rows) == (end, end):
             return OK(told)
         return FAIL(f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "take another catalog")
 
-    def _known(self, told: str) -> Answer:
+    def _offsets_of(self, told: str) -> CheckResult:
         with suppress(PySparkException):
             self.table.refresh(self.session)
         tp = TopicPartition(_TOPIC, 0)
-        account = self._ledger().accounts([tp])[tp]
-        if account.complete and account.done == (Span(0, 30),):
+        account = self._ledger().entries([tp])[tp]
+        if account.is_complete and account.written == (Span(0, 30),):
             return OK(told)
         advice = "keep snapshots for longer than a crash lag range stays pending, and run kafka-liveness audit"
-        return WARN(f"the table's history has {account.done or 'nothing'} of the offsets 0 to 30", advice)
+        return WARN(f"the table's history has {account.written or 'nothing'} of the offsets 0 to 30", advice)

@@ -21,8 +21,14 @@ import dagster as dg
 import yaml  # type: ignore[import-untyped]
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.doctor.dagster_rules import DAEMON_SECONDS, INSTANCE, LOCATION, GroupSensor, with_defaults
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Untold, judged
+from kafka_liveness_dagster.doctor.dagster_rules import (
+    DAEMON_SECONDS,
+    INSTANCE,
+    LOCATION,
+    GroupSensorFacts,
+    facts_with_defaults,
+)
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Unavailable, run_rules
 from kafka_liveness_dagster.runs.tags import GROUP_TAG, LANE_TAG
 
 if TYPE_CHECKING:
@@ -30,12 +36,12 @@ if TYPE_CHECKING:
 
 _STORAGE_SECONDS = 15.0
 _DAGSTERS_EXECUTOR = "multi_or_in_process_executor"
-_NO_LOCATION = Untold("name the code location with -m or -f to have it looked at")
-_NO_INSTANCE = Untold("set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at")
-_TICKS, _FEWEST_STEPS = 21, 3  # the latest, by which a period is judged
+_NO_LOCATION = Unavailable("name the code location with -m or -f to have it looked at")
+_NO_INSTANCE = Unavailable("set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at")
+_TICKS, _MIN_STEPS = 21, 3  # the latest, by which a period is judged
 
 
-def examine(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:
+def check_dagster(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:
     """The instance, then the code location; what is not named or cannot be read is unknown, never well.
 
     Args:
@@ -43,48 +49,52 @@ def examine(home: Path | None, module: str | None, file: Path | None) -> Iterato
         module: of the code location's definitions.
         file: the same as a file.
     """
-    settings: dict[str, Any] | Untold = _NO_INSTANCE
+    settings: dict[str, Any] | Unavailable = _NO_INSTANCE
     if home is not None:
         try:
-            settings = _settings(home)
+            settings = _read_settings(home)
         except (OSError, yaml.YAMLError, InvalidSettingError) as error:
-            settings = Untold(f"dagster.yaml in {home} cannot be read")
-            yield Finding("dagster", "settings", FAIL(f"{settings.why}: {error}"))
-    location: _Location | Untold = _NO_LOCATION
+            settings = Unavailable(f"dagster.yaml in {home} cannot be read")
+            yield Finding("dagster", "settings", FAIL(f"{settings.reason}: {error}"))
+    location: _CodeLocation | Unavailable = _NO_LOCATION
     if module or file:
         try:
-            location = _Location.of(_definitions(module, file))
+            location = _CodeLocation.from_definitions(_load_definitions(module, file))
         except Exception as error:  # noqa: BLE001 - the user's own code
-            location = Untold(f"{module or file} cannot be loaded")
-            yield Finding("location", "definitions", FAIL(f"{location.why}: {error!r}"))
-    seen: _Seen | Untold
-    if isinstance(settings, Untold):
+            location = Unavailable(f"{module or file} cannot be loaded")
+            yield Finding("location", "definitions", FAIL(f"{location.reason}: {error!r}"))
+    seen: _InstanceState | Unavailable
+    if isinstance(settings, Unavailable):
         seen = settings
         if home is None:
-            yield from judged("dagster", INSTANCE, settings)
+            yield from run_rules("dagster", INSTANCE, settings)
     else:
-        seen = _seen(settings, () if isinstance(location, Untold) else location.names)
+        seen = _read_instance(settings, () if isinstance(location, Unavailable) else location.names)
         yield Finding("dagster", "instance", OK(f"{home}, dagster {dg.__version__}, {settings['run_launcher.class']}"))
-        yield from judged("dagster", INSTANCE, {**settings, **_of_groups(location), "daemon seconds": _age(seen)})
-    yield from judged("location", LOCATION, location if isinstance(location, Untold) else location.facts(seen))
+        yield from run_rules(
+            "dagster",
+            INSTANCE,
+            {**settings, **_find_group_sensors(location), "daemon seconds": _daemon_age_seconds(seen)},
+        )
+    yield from run_rules("location", LOCATION, location if isinstance(location, Unavailable) else location.facts(seen))
 
 
-class _Sensor(NamedTuple):
+class _SensorState(NamedTuple):
     """What the instance remembers of one sensor: its status, empty where nobody switched it, and its latest ticks."""
 
     status: str
     ticks: tuple[float, ...]
 
 
-class _Seen(NamedTuple):
+class _InstanceState(NamedTuple):
     """What the instance's storage says: the sensors by name, and when the sensor daemon was alive."""
 
-    sensors: Mapping[str, _Sensor]
-    daemon_at: float | None
+    sensors: Mapping[str, _SensorState]
+    daemon_heartbeat_at: float | None
 
 
 @dataclass(frozen=True)
-class _Location:
+class _CodeLocation:
     """A code location: the name of its executor, and its group sensors, each with its group."""
 
     executor: str
@@ -92,7 +102,7 @@ class _Location:
     groups: tuple[str, ...]
 
     @classmethod
-    def of(cls, defs: dg.Definitions) -> _Location:
+    def from_definitions(cls, defs: dg.Definitions) -> _CodeLocation:
         repository = defs.get_repository_def()
         jobs = repository.get_all_jobs()
         groups = {job.name: job.tags[GROUP_TAG] for job in jobs if job.tags.get(LANE_TAG) == "live"}
@@ -105,51 +115,51 @@ class _Location:
     def names(self) -> list[str]:
         return [sensor.name for _, sensor in self.sensors]
 
-    def facts(self, seen: _Seen | Untold) -> dict[str, Any]:
-        if isinstance(seen, Untold) and self.sensors:
+    def facts(self, seen: _InstanceState | Unavailable) -> dict[str, Any]:
+        if isinstance(seen, Unavailable) and self.sensors:
             return {"executor": self.executor, "sensors": seen}
-        known: Mapping[str, _Sensor] = {} if isinstance(seen, Untold) else seen.sensors
+        known: Mapping[str, _SensorState] = {} if isinstance(seen, Unavailable) else seen.sensors
         return {"executor": self.executor, "sensors": tuple(_group_sensor(*one, known) for one in self.sensors)}
 
 
-def _group_sensor(group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _Sensor]) -> GroupSensor:
+def _group_sensor(group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _SensorState]) -> GroupSensorFacts:
     """By what people switched in the UI, else by what its code says; and how its ticks came."""
-    one = known.get(sensor.name, _Sensor("", ()))
+    one = known.get(sensor.name, _SensorState("", ()))
     in_code = sensor.default_status is dg.DefaultSensorStatus.RUNNING
     ticks = sorted(one.ticks)
     steps = [later - earlier for earlier, later in pairwise(ticks)]
-    return GroupSensor(
+    return GroupSensorFacts(
         group_id,
         sensor.name,
         is_on={"RUNNING": True, "STOPPED": False}.get(one.status, in_code),
-        every_seconds=max(DAEMON_SECONDS, sensor.minimum_interval_seconds or 0),
-        kept_seconds=median(steps) if len(steps) >= _FEWEST_STEPS else None,
+        interval_seconds=max(DAEMON_SECONDS, sensor.minimum_interval_seconds or 0),
+        ticks_kept_seconds=median(steps) if len(steps) >= _MIN_STEPS else None,
         idle_seconds=max(0.0, time.time() - ticks[-1]) if ticks else None,
     )
 
 
-def _of_groups(location: _Location | Untold) -> dict[str, Any]:
-    return {"groups": location if isinstance(location, Untold) else location.groups}
+def _find_group_sensors(location: _CodeLocation | Unavailable) -> dict[str, Any]:
+    return {"groups": location if isinstance(location, Unavailable) else location.groups}
 
 
-def _age(seen: _Seen | Untold) -> float | Untold | None:
+def _daemon_age_seconds(seen: _InstanceState | Unavailable) -> float | Unavailable | None:
     """Seconds since the sensor daemon was alive; None where it never was."""
-    if isinstance(seen, Untold):
+    if isinstance(seen, Unavailable):
         return seen
-    return None if seen.daemon_at is None else max(0.0, time.time() - seen.daemon_at)
+    return None if seen.daemon_heartbeat_at is None else max(0.0, time.time() - seen.daemon_heartbeat_at)
 
 
-def _settings(home: Path) -> dict[str, Any]:
+def _read_settings(home: Path) -> dict[str, Any]:
     if not home.is_absolute() or not home.is_dir():
         raise InvalidSettingError("DAGSTER_HOME must be the absolute path of a folder, or Dagster does not start")
     file = home / "dagster.yaml"
     told = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
     if not isinstance(told, dict):
         raise InvalidSettingError("wanted settings by name")
-    return {**with_defaults(told), "home": home}
+    return {**facts_with_defaults(told), "home": home}
 
 
-def _definitions(module: str | None, file: Path | None) -> dg.Definitions:
+def _load_definitions(module: str | None, file: Path | None) -> dg.Definitions:
     sys.path.insert(0, "")  # as Dagster does: what lies where it is started can be imported
     loaded: Any = import_module(module) if module else None
     if file is not None:
@@ -166,34 +176,34 @@ def _definitions(module: str | None, file: Path | None) -> dg.Definitions:
     raise InvalidSettingError("it has no dg.Definitions")
 
 
-def _seen(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Seen | Untold:
+def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _InstanceState | Unavailable:
     """What the instance remembers; nothing of one whose database nobody has made, and nor do we."""
     home = settings["home"]
     folder = Path(settings["storage.sqlite.base_dir"] or home)
     if settings["storage"] == "sqlite" and not (folder / "schedules" / "schedules.db").exists():
-        return _Seen({}, None)
-    told: list[_Seen | Untold] = []
+        return _InstanceState({}, None)
+    told: list[_InstanceState | Unavailable] = []
 
     def ask() -> None:
         try:
             with dg.DagsterInstance.from_config(str(home)) as instance:
-                told.append(_asked(instance, sensors))
+                told.append(_sensor_states(instance, sensors))
         except Exception as error:  # noqa: BLE001 - of whatever keeps the state
-            told.append(Untold(f"the instance's storage says {error!r:.200}"))
+            told.append(Unavailable(f"the instance's storage says {error!r:.200}"))
 
     asking = threading.Thread(target=ask, daemon=True)  # a database that is silent is not waited for
     asking.start()
     asking.join(_STORAGE_SECONDS)
-    return told[0] if told else Untold(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+    return told[0] if told else Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
 
 
-def _asked(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _Seen:
+def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:
     """Of several sensors of one name, as after a code location was renamed, the one that ticked last counts."""
-    found: dict[str, _Sensor] = {}
+    found: dict[str, _SensorState] = {}
     for one in instance.all_instigator_state():
         if (name := one.instigator_name) in sensors:
             ticks = instance.get_ticks(one.instigator_origin_id, one.selector_id, limit=_TICKS)
-            seen = _Sensor(one.status.value, tuple(tick.timestamp for tick in ticks))
+            seen = _SensorState(one.status.value, tuple(tick.timestamp for tick in ticks))
             found[name] = max(seen, found.get(name, seen), key=lambda other: max(other.ticks, default=0.0))
     beat = instance.get_daemon_heartbeats().get("SENSOR")
-    return _Seen(found, beat.timestamp if beat else None)
+    return _InstanceState(found, beat.timestamp if beat else None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, Answer, Rule, length
+from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,52 +35,52 @@ _DEFAULTS: Mapping[str, Any] = {
 _DEQUEUE_SECONDS, _POLL_SECONDS = 1, 30
 DAEMON_SECONDS = 5.0  # how often Dagster's daemon comes by its sensors
 _DAEMON_IS_GONE_SECONDS = 300.0  # its heartbeats are 30 s apart
-_LATE, _STANDS_STILL = 2.0, 10.0  # periods
+_LATE_PERIODS, _STOPPED_PERIODS = 2.0, 10.0  # periods
 _LANE, _GROUP = "kafka_liveness/lane", "kafka_liveness/group"
 
 
 @dataclass(frozen=True)
-class GroupSensor:
+class GroupSensorFacts:
     """The sensor of one consumer group in a code location.
 
     Attributes:
         is_on: whether it is switched on.
-        every_seconds: the period that is set, as the daemon can keep it.
-        kept_seconds: the period that its latest ticks kept; None where it is not known.
+        interval_seconds: the period that is set, as the daemon can keep it.
+        ticks_kept_seconds: the period that its latest ticks kept; None where it is not known.
         idle_seconds: since its newest tick; None if it never ticked.
     """
 
     group_id: str
     name: str
     is_on: bool
-    every_seconds: float
-    kept_seconds: float | None = None
+    interval_seconds: float
+    ticks_kept_seconds: float | None = None
     idle_seconds: float | None = None
 
 
-def with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
+def facts_with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
     """A ``dagster.yaml`` that was read, as facts by dotted name.
 
-    >>> told = with_defaults({"run_queue": {"max_concurrent_runs": 3}})
+    >>> told = facts_with_defaults({"run_queue": {"max_concurrent_runs": 3}})
     >>> told["concurrency.runs.max_concurrent_runs"], told["run_monitoring.enabled"], told["storage"]
     (3, False, 'sqlite')
     """
-    queue = {**_at(yaml, "run_queue", {}), **_at(yaml, "run_coordinator.config", {})}
-    told = {name: _at(yaml, name, default) for name, default in _DEFAULTS.items()}
+    queue = {**_setting(yaml, "run_queue", {}), **_setting(yaml, "run_coordinator.config", {})}
+    told = {name: _setting(yaml, name, default) for name, default in _DEFAULTS.items()}
     for name in ("max_concurrent_runs", "tag_concurrency_limits"):  # their places before `concurrency`
         told[f"concurrency.runs.{name}"] = queue.get(name, told[f"concurrency.runs.{name}"])
     told["run_coordinator.config.dequeue_interval_seconds"] = queue.get("dequeue_interval_seconds", 5)
     return {**told, "storage": next(iter(yaml.get("storage") or {"sqlite": {}}))}
 
 
-def _at(yaml: Mapping[str, Any], name: str, default: Any) -> Any:
+def _setting(yaml: Mapping[str, Any], name: str, default: Any) -> Any:
     found: Any = yaml
     for part in name.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return default if found is None else found
 
 
-def _monitoring(enabled: bool, poll: int, most: int, free: int) -> Answer:  # noqa: FBT001
+def _monitoring(enabled: bool, poll: int, most: int, free: int) -> CheckResult:  # noqa: FBT001
     # Rule 1: somebody keeps dagster/max_runtime and gives back what dead runs hold
     if not enabled:
         return WARN(
@@ -98,7 +98,7 @@ def _monitoring(enabled: bool, poll: int, most: int, free: int) -> Answer:  # no
     return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
 
 
-def _coordinator(kind: str, dequeue: int) -> Answer:
+def _coordinator(kind: str, dequeue: int) -> CheckResult:
     # Rule 2: runs are held back by a queue, which is looked at often
     if kind != _QUEUED:
         return WARN(
@@ -114,7 +114,7 @@ def _coordinator(kind: str, dequeue: int) -> Answer:
     return OK(f"the queue is looked at every {dequeue} s")
 
 
-def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> Answer:
+def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> CheckResult:
     # Rule 3: a live run in the queue counts as in progress, and a group stands still
     for limit in tags:
         if limit.get("key") == _GROUP or (limit.get("key") == _LANE and limit.get("value") != "catch-up"):
@@ -133,7 +133,7 @@ def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str])
     return OK(found)
 
 
-def _pools(granularity: str) -> Answer:
+def _pools(granularity: str) -> CheckResult:
     # Rule 4: what waits for a slot waits as an entry of the queue, not as a process
     if granularity != "run":
         return WARN(
@@ -143,14 +143,14 @@ def _pools(granularity: str) -> Answer:
     return OK("pools hold whole runs back")
 
 
-def _retries(enabled: bool, most: int) -> Answer:  # noqa: FBT001
+def _retries(enabled: bool, most: int) -> CheckResult:  # noqa: FBT001
     # Rule 5: the sensor starts the next run
     if enabled and most:
         return OK(f"run_retries is on, max_retries {most}: not for live runs, which the sensor starts")
     return OK("the sensor alone starts runs anew")
 
 
-def _storage(kind: str, launcher: str) -> Answer:
+def _storage(kind: str, launcher: str) -> CheckResult:
     # Rule 6: each live run asks for its state once a second, from wherever it is
     if kind != "sqlite":
         return OK(f"storage: {kind}, runs by {launcher}")
@@ -161,7 +161,7 @@ def _storage(kind: str, launcher: str) -> Answer:
     return WARN("storage: SQLite", advice)
 
 
-def _threads(threads: bool, groups: Sequence[str]) -> Answer:  # noqa: FBT001
+def _threads(threads: bool, groups: Sequence[str]) -> CheckResult:  # noqa: FBT001
     # Rule 7: a crash is noticed by a tick
     if not threads and len(groups) != 1:
         return WARN(
@@ -172,7 +172,7 @@ def _threads(threads: bool, groups: Sequence[str]) -> Answer:  # noqa: FBT001
     return OK("ticks go on side by side" if threads else "one group, one sensor")
 
 
-def _ticks(days: Mapping[str, int] | int) -> Answer:
+def _ticks(days: Mapping[str, int] | int) -> CheckResult:
     # Rule 8: a sensor that looks every 5 s writes 17,280 ticks a day
     kept = {"success": days, "skipped": days} if isinstance(days, int) else {"success": -1, "skipped": 7, **days}
     if forever := [kind for kind in ("success", "skipped") if kept[kind] == -1]:
@@ -181,10 +181,10 @@ def _ticks(days: Mapping[str, int] | int) -> Answer:
             "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes up to "
             "17,280 ticks a day",
         )
-    return OK(f"ticks are kept for {length(86_400.0 * max(kept['success'], kept['skipped']))} at most")
+    return OK(f"ticks are kept for {format_duration(86_400.0 * max(kept['success'], kept['skipped']))} at most")
 
 
-def _executor(name: str) -> Answer:
+def _executor(name: str) -> CheckResult:
     # Rule 9: a killed run leaves no step at work
     if name != "in_process":
         return WARN(
@@ -195,30 +195,30 @@ def _executor(name: str) -> Answer:
     return OK("backfills work in the run's own process")
 
 
-def _sensors(groups: Sequence[GroupSensor]) -> Answer:
+def _sensors(groups: Sequence[GroupSensorFacts]) -> CheckResult:
     # Rule 10: the sensor is what starts a lane again
     if not groups:
         return WARN("no group sensor", "look whether this is the code location of your assets")
     if off := [one for one in groups if not one.is_on]:
         return FAIL(
-            f"off: {listed([f'{one.name} ({one.group_id})' for one in off])}",
+            f"off: {join_some([f'{one.name} ({one.group_id})' for one in off])}",
             "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): nobody else "
             "starts a group's live lane, or tells of a crash",
         )
-    return OK(f"on: {listed([one.name for one in groups])}")
+    return OK(f"on: {join_some([one.name for one in groups])}")
 
 
-def _daemon(seconds: float | None) -> Answer:
+def _daemon(seconds: float | None) -> CheckResult:
     # Rule 11: sensors tick, queued runs start and backfills go on in the daemon
     advice = "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again without it"
     if seconds is None:
         return WARN("no daemon has ever worked for this instance", advice)
     if seconds > _DAEMON_IS_GONE_SECONDS:
-        return FAIL(f"the sensor daemon was alive {length(seconds)} ago", advice)
-    return OK(f"the sensor daemon was alive {length(seconds)} ago")
+        return FAIL(f"the sensor daemon was alive {format_duration(seconds)} ago", advice)
+    return OK(f"the sensor daemon was alive {format_duration(seconds)} ago")
 
 
-def _period(groups: Sequence[GroupSensor]) -> Answer:
+def _period(groups: Sequence[GroupSensorFacts]) -> CheckResult:
     # Rule 12: a crash is noticed by a tick, whatever period is set
     on = [one for one in groups if one.is_on]
     advice = (
@@ -226,20 +226,25 @@ def _period(groups: Sequence[GroupSensor]) -> Answer:
         "num_workers), take long, or the daemon is down. A crash is noticed that much later"
     )
     if never := [one.name for one in on if one.idle_seconds is None]:
-        return WARN(f"never ticked: {listed(never)}", "start the daemon, or look whether it has this code location")
+        return WARN(f"never ticked: {join_some(never)}", "start the daemon, or look whether it has this code location")
     for one in on:
         idle = one.idle_seconds or 0.0
-        if idle > max(_STANDS_STILL * one.every_seconds, _DAEMON_IS_GONE_SECONDS):
-            return FAIL(f"{one.name} ticked {length(idle)} ago; its interval is {length(one.every_seconds)}", advice)
-    if late := [one for one in on if (one.kept_seconds or 0.0) > _LATE * one.every_seconds]:
-        return WARN(listed([_ticking(one) for one in late]), advice)
-    return OK(listed([_ticking(one) for one in on]) or "no group sensor is on")
+        if idle > max(_STOPPED_PERIODS * one.interval_seconds, _DAEMON_IS_GONE_SECONDS):
+            return FAIL(
+                f"{one.name} ticked {format_duration(idle)} ago; its interval is "
+                f"{format_duration(one.interval_seconds)}",
+                advice,
+            )
+    if late := [one for one in on if (one.ticks_kept_seconds or 0.0) > _LATE_PERIODS * one.interval_seconds]:
+        return WARN(join_some([_judge_ticks(one) for one in late]), advice)
+    return OK(join_some([_judge_ticks(one) for one in on]) or "no group sensor is on")
 
 
-def _ticking(one: GroupSensor) -> str:
-    if one.kept_seconds is None:
-        return f"{one.name} ticked {length(one.idle_seconds or 0.0)} ago"
-    return f"{one.name} ticks every {length(one.kept_seconds)}; its interval is {length(one.every_seconds)}"
+def _judge_ticks(one: GroupSensorFacts) -> str:
+    if one.ticks_kept_seconds is None:
+        return f"{one.name} ticked {format_duration(one.idle_seconds or 0.0)} ago"
+    interval = format_duration(one.interval_seconds)
+    return f"{one.name} ticks every {format_duration(one.ticks_kept_seconds)}; its interval is {interval}"
 
 
 INSTANCE = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_metadata import MAX_METADATA_BYTES
 from kafka_liveness_dagster.core.timeouts import DEFAULT_SESSION_SECONDS
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, Answer, Rule, length
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.health import Verdict
 
 _JAVAS_SESSION_MS = 45_000
-_COPIES, _IN_SYNC = 3, 2
+_MIN_COPIES, _MIN_IN_SYNC = 3, 2
 _WEEK, _WEEKEND = 7 * 86_400.0, 3 * 86_400.0
 _NEVER = -1
-_TIGHT, _TOO_LATE = 0.5, 0.9  # of the retention
-_AHEAD_SECONDS = 5.0  # an honest producer's clock may be off by some
+_TIGHT_SHARE, _TOO_LATE_SHARE = 0.5, 0.9  # of the retention
+_MAX_AHEAD_SECONDS = 5.0  # an honest producer's clock may be off by some
 
 
-def _agreement(differing: Mapping[str, Mapping[int, str]]) -> Answer:
+def _agreement(differing: Mapping[str, Mapping[int, str]]) -> CheckResult:
     # Rule 1: a group's coordinator may be any broker, and a topic's leader too
     if not differing:
         return OK("all brokers have the same settings")
@@ -39,7 +39,7 @@ def _agreement(differing: Mapping[str, Mapping[int, str]]) -> Answer:
     )
 
 
-def _sessions(shortest: str, longest: str) -> Answer:
+def _sessions(shortest: str, longest: str) -> CheckResult:
     # Rule 2: the sessions that docs/liveness.md speaks of have to be allowed
     least, most, ours = int(shortest), int(longest), round(DEFAULT_SESSION_SECONDS * 1000)
     found = f"session timeouts of {least:,} to {most:,} ms"
@@ -47,7 +47,7 @@ def _sessions(shortest: str, longest: str) -> Answer:
         return WARN(
             found,
             f"lower group.min.session.timeout.ms to {ours:,} or less: a dead process that nobody but the broker "
-            f"notices holds its partitions for {length(least / 1000)}, whatever session_timeout_seconds says",
+            f"notices holds its partitions for {format_duration(least / 1000)}, whatever session_timeout_seconds says",
         )
     if most < _JAVAS_SESSION_MS:
         return WARN(
@@ -58,7 +58,7 @@ def _sessions(shortest: str, longest: str) -> Answer:
     return OK(found)
 
 
-def _metadata(most: str) -> Answer:
+def _metadata(most: str) -> CheckResult:
     # Rule 3: what is owed is in the commits' metadata
     wanted = MAX_METADATA_BYTES + 1
     if int(most) < wanted:
@@ -70,19 +70,19 @@ def _metadata(most: str) -> Answer:
     return OK(f"{int(most):,} bytes of metadata a commit, some 200 owed ranges a partition")
 
 
-def _offsets_retention(minutes: str) -> Answer:
+def _offsets_retention(minutes: str) -> CheckResult:
     # Rule 4: a group that is down for longer forgets where it was, and what it owes
     kept = int(minutes) * 60.0
     if kept < _WEEK:
         return WARN(
-            f"offsets.retention.minutes is {int(minutes):,} ({length(kept)})",
+            f"offsets.retention.minutes is {int(minutes):,} ({format_duration(kept)})",
             "set it to 10080 (7 days, Kafka's default) or more: a group without members for longer forgets its "
             "position and what it owes, and goes on where auto_offset_reset says",
         )
-    return OK(f"commits of a group without members are kept for {length(kept)}")
+    return OK(f"commits of a group without members are kept for {format_duration(kept)}")
 
 
-def _offsets_topic(told_copies: str | int, in_sync: str, brokers: int, is_embedded: bool) -> Answer:  # noqa: FBT001
+def _offsets_topic(told_copies: str | int, in_sync: str, brokers: int, is_embedded: bool) -> CheckResult:  # noqa: FBT001
     # Rule 5: commits are as durable as the topic that has them
     copies = int(told_copies)
     found = f"__consumer_offsets: copies {copies}, min.insync.replicas {in_sync}, brokers {brokers}"
@@ -91,21 +91,22 @@ def _offsets_topic(told_copies: str | int, in_sync: str, brokers: int, is_embedd
         return FAIL(found, f"lower min.insync.replicas to {copies} or less: every commit is refused")
     if is_embedded:
         return OK(f"{found}: the embedded broker is for one machine")
-    if copies < _COPIES:
+    if copies < _MIN_COPIES:
         how = "kafka-reassign-partitions; offsets.topic.replication.factor counts only when the topic is made"
         return WARN(
-            found, f"give it {_COPIES} copies ({how}): {owed}, and are lost with the disk of {copies} broker(s)"
+            found, f"give it {_MIN_COPIES} copies ({how}): {owed}, and are lost with the disk of {copies} broker(s)"
         )
-    if int(in_sync) < _IN_SYNC:
+    if int(in_sync) < _MIN_IN_SYNC:
         return WARN(
             found,
-            f"set min.insync.replicas={_IN_SYNC} on it: {owed}, and with {in_sync} an acknowledged one may be on one "
+            f"set min.insync.replicas={_MIN_IN_SYNC} on it: {owed}, and with {in_sync} an acknowledged one may be on "
+            "one "
             "broker alone",
         )
     return OK(found)
 
 
-def _elections(unclean: str) -> Answer:
+def _elections(unclean: str) -> CheckResult:
     # Rule 6: a log must not become shorter than what was committed
     if unclean == "true":
         return WARN(
@@ -115,7 +116,7 @@ def _elections(unclean: str) -> Answer:
     return OK("a log is not cut below what is committed")
 
 
-def _auto_creation(on: str) -> Answer:
+def _auto_creation(on: str) -> CheckResult:
     # Rule 7: a topic that is deleted stays deleted
     if on == "true":
         return WARN(
@@ -126,7 +127,7 @@ def _auto_creation(on: str) -> Answer:
     return OK("topics are made on purpose only")
 
 
-def _group_sessions(session: str, heartbeat: str) -> Answer:
+def _group_sessions(session: str, heartbeat: str) -> CheckResult:
     # Rule 8: under KIP-848 both are the group's, and nothing that a resource sets
     session_ms, heartbeat_ms = int(session), int(heartbeat)
     found = f"with group_protocol='consumer': session {session_ms:,} ms, heartbeat {heartbeat_ms:,} ms"
@@ -139,7 +140,7 @@ def _group_sessions(session: str, heartbeat: str) -> Answer:
     return OK(found)
 
 
-def _retention(kept_ms: str, offsets_minutes: str) -> Answer:
+def _retention(kept_ms: str, offsets_minutes: str) -> CheckResult:
     # Rule 9: crash lag has to be processed before it expires, and be known for as long
     kept, known = int(kept_ms), int(offsets_minutes) * 60.0
     if kept == _NEVER:
@@ -147,34 +148,35 @@ def _retention(kept_ms: str, offsets_minutes: str) -> Answer:
     seconds = kept / 1000
     if seconds < _WEEKEND:
         return WARN(
-            f"retention.ms is {kept:,} ({length(seconds)})",
+            f"retention.ms is {kept:,} ({format_duration(seconds)})",
             f"set it to {round(_WEEKEND * 1000):,} (3 days) or more: what is owed, or waits while the group is down "
             "over a weekend, is deleted before anybody looks",
         )
     if known < seconds:
         return WARN(
-            f"records are kept for {length(seconds)}, commits without members for {length(known)}",
+            f"records are kept for {format_duration(seconds)}, commits without members for {format_duration(known)}",
             f"set offsets.retention.minutes to {round(seconds / 60):,} or more: a group that is down for longer "
             "forgets what it owes while the records are still there",
         )
-    return OK(f"records are kept for {length(seconds)}, commits without members for {length(known)}")
+    return OK(f"records are kept for {format_duration(seconds)}, commits without members for {format_duration(known)}")
 
 
-def _backlog(age_seconds: float, kept_ms: str) -> Answer:
+def _backlog(age_seconds: float, kept_ms: str) -> CheckResult:
     # Rule 10: what waits is processed long before it expires
     kept = int(kept_ms) / 1000
     if not age_seconds:
         return OK("nothing waits")
     if int(kept_ms) == _NEVER:
-        return OK(f"the oldest record that waits is {length(age_seconds)} old; retention.ms deletes none")
-    found = f"the oldest record that waits is {length(age_seconds)} old, {age_seconds / kept:.0%} of {length(kept)}"
+        return OK(f"the oldest record that waits is {format_duration(age_seconds)} old; retention.ms deletes none")
+    age = format_duration(age_seconds)
+    found = f"the oldest record that waits is {age} old, {age_seconds / kept:.0%} of {format_duration(kept)}"
     advice = "materialize the crash lag partitions, let more runs share the lag (max_live_runs), or raise retention.ms"
-    if age_seconds > _TOO_LATE * kept:
+    if age_seconds > _TOO_LATE_SHARE * kept:
         return FAIL(found, f"now: {advice}; the broker deletes it at 100%")
-    return WARN(found, advice) if age_seconds > _TIGHT * kept else OK(found)
+    return WARN(found, advice) if age_seconds > _TIGHT_SHARE * kept else OK(found)
 
 
-def _size(kept_bytes: str) -> Answer:
+def _size(kept_bytes: str) -> CheckResult:
     # Rule 11: bytes say nothing of time
     if int(kept_bytes) == _NEVER:
         return OK("no limit of bytes")
@@ -185,26 +187,26 @@ def _size(kept_bytes: str) -> Answer:
     )
 
 
-def _expiry(verdict: Verdict) -> Answer:
+def _expiry(verdict: Verdict) -> CheckResult:
     # Rule 12: by offsets, whatever deletes them
-    by = {"fine": OK, "warning": WARN, "error": FAIL}[verdict.gravity.value]
-    return by(verdict.sentence) if by is OK else by(verdict.sentence, "`kafka-liveness status` shows each range")
+    by = {"fine": OK, "warning": WARN, "error": FAIL}[verdict.severity.value]
+    return by(verdict.message) if by is OK else by(verdict.message, "`kafka-liveness status` shows each range")
 
 
-def _clock(ahead_seconds: float | None, kind: str) -> Answer:
+def _clock(ahead_seconds: float | None, kind: str) -> CheckResult:
     # Rule 13: a record of the future is never older than the retention, and no hour is complete before it
     whose = "the broker's clock" if kind == "LogAppendTime" else "a producer's clock"
     if ahead_seconds is None:
         return OK("no record, so no timestamp")
-    if ahead_seconds > _AHEAD_SECONDS:
+    if ahead_seconds > _MAX_AHEAD_SECONDS:
         return WARN(
-            f"the newest timestamp is {length(ahead_seconds)} ahead of this machine's clock ({kind})",
+            f"the newest timestamp is {format_duration(ahead_seconds)} ahead of this machine's clock ({kind})",
             f"set {whose} by NTP, and this machine's: retention counts from timestamps, and so do windows of time",
         )
     return OK(f"no timestamp is of the future ({kind}); by how much {whose} is behind cannot be told without producing")
 
 
-def _reads(throttle_seconds: float) -> Answer:
+def _reads(throttle_seconds: float) -> CheckResult:
     # Rule 14: a quota makes batches slow, whatever their size
     if throttle_seconds:
         return WARN(

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, Answer, Finding
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, CheckResult, Finding
 from kafka_liveness_dagster.embedded import jars, state
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _CATALOG_SECONDS = 5.0
 
 
-def examine() -> Iterator[Finding]:
+def check_machine() -> Iterator[Finding]:
     """Check one thing after the other; a failed check does not end the rest."""
-    checks: dict[str, Callable[[], Answer]] = {
+    checks: dict[str, Callable[[], CheckResult]] = {
         "java": lambda: OK(str(jars.find_java())),
-        "jars": _jars,
-        "catalog": lambda: _file(state.home_folder()),
+        "jars": _check_jars,
+        "catalog": lambda: _check_state_file(state.home_folder()),
     }
     for name, check in checks.items():
         try:
@@ -36,8 +36,8 @@ def examine() -> Iterator[Finding]:
         yield Finding("machine", name, answer)
 
 
-def _jars() -> Answer:
-    if broken := [jar for name in jars.NAMES for jar in jars.damaged(name)]:
+def _check_jars() -> CheckResult:
+    if broken := [jar for name in jars.NAMES for jar in jars.find_damaged(name)]:
         return FAIL(
             f"{', '.join(broken[:3])} in {jars.jars_folder()} are not those of the release",
             "`kafka-liveness up` downloads them again",
@@ -50,7 +50,7 @@ def _jars() -> Answer:
     return OK(f"complete in {jars.jars_folder()}, checksums of the release, for pyspark {jars.check_pyspark()}")
 
 
-def _file(home: Path) -> Answer:
+def _check_state_file(home: Path) -> CheckResult:
     file = home / state.CATALOG_FILE
     if not file.exists() or file.stat().st_size == 0:
         return OK(f"{file} is made with the first table")

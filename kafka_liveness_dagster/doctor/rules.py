@@ -3,9 +3,9 @@
 Never asks anybody. What could not be asked is said so, and never taken for well.
 
 >>> rule = Rule("records", ("retention.ms",), lambda kept: OK("well") if int(kept) > 70 else FAIL(kept, "raise it"))
->>> [one.found for one in judged("topic orders", [rule], {"retention.ms": "120"})]
+>>> [one.message for one in run_rules("topic orders", [rule], {"retention.ms": "120"})]
 ['well']
->>> [one.outcome.value for one in judged("topic orders", [rule], {})]
+>>> [one.outcome.value for one in run_rules("topic orders", [rule], {})]
 ['?']
 """
 
@@ -33,18 +33,18 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckResult:
     """What one check found, in numbers, and what to change and why; no advice where all is well."""
 
     outcome: Outcome
-    found: str
+    message: str
     advice: str = ""
 
 
-OK = partial(Answer, Outcome.OK)
-WARN = partial(Answer, Outcome.WARN)
-FAIL = partial(Answer, Outcome.FAIL)
-UNKNOWN = partial(Answer, Outcome.UNKNOWN)
+OK = partial(CheckResult, Outcome.OK)
+WARN = partial(CheckResult, Outcome.WARN)
+FAIL = partial(CheckResult, Outcome.FAIL)
+UNKNOWN = partial(CheckResult, Outcome.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -53,35 +53,35 @@ class Finding:
 
     area: str
     check: str
-    answer: Answer
+    result: CheckResult
 
     @property
     def outcome(self) -> Outcome:
         """The answer's."""
-        return self.answer.outcome
+        return self.result.outcome
 
     @property
-    def found(self) -> str:
+    def message(self) -> str:
         """The answer's."""
-        return self.answer.found
+        return self.result.message
 
     def as_json(self) -> dict[str, str]:
         """One flat object."""
-        answer = self.answer
+        answer = self.result
         return {
             "area": self.area,
             "check": self.check,
             "outcome": answer.outcome.name.lower(),
-            "message": answer.found,
+            "message": answer.message,
             "fix": answer.advice,
         }
 
 
 @dataclass(frozen=True)
-class Untold:
+class Unavailable:
     """Instead of facts: why there are none, and what helps."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -90,40 +90,43 @@ class Rule:
 
     Attributes:
         check: its name.
-        needs: the names of the facts it is told, in the order in which ``judge`` takes them.
+        required_facts: the names of the facts it is told, in the order in which ``judge`` takes them.
         judge: decides.
     """
 
     check: str
-    needs: tuple[str, ...]
-    judge: Callable[..., Answer]
+    required_facts: tuple[str, ...]
+    judge: Callable[..., CheckResult]
 
 
-def judged(area: str, rules: Iterable[Rule], told: Mapping[str, Any] | Untold) -> Iterator[Finding]:
+def run_rules(area: str, rules: Iterable[Rule], known_facts: Mapping[str, Any] | Unavailable) -> Iterator[Finding]:
     """Each rule's answer; one that says which are left out, where nothing could be asked.
 
     Args:
         area: whose rules they are.
         rules: what to judge by.
-        told: facts by name; a fact that is ``Untold`` or missing leaves the rules that need it without an answer.
+        known_facts: facts by name; a fact that is ``Unavailable`` or missing leaves the rules that need it without an
+            answer.
     """
     rules = list(rules)
-    if isinstance(told, Untold):
+    if isinstance(known_facts, Unavailable):
         named = ", ".join(rule.check for rule in rules)
         check = "settings" if rules[1:] else named
-        yield Finding(area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", told.why))
+        yield Finding(area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", known_facts.reason))
         return
     for rule in rules:
-        facts = [told.get(name, Untold(f"{name} is not told to this client")) for name in rule.needs]
-        untold = next((one for one in facts if isinstance(one, Untold)), None)
-        answer = rule.judge(*facts) if untold is None else UNKNOWN("could not be asked", untold.why)
+        facts = [
+            known_facts.get(name, Unavailable(f"{name} is not told to this client")) for name in rule.required_facts
+        ]
+        untold = next((one for one in facts if isinstance(one, Unavailable)), None)
+        answer = rule.judge(*facts) if untold is None else UNKNOWN("could not be asked", untold.reason)
         yield Finding(area, rule.check, answer)
 
 
-def length(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as people say it.
 
-    >>> length(604_800), length(5_400), length(45), length(0.25)
+    >>> format_duration(604_800), format_duration(5_400), format_duration(45), format_duration(0.25)
     ('7 days', '1.5 h', '45 s', '0.25 s')
     """
     for unit, of in ((86_400, "days"), (3_600, "h"), (60, "min")):

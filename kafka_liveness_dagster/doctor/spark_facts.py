@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
-from kafka_liveness_dagster.doctor.spark_rules import MIDNIGHTS, SETTINGS, Jar, Skew, Zone
-from kafka_liveness_dagster.spark.error_classification import in_short, unreadable
+from kafka_liveness_dagster.doctor.spark_rules import MIDNIGHTS, SETTINGS, ClockSkew, Jar, TimeZoneFacts
+from kafka_liveness_dagster.spark.error_classification import storage_read_error, summarize
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 
 if TYPE_CHECKING:
@@ -28,29 +28,31 @@ _CONNECTOR = ("spark-sql-kafka-0-10_", "org/apache/spark/sql/kafka010/KafkaSourc
 _RUNTIME = ("iceberg-spark-runtime-", "org/apache/iceberg/spark/SparkCatalog.class")
 
 
-def server(session: SparkSession) -> dict[str, Any]:
+def server_facts(session: SparkSession) -> dict[str, Any]:
     """Everything that the rules of a server need."""
-    zone = _row(session, "current_timezone()", *(f"unix_timestamp(timestamp'{day} 00:00:00')" for day in MIDNIGHTS))
+    zone = _select_row(
+        session, "current_timezone()", *(f"unix_timestamp(timestamp'{day} 00:00:00')" for day in MIDNIGHTS)
+    )
     here = tuple(round(datetime.fromisoformat(day).timestamp()) for day in MIDNIGHTS)
     return {
         "version": session.version,
         "client": version("pyspark"),
-        "connector": _jar(session, *_CONNECTOR) if _reads_kafka(session) else None,
-        "iceberg": _of_java(session, "org.apache.iceberg.IcebergBuild", "version"),
-        "iceberg jar": _jar(session, *_RUNTIME),
-        "zone": Zone(zone[0], tuple(zone[1:])),
-        "host zone": Zone(os.environ.get("TZ") or time.tzname[0], here),
-        "skew": _skew(session),
+        "connector": _jar_of_class(session, *_CONNECTOR) if _has_kafka_source(session) else None,
+        "iceberg": _call_java(session, "org.apache.iceberg.IcebergBuild", "version"),
+        "iceberg jar": _jar_of_class(session, *_RUNTIME),
+        "zone": TimeZoneFacts(zone[0], tuple(zone[1:])),
+        "host zone": TimeZoneFacts(os.environ.get("TZ") or time.tzname[0], here),
+        "skew": _clock_skew(session),
         **{name: session.conf.get(name, None) for name in SETTINGS},
     }
 
 
-def settings(session: SparkSession) -> dict[str, str]:
+def server_settings(session: SparkSession) -> dict[str, str]:
     """What is set on the server, secrets redacted by it."""
     return {row[0]: row[1] for row in session.sql("SET").collect()}
 
 
-def ask(session: SparkSession, catalog: str) -> None:
+def list_namespaces(session: SparkSession, catalog: str) -> None:
     """Let a catalog name its namespaces.
 
     Raises:
@@ -60,29 +62,29 @@ def ask(session: SparkSession, catalog: str) -> None:
     try:
         session.sql(f"SHOW NAMESPACES IN `{catalog}`").collect()
     except PySparkException as error:
-        raise unreadable(error, catalog) or SparkFailedError(
-            f"the server cannot ask catalog {catalog} ({in_short(error)}): mend its settings "
+        raise storage_read_error(error, catalog) or SparkFailedError(
+            f"the server cannot ask catalog {catalog} ({summarize(error)}): mend its settings "
             f"spark.sql.catalog.{catalog}.*"
         ) from None
 
 
-def _row(session: SparkSession, *columns: str) -> Any:
+def _select_row(session: SparkSession, *columns: str) -> Any:
     return session.sql(f"SELECT {', '.join(columns)}").collect()[0]
 
 
-def _of_java(session: SparkSession, java_class: str, method: str, *arguments: str) -> str | None:
+def _call_java(session: SparkSession, java_class: str, method: str, *arguments: str) -> str | None:
     """What a static method gives; None where there is no such class."""
     told = ", ".join(f"'{one}'" for one in (java_class, method, *arguments))
     try:
-        with _unlogged():
-            (found,) = _row(session, f"java_method({told})")
+        with _silence_pyspark():
+            (found,) = _select_row(session, f"java_method({told})")
     except PySparkException:
         return None
     return found if found is None else str(found)
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
+def _silence_pyspark() -> Iterator[None]:
     """Without pyspark's own word on standard error, a page of JSON: that a class is not there is an answer."""
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, logger.disabled = logger.disabled, True
@@ -92,15 +94,15 @@ def _unlogged() -> Iterator[None]:
         logger.disabled = before
 
 
-def _jar(session: SparkSession, name: str, resource: str) -> Jar:
+def _jar_of_class(session: SparkSession, name: str, resource: str) -> Jar:
     """The jar of a class: from the server's own class path, or from those that it was started or told with."""
-    found = _of_java(session, "java.lang.ClassLoader", "getSystemResource", resource) or ""
+    found = _call_java(session, "java.lang.ClassLoader", "getSystemResource", resource) or ""
     added = (session.conf.get("spark.jars", None) or "").split(",")
     jars = [one.partition("!")[0].rpartition("/")[2] for one in (found, *added)]
     return Jar(next((one for one in jars if name in one), ""))
 
 
-def _reads_kafka(session: SparkSession) -> bool:
+def _has_kafka_source(session: SparkSession) -> bool:
     """Whether a plan that reads Kafka is understood; no broker is asked for that."""
     options = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "nothing"}
     try:
@@ -109,14 +111,14 @@ def _reads_kafka(session: SparkSession) -> bool:
         return False
 
 
-def _skew(session: SparkSession) -> Skew:
+def _clock_skew(session: SparkSession) -> ClockSkew:
     """The server's clock against this one; each look bounds it by how long it took, and the second is quick."""
-    looks = [_bounds(session) for _ in range(3)]
-    return Skew(max(one.least for one in looks), min(one.most for one in looks))
+    looks = [_clock_bounds(session) for _ in range(3)]
+    return ClockSkew(max(one.least for one in looks), min(one.most for one in looks))
 
 
-def _bounds(session: SparkSession) -> Skew:
+def _clock_bounds(session: SparkSession) -> ClockSkew:
     before = time.time()
-    (there,) = _row(session, "unix_micros(current_timestamp())")
+    (there,) = _select_row(session, "unix_micros(current_timestamp())")
     after = time.time()
-    return Skew(there / 1e6 - after, there / 1e6 - before)
+    return ClockSkew(there / 1e6 - after, there / 1e6 - before)

@@ -9,19 +9,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, Answer, Rule, length
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, CheckResult, Rule, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ICEBERG = "1.12.0"  # what the tests run, in embedded/ivy-spark.xml
-_ICEBERGS_EXTENSIONS = "IcebergSparkSessionExtensions"
-_ICEBERGS_CATALOGS = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
+_ICEBERG_EXTENSIONS = "IcebergSparkSessionExtensions"
+_ICEBERG_CATALOGS = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
 _LOCAL = ("", "file", "hdfs", "viewfs")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "": 1e-3}
-_DETACHED, _DETACHED_SECONDS = "spark.connect.execute.manager.detachedTimeout", 60.0
-_REPORT, _REPORT_SECONDS = "spark.connect.progress.reportInterval", 1.0
-_FETCHED, _CACHED_SECONDS = "spark.kafka.consumer.fetchedData.cache.timeout", 60.0
+_DETACHED_TIMEOUT, _DETACHED_SECONDS = "spark.connect.execute.manager.detachedTimeout", 60.0
+_PROGRESS_INTERVAL, _REPORT_SECONDS = "spark.connect.progress.reportInterval", 1.0
+_FETCH_TIMEOUT, _CACHED_SECONDS = "spark.kafka.consumer.fetchedData.cache.timeout", 60.0
 _SKEW_SECONDS = 2.0
 
 
@@ -39,14 +39,14 @@ class Jar:
 
 
 @dataclass(frozen=True)
-class Skew:
+class ClockSkew:
     """By how many seconds a clock is ahead of this machine's: no less than ``least``, no more than ``most``."""
 
     least: float
     most: float
 
     @property
-    def surely(self) -> float:
+    def certain_seconds(self) -> float:
         """The least that it is off by, whichever way; 0 where it may be right."""
         return max(self.least, -self.most, 0.0)
 
@@ -55,7 +55,7 @@ class Skew:
 
 
 @dataclass(frozen=True)
-class Zone:
+class TimeZoneFacts:
     """A time zone by what it does.
 
     Attributes:
@@ -70,21 +70,22 @@ class Zone:
 MIDNIGHTS = ("2026-01-01", "2026-07-01")  # one in winter, one in summer
 
 
-def _version(server: str, client: str) -> Answer:
+def _version(server: str, client: str) -> CheckResult:
     # Rule 1: client and server speak one protocol, and jars are made for one line
-    if _line(server) != _line(client):
+    if _version_line(server) != _version_line(client):
         return WARN(
             f"the server is Spark {server}, the client here pyspark {client}",
-            f"install pyspark {_line(server)} here, or run Spark {_line(client)}: what is sent is what the client's "
+            f"install pyspark {_version_line(server)} here, or run Spark {_version_line(client)}: what is sent is what "
+            "the client's "
             "version knows, and only versions of one line were run together",
         )
     return OK(f"Spark {server}, pyspark {client}")
 
 
-def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) -> Answer:
+def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) -> CheckResult:
     # Rule 2: without the connector no record is read; one of another line meets classes that it does not know. Within a
     # line only pairs of pyspark and connector that were run together are well
-    wanted = f"spark-sql-kafka-0-10_2.13 {_line(server)}"
+    wanted = f"spark-sql-kafka-0-10_2.13 {_version_line(server)}"
     if jar is None:
         return FAIL("the server has no Kafka connector", f"put {wanted} on its class path: it reads the records")
     if jar.version is None:
@@ -92,9 +93,9 @@ def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) 
             "the server has a Kafka connector of an unknown version: its jar is not on the server's own class path",
             f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/production.md'}",
         )
-    if _line(jar.version) != _line(server):
+    if _version_line(jar.version) != _version_line(server):
         return FAIL(f"{jar.name} on Spark {server}", f"replace it by {wanted}: it uses Spark's own classes")
-    if _line(client) != _line(server):
+    if _version_line(client) != _version_line(server):
         return OK(jar.name)  # rule 1 warns of the client
     if jar.version != run_with:
         replace = f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
@@ -103,65 +104,70 @@ def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) 
     return OK(f"{jar.name} with pyspark {client}")
 
 
-def _iceberg(server: str, version: str | None, jar: Jar | None) -> Answer:
+def _iceberg(server: str, version: str | None, jar: Jar | None) -> CheckResult:
     # Rule 3: without the runtime no table is written; it is made for one line of Spark
-    wanted = f"iceberg-spark-runtime-{_line(server)}_2.13 {ICEBERG}"
+    wanted = f"iceberg-spark-runtime-{_version_line(server)}_2.13 {ICEBERG}"
     if version is None:
         return FAIL("the server has no Iceberg", f"put {wanted} on its class path; a sink of your own needs none")
     made_for = re.search(r"iceberg-spark-runtime-(\d+\.\d+)_", jar.name) if jar else None
-    if made_for and made_for[1] != _line(server):
+    if made_for and made_for[1] != _version_line(server):
         return FAIL(f"Iceberg {version} for Spark {made_for[1]} on Spark {server}", f"replace it by {wanted}")
-    if _numbers(version) < _numbers(ICEBERG):
+    if _version_numbers(version) < _version_numbers(ICEBERG):
         return WARN(f"Iceberg {version}", f"take {wanted}: how commits of two lanes meet was tested with that")
     return OK(f"Iceberg {version}{f', {jar.name}' if jar and jar.name else ''}")
 
 
-def _extensions(extensions: str | None) -> Answer:
+def _extensions(extensions: str | None) -> CheckResult:
     # Rule 4: without them partitioning and sorting of a table are not understood
-    if _ICEBERGS_EXTENSIONS in (extensions or ""):
+    if _ICEBERG_EXTENSIONS in (extensions or ""):
         return OK("Iceberg's SQL extensions are on")
     return WARN(
         f"spark.sql.extensions is {extensions or 'not set'}",
-        f"set it to org.apache.iceberg.spark.extensions.{_ICEBERGS_EXTENSIONS}: Spark does not understand "
+        f"set it to org.apache.iceberg.spark.extensions.{_ICEBERG_EXTENSIONS}: Spark does not understand "
         "Iceberg's own statements without (WRITE ORDERED BY, partition fields, branches)",
     )
 
 
-def _detached(timeout: str | None) -> Answer:
+def _detached(timeout: str | None) -> CheckResult:
     # Rule 5: what a dead run left at work takes Spark from its successor
-    kept = seconds_of(timeout or "5m")
-    found = f"work of a client that died ends after {length(kept)}"
+    kept = parse_seconds(timeout or "5m")
+    found = f"work of a client that died ends after {format_duration(kept)}"
     if kept > _DETACHED_SECONDS:
         return WARN(
             found,
-            f"set {_DETACHED}=60s: what it writes is refused or replaced, and until then the run that follows shares "
+            f"set {_DETACHED_TIMEOUT}=60s: what it writes is refused or replaced, and until then the run that follows "
+            "shares "
             "Spark with it",
         )
     return OK(found)
 
 
-def _progress(interval: str | None) -> Answer:
+def _progress(interval: str | None) -> CheckResult:
     # Rule 6: with liveness="progress" a finished task is a sign of life
-    told = seconds_of(interval or "2s")
-    found = f"finished tasks are told every {length(told)}"
+    told = parse_seconds(interval or "2s")
+    found = f"finished tasks are told every {format_duration(told)}"
     if told > _REPORT_SECONDS:
-        return WARN(found, f"set {_REPORT}=500ms: with liveness='progress' it has to be far below the process timeout")
+        return WARN(
+            found,
+            f"set {_PROGRESS_INTERVAL}=500ms: with liveness='progress' it has to be far below the process timeout",
+        )
     return OK(found)
 
 
-def _fetched(timeout: str | None) -> Answer:
+def _fetched(timeout: str | None) -> CheckResult:
     # Rule 7: what executors fetched and nobody asked for fills their heap
-    kept = seconds_of(timeout or "5m")
+    kept = parse_seconds(timeout or "5m")
     if kept > _CACHED_SECONDS:
         return WARN(
-            f"fetched records that no read asked for are kept for {length(kept)}",
-            f"set {_FETCHED}=10s and spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s: they have no "
+            f"fetched records that no read asked for are kept for {format_duration(kept)}",
+            f"set {_FETCH_TIMEOUT}=10s and spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s: they "
+            "have no "
             "other bound, and small batches with snapshots='append' filled a heap of 1 GB",
         )
-    return OK(f"fetched records that no read asked for are kept for {length(kept)}")
+    return OK(f"fetched records that no read asked for are kept for {format_duration(kept)}")
 
 
-def _zone(session: Zone, host: Zone) -> Answer:
+def _zone(session: TimeZoneFacts, host: TimeZoneFacts) -> CheckResult:
     # Rule 8: hour() and to_date() in a transform are of the session's zone
     if session.midnights == host.midnights:
         return OK(f"the session's time zone, {session.name}, is that of this machine")
@@ -172,9 +178,9 @@ def _zone(session: Zone, host: Zone) -> Answer:
     )
 
 
-def _clock(skew: Skew) -> Answer:
+def _clock(skew: ClockSkew) -> CheckResult:
     # Rule 9: current_timestamp() is in rows, and certificates and logins end by the clock
-    if skew.surely > _SKEW_SECONDS:
+    if skew.certain_seconds > _SKEW_SECONDS:
         return WARN(
             f"the server's clock is off by {skew}",
             "set both by NTP: current_timestamp() in a transform, TLS and tokens go by the server's, freshness and "
@@ -183,18 +189,18 @@ def _clock(skew: Skew) -> Answer:
     return OK(f"the server's clock is off by {skew}, as far as a question can tell")
 
 
-def _cache(kind: str, cached: str | None) -> Answer:
+def _cache(kind: str, cached: str | None) -> CheckResult:
     # Rule 10: each session has a cache of its own
-    if kind in _ICEBERGS_CATALOGS and (cached or "true").lower() == "true":
+    if kind in _ICEBERG_CATALOGS and (cached or "true").lower() == "true":
         return WARN(
             "cache-enabled is true, its default",
             "set it to false: other sessions' commits are seen up to 30 s late, and each write begins from the newest "
             "snapshot, so it is refused and made again",
         )
-    return OK("not cached" if kind in _ICEBERGS_CATALOGS else f"{kind}: not Iceberg's, for sinks of your own")
+    return OK("not cached" if kind in _ICEBERG_CATALOGS else f"{kind}: not Iceberg's, for sinks of your own")
 
 
-def _atomic(type_: str | None, warehouse: str | None) -> Answer:
+def _atomic(type_: str | None, warehouse: str | None) -> CheckResult:
     # Rule 11: two lanes are kept apart by the catalog's atomic commit
     scheme = (warehouse or "").partition(":")[0] if ":" in (warehouse or "") else ""
     if type_ == "hadoop" and scheme not in _LOCAL:
@@ -211,34 +217,34 @@ SERVER = (
     Rule("kafka connector", ("version", "client", "connector", "run with"), _connector),
     Rule("iceberg", ("version", "iceberg", "iceberg jar"), _iceberg),
     Rule("extensions", ("spark.sql.extensions",), _extensions),
-    Rule("detached work", (_DETACHED,), _detached),
-    Rule("progress", (_REPORT,), _progress),
-    Rule("fetched records", (_FETCHED,), _fetched),
+    Rule("detached work", (_DETACHED_TIMEOUT,), _detached),
+    Rule("progress", (_PROGRESS_INTERVAL,), _progress),
+    Rule("fetched records", (_FETCH_TIMEOUT,), _fetched),
     Rule("time zone", ("zone", "host zone"), _zone),
     Rule("clock", ("skew",), _clock),
 )
 CATALOG = (Rule("cache", ("class", "cache-enabled"), _cache), Rule("commits", ("type", "warehouse"), _atomic))
-SETTINGS = tuple(name for rule in SERVER for name in rule.needs if name.startswith("spark."))
+SETTINGS = tuple(name for rule in SERVER for name in rule.required_facts if name.startswith("spark."))
 
 
-def seconds_of(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """A time as Spark writes it; a number alone is milliseconds.
 
-    >>> seconds_of("500ms"), seconds_of("5m"), seconds_of("60000")
+    >>> parse_seconds("500ms"), parse_seconds("5m"), parse_seconds("60000")
     (0.5, 300.0, 60.0)
     """
     number, unit = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower()).groups()  # type: ignore[union-attr]
     return int(number) * _UNITS[unit]
 
 
-def catalogs_of(settings: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
+def find_catalogs(settings: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
     """The catalogs that a server's settings name, each with what the rules need.
 
-    >>> catalogs_of({"spark.sql.catalog.lake": "a.Catalog", "spark.sql.catalog.lake.type": "rest"})
+    >>> find_catalogs({"spark.sql.catalog.lake": "a.Catalog", "spark.sql.catalog.lake.type": "rest"})
     {'lake': {'class': 'a.Catalog', 'cache-enabled': None, 'type': 'rest', 'warehouse': None}}
     """
     found = {name: re.fullmatch(r"spark\.sql\.catalog\.([^.]+)", name) for name in settings}
-    wanted = [name for rule in CATALOG for name in rule.needs if name != "class"]
+    wanted = [name for rule in CATALOG for name in rule.required_facts if name != "class"]
     return {
         one[1]: {"class": settings[name], **{part: settings.get(f"{name}.{part}") for part in wanted}}
         for name, one in sorted(found.items())
@@ -246,9 +252,9 @@ def catalogs_of(settings: Mapping[str, str]) -> dict[str, dict[str, str | None]]
     }
 
 
-def _line(version: str) -> str:
+def _version_line(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:3]))

@@ -37,12 +37,12 @@ OLDEST_JAVA = 17
 _REMEDY = "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`) or set JAVA_HOME"
 
 
-class _Java(NamedTuple):
+class _JavaInstallation(NamedTuple):
     path: Path
     version: str
 
     @property
-    def major(self) -> int:
+    def major_version(self) -> int:
         """17 of ``17.0.15``, 8 of ``1.8.0_392``, 0 when it did not say."""
         numbers = [int(number) for number in re.findall(r"\d+", self.version)]
         if numbers[:1] == [1]:
@@ -56,9 +56,9 @@ def find_java() -> Path:
     Raises:
         JavaNotFoundError: there is none, or none of 17 or newer; says what was found where.
     """
-    found = [_ask(candidate) for candidate in _candidates()]
+    found = [_read_version(candidate) for candidate in _candidates()]
     for java in found:
-        if java.major >= OLDEST_JAVA:
+        if java.major_version >= OLDEST_JAVA:
             return java.path
     seen = ", ".join(f"{java.path} is {java.version or 'no working Java'}" for java in found)
     raise JavaNotFoundError(
@@ -73,7 +73,7 @@ def _candidates() -> list[Path]:
     return candidates + ([Path(on_path)] if on_path else [])
 
 
-def _ask(java: Path) -> _Java:
+def _read_version(java: Path) -> _JavaInstallation:
     """Ask Java itself: a ``java`` on the PATH is often a link or a version manager's script."""
     try:
         asked = subprocess.run(
@@ -85,12 +85,12 @@ def _ask(java: Path) -> _Java:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return _Java(java, "")
+        return _JavaInstallation(java, "")
     output = asked.stdout + asked.stderr
     version = re.search(r'java\.version = (\S+)|version "([^"]+)"', output)
     home = re.search(r"java\.home = (.+)", output)
     binary = Path(home[1].strip()) / "bin" / "java" if home else java
-    return _Java(binary if binary.exists() else java, (version[1] or version[2]) if version else "")
+    return _JavaInstallation(binary if binary.exists() else java, (version[1] or version[2]) if version else "")
 
 
 Name = Literal["kafka", "spark"]
@@ -101,8 +101,8 @@ MODULES: dict[str, Path] = {name: _HERE / f"ivy-{name}.xml" for name in NAMES}
 RELEASED = _HERE / "SHA256SUMS"
 """The SHA-256 of each jar for each pyspark."""
 _LAST_LINES = 15
-_SUMS = "SHA256SUMS"
-_BESIDE_SPARK = {
+_CHECKSUMS_FILE = "SHA256SUMS"
+_PROVIDED_BY_SPARK = {
     "4.0.4": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.0.5": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.1.3": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
@@ -127,9 +127,9 @@ def pyspark_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def connector_of(pyspark: str) -> str | None:
+def connector_version(pyspark: str) -> str | None:
     """The version of the Kafka connector that this pyspark was run with; None for a pyspark that was not run."""
-    return _BESIDE_SPARK.get(pyspark, {}).get("connector")
+    return _PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
 
 
 def check_pyspark() -> str:
@@ -139,36 +139,37 @@ def check_pyspark() -> str:
         JarsError: it is none of these.
     """
     found = version("pyspark")
-    if found not in _BESIDE_SPARK:
-        known = " or ".join(_BESIDE_SPARK)
+    if found not in _PROVIDED_BY_SPARK:
+        known = " or ".join(_PROVIDED_BY_SPARK)
         raise JarsError(
             f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
-            f"'pyspark[connect]=={max(_BESIDE_SPARK)}', or use a Spark Connect server of yours (SparkConnectResource("
+            f"'pyspark[connect]=={max(_PROVIDED_BY_SPARK)}', or use a Spark Connect server of yours "
+            "(SparkConnectResource("
             "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
         )
     return found
 
 
-def resolved(name: Name) -> Path | None:
+def find_jars(name: Name) -> Path | None:
     """The folder of jars when each has its checksum; None when it has to be downloaded. Reads all of them."""
-    return _folder(name, jars_folder()) if is_downloaded(name) and not damaged(name) else None
+    return _jars_folder(name, jars_folder()) if is_downloaded(name) and not find_damaged(name) else None
 
 
 def is_downloaded(name: Name) -> bool:
     """Whether a download has ended; reads no jar."""
-    return bool(_sums(_folder(name, jars_folder())))
+    return bool(_downloaded_checksums(_jars_folder(name, jars_folder())))
 
 
-def damaged(name: Name) -> list[str]:
+def find_damaged(name: Name) -> list[str]:
     """The jars that are not those of the release, and what else is on the class path with them; reads all of them."""
-    folder = _folder(name, jars_folder())
-    downloaded = _sums(folder)
-    wanted = _wanted_sums(name, downloaded)
-    changed = [jar for jar in downloaded if not (folder / jar).is_file() or _sum(folder / jar) != wanted.get(jar)]
+    folder = _jars_folder(name, jars_folder())
+    downloaded = _downloaded_checksums(folder)
+    wanted = _expected_checksums(name, downloaded)
+    changed = [jar for jar in downloaded if not (folder / jar).is_file() or _checksum(folder / jar) != wanted.get(jar)]
     return changed + sorted(jar.name for jar in folder.glob("*.jar") if jar.name not in downloaded)
 
 
-def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
+def resolve_jars(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
     """The folder of jars of a service, downloaded when it is not there or damaged (10-40 s, 44 and 68 MB).
 
     Args:
@@ -179,7 +180,7 @@ def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path
         JarsError: the download failed, or there is no place for it; the message ends with the last lines of its log.
         JavaNotFoundError: Ivy is a Java program.
     """
-    if folder := resolved(name):
+    if folder := find_jars(name):
         return folder
     root = jars_folder()
     try:
@@ -190,7 +191,7 @@ def resolve(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path
     if not is_ours:
         raise JarsError(f"the jars cannot be kept in {root}: let KAFKA_LIVENESS_JARS name a folder of yours")
     with FileLock(root / f"{name}.lock"):
-        return resolved(name) or _download(name, root, show)
+        return find_jars(name) or _download(name, root, show)
 
 
 def ivy_settings() -> Path:
@@ -201,53 +202,53 @@ def ivy_settings() -> Path:
     return Path(os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS") or _HERE / "ivysettings.xml").absolute()
 
 
-def _sums(folder: Path) -> dict[str, str]:
+def _downloaded_checksums(folder: Path) -> dict[str, str]:
     """File name to checksum, as they were downloaded; none when the folder is not complete."""
     try:
-        return _lines_of(folder / _SUMS)
+        return _read_lines(folder / _CHECKSUMS_FILE)
     except OSError:
         return {}
 
 
-def _wanted_sums(name: str, downloaded: Mapping[str, str]) -> Mapping[str, str]:
+def _expected_checksums(name: str, downloaded: Mapping[str, str]) -> Mapping[str, str]:
     """Those of the release; jars of those who develop this package have only those of their download."""
-    return _lines_of(RELEASED) if name in NAMES else downloaded
+    return _read_lines(RELEASED) if name in NAMES else downloaded
 
 
-def _lines_of(file: Path) -> dict[str, str]:
+def _read_lines(file: Path) -> dict[str, str]:
     lines = (line.partition("  ") for line in file.read_text(encoding="utf-8").splitlines())
     return {jar: checksum for checksum, _, jar in lines}
 
 
-def _sum(jar: Path) -> str:
+def _checksum(jar: Path) -> str:
     return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
-def _wanted(name: str) -> bytes:
+def _coordinates(name: str) -> bytes:
     """What Ivy is to bring; of Spark's, what belongs to the pyspark that is here."""
     module = MODULES[name].read_text(encoding="utf-8")
     if name == "spark":
         pyspark = check_pyspark()
-        for place, found in {"spark": pyspark.rpartition(".")[0], **_BESIDE_SPARK[pyspark]}.items():
+        for place, found in {"spark": pyspark.rpartition(".")[0], **_PROVIDED_BY_SPARK[pyspark]}.items():
             module = module.replace(f"@{place}@", found)
     return module.encode()
 
 
-def _folder(name: str, root: Path) -> Path:
+def _jars_folder(name: str, root: Path) -> Path:
     """Named after what is asked for, so that other versions are another folder."""
-    return root / f"{name}-{hashlib.sha256(_wanted(name)).hexdigest()[:8]}"
+    return root / f"{name}-{hashlib.sha256(_coordinates(name)).hexdigest()[:8]}"
 
 
 def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
-    folder, log = _folder(name, root), root / f"{name}-download.log"
-    with _scratch(name, root) as scratch:
+    folder, log = _jars_folder(name, root), root / f"{name}-download.log"
+    with _scratch_folder(name, root) as scratch:
         failed = _run_ivy(name, scratch, log, show)
         found = sorted((scratch / "jars").glob("*"))  # tests have a server that comes as a .zip
         broken = [jar.name for jar in found if not zipfile.is_zipfile(jar)]
         if failed or broken or not found:
-            raise JarsError(_why(name, broken, log))
-        sums = {jar.name: _sum(jar) for jar in found}
-        wanted = _wanted_sums(name, sums)
+            raise JarsError(_failure_message(name, broken, log))
+        sums = {jar.name: _checksum(jar) for jar in found}
+        wanted = _expected_checksums(name, sums)
         if others := [jar for jar, checksum in sums.items() if wanted.get(jar) != checksum]:
             raise JarsError(
                 f"{', '.join(others[:3])} of the {name} jars do not have the SHA-256 that this package was released "
@@ -255,13 +256,15 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
                 "names, and at ~/.m2/repository; one of them has other files under these names"
             )
         shutil.rmtree(folder, ignore_errors=True)
-        (scratch / "jars" / _SUMS).write_text("".join(f"{checksum}  {jar}\n" for jar, checksum in sums.items()))
+        (scratch / "jars" / _CHECKSUMS_FILE).write_text(
+            "".join(f"{checksum}  {jar}\n" for jar, checksum in sums.items())
+        )
         (scratch / "jars").rename(folder)
     return folder
 
 
 @contextmanager
-def _scratch(name: str, root: Path) -> Iterator[Path]:
+def _scratch_folder(name: str, root: Path) -> Iterator[Path]:
     """An empty folder, gone afterwards; those of processes that were killed go first."""
     for left in root.glob(f".{name}-*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -275,7 +278,7 @@ def _scratch(name: str, root: Path) -> Iterator[Path]:
 def _run_ivy(name: str, scratch: Path, log: Path, show: Callable[[str], None]) -> bool:
     """Whether Ivy failed; its words are in ``log``."""
     show(f"downloading the {name} jars")
-    (scratch / "ivy.xml").write_bytes(_wanted(name))
+    (scratch / "ivy.xml").write_bytes(_coordinates(name))
     with (
         log.open("w") as lines,
         subprocess.Popen(
@@ -313,12 +316,13 @@ def _ivy_command(scratch: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _why(name: str, damaged: list[str], log: Path) -> str:
+def _failure_message(name: str, damaged: list[str], log: Path) -> str:
     what = f"damaged: {', '.join(damaged)}" if damaged else "Ivy failed"
     last = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-_LAST_LINES:])
     return (
         f"the {name} jars could not be downloaded ({what}): check the network and run the command again, or let "
         f"KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. Without a network copy the folder "
-        f"{_folder(name, log.parent).name} from the same place of a machine that has one into {log.parent}. {log} ends "
+        f"{_jars_folder(name, log.parent).name} from the same place of a machine that has one into {log.parent}. {log} "
+        "ends "
         f"with:\n{last}"
     )

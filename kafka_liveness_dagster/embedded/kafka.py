@@ -14,18 +14,18 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.embedded.jars import find_java, resolve
+from kafka_liveness_dagster.embedded.jars import find_java, resolve_jars
 from kafka_liveness_dagster.embedded.processes import (
     LOOPBACK,
     START_SECONDS,
     Launch,
-    answers,
     free_port,
+    is_listening,
     last_lines,
-    mark_option,
+    process_marker_option,
     start_seconds,
 )
-from kafka_liveness_dagster.embedded.state import ServiceNotStartedError, empty, folder_of
+from kafka_liveness_dagster.embedded.state import ServiceNotStartedError, empty_folder, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ log.cleaner.backoff.ms=1000
 """
 
 
-def launch(home: Path, port: int, mark: str, show: Callable[[str], None]) -> Launch:
+def prepare_launch(home: Path, port: int, process_marker: str, show: Callable[[str], None]) -> Launch:
     """Write the broker's settings and, once, format its storage.
 
     Raises:
@@ -70,24 +70,30 @@ def launch(home: Path, port: int, mark: str, show: Callable[[str], None]) -> Lau
         ServiceNotStartedError: the storage could not be formatted, or not in time.
     """
     folder = folder_of(home, "kafka")
-    data, settings, scratch = folder / "data", folder / "server.properties", empty(folder / "tmp")
-    options = ("-Xmx512m", "-XX:+UseSerialGC", f"-Djava.io.tmpdir={scratch}", *_logging(), mark_option(mark))
-    java = (str(find_java()), *options, "-cp", f"{resolve('kafka', show=show)}/*")
+    data, settings, scratch = folder / "data", folder / "server.properties", empty_folder(folder / "tmp")
+    options = (
+        "-Xmx512m",
+        "-XX:+UseSerialGC",
+        f"-Djava.io.tmpdir={scratch}",
+        *_logging_config(),
+        process_marker_option(process_marker),
+    )
+    java = (str(find_java()), *options, "-cp", f"{resolve_jars('kafka', show=show)}/*")
     settings.write_text(_PROPERTIES.format(loopback=LOOPBACK, port=port, controller_port=free_port()))
     if not (data / "meta.properties").exists():  # the last thing the format writes
         show("formatting the storage of Kafka")
-        _format(java, data, settings, home / "logs" / "kafka-format.log")
+        _format_storage(java, data, settings, home / "logs" / "kafka-format.log")
     return Launch((*java, "kafka.Kafka", str(settings)), folder, os.environ)
 
 
-def is_ready(port: int) -> bool:
+def is_broker_ready(port: int) -> bool:
     """Whether the broker tells its topics and a group's offsets.
 
     The port is open a little earlier, and the first group waits for the offsets topic to be made: without the
     question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in that
     one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
     """
-    if not answers(port):
+    if not is_listening(port):
         return False
     from confluent_kafka import Consumer, KafkaException, TopicPartition  # noqa: PLC0415  costs 0.1 s
 
@@ -102,7 +108,7 @@ def is_ready(port: int) -> bool:
     return told.error is None
 
 
-def _logging() -> tuple[str, ...]:
+def _logging_config() -> tuple[str, ...]:
     """Warnings and worse, to standard error, which is the log file."""
     simple = "-Dorg.slf4j.simpleLogger"
     return (
@@ -112,7 +118,7 @@ def _logging() -> tuple[str, ...]:
     )
 
 
-def _format(java: tuple[str, ...], data: Path, settings: Path, log: Path) -> None:
+def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path) -> None:
     shutil.rmtree(data, ignore_errors=True)  # a format that was cut off: no broker has ever run on it
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     seconds = start_seconds()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LOOPBACK = "127.0.0.1"
-_CHOICE = range(20_000, 30_000)
+_PORTS = range(20_000, 30_000)
 
 
 def is_free(port: int) -> bool:
@@ -46,10 +46,10 @@ def free_port() -> int:
     Not port 0: the system's answer lies where a client's next connection may take it before the service does.
     """
     tried = random.SystemRandom()
-    return next(port for port in iter(lambda: tried.choice(_CHOICE), None) if is_free(port))
+    return next(port for port in iter(lambda: tried.choice(_PORTS), None) if is_free(port))
 
 
-def answers(port: int, host: str = LOOPBACK) -> bool:
+def is_listening(port: int, host: str = LOOPBACK) -> bool:
     """Whether something accepts a connection within a second."""
     try:
         socket.create_connection((host, port), timeout=1).close()
@@ -60,7 +60,7 @@ def answers(port: int, host: str = LOOPBACK) -> bool:
 
 START_SECONDS = "KAFKA_LIVENESS_START_SECONDS"
 _DEFAULT_START_SECONDS = 120.0
-_FIRST_PID = 1
+_INIT_PID = 1
 _GRACE_SECONDS = 15.0
 _KILLED_SECONDS = 5.0
 _LAST_LINES = 20
@@ -77,12 +77,12 @@ class Launch:
     env: Mapping[str, str]
 
 
-def mark_option(mark: str) -> str:
+def process_marker_option(process_marker: str) -> str:
     """The Java option that carries the mark; it means nothing to Java."""
-    return f"-Dkafka_liveness.process_marker={mark}"
+    return f"-Dkafka_liveness.process_marker={process_marker}"
 
 
-def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
+def start_process(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own: Ctrl-C in this terminal does not reach a shared service."""
     if log.exists():
         log.replace(log.with_suffix(".previous.log"))
@@ -100,36 +100,36 @@ def start(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
     return child
 
 
-def find(pid: int | None, mark: str, folder: Path) -> psutil.Process | None:
+def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.Process | None:
     """The living service with that pid and mark that runs in that folder.
 
     None when it is gone, a zombie, another program, another user's, of another state folder (a copy has the state file
     too), the first process of all, or one that we descend from: such a one was not started by us.
     """
-    if not mark or pid is None or pid <= _FIRST_PID:
+    if not process_marker or pid is None or pid <= _INIT_PID:
         return None
     try:
         process = psutil.Process(pid)
         is_ours = (
             process.uids().effective == os.geteuid()
-            and not {mark, mark_option(mark)}.isdisjoint(process.cmdline())
+            and not {process_marker, process_marker_option(process_marker)}.isdisjoint(process.cmdline())
             and os.path.realpath(process.cwd()) == os.path.realpath(folder)  # also of a folder that was removed
-            and pid not in _asking()
+            and pid not in _own_ancestors()
         )
     except psutil.Error:
         return None
     return process if is_ours else None
 
 
-def end(processes: Iterable[psutil.Process]) -> None:
+def end_processes(processes: Iterable[psutil.Process]) -> None:
     """Ask them and their children to end, and kill those that have not after 15 s. Never who asks for it."""
-    asking = _asking()
+    asking = _own_ancestors()
     everyone = [one for process in processes for one in (*_descendants(process), process) if one.pid not in asking]
     for process in everyone:
-        _signal(process.terminate)
+        _signal_each(process.terminate)
     _, alive = psutil.wait_procs(everyone, timeout=_GRACE_SECONDS)
     for process in alive:
-        _signal(process.kill)
+        _signal_each(process.kill)
     psutil.wait_procs(alive, timeout=_KILLED_SECONDS)
 
 
@@ -157,9 +157,9 @@ def last_lines(log: Path) -> str:
     return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
 
 
-def _asking() -> set[int]:
+def _own_ancestors() -> set[int]:
     """This process and all that it descends from."""
-    return {_FIRST_PID, os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return {_INIT_PID, os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
@@ -169,6 +169,6 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _signal(send: Callable[[], None]) -> None:
+def _signal_each(send: Callable[[], None]) -> None:
     with suppress(psutil.NoSuchProcess):
         send()

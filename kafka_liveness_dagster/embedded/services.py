@@ -23,9 +23,14 @@ from rich.console import Console
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.embedded import kafka, processes, spark, state
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port, is_free
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_free, is_listening
 from kafka_liveness_dagster.embedded.spark import CATALOG
-from kafka_liveness_dagster.embedded.state import PortTakenError, ServiceNotStartedError, ServicesDownError, Started
+from kafka_liveness_dagster.embedded.state import (
+    PortTakenError,
+    ServiceNotStartedError,
+    ServicesDownError,
+    StartedService,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,17 +39,17 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
+def show_progress() -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what is done now; it prints nothing when it is told nothing."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield _each_once(console)
+        yield _lines_once(console)
         return
     with console.status("starting") as status:
         yield status.update
 
 
-def _each_once(console: Console) -> Callable[[str], None]:
+def _lines_once(console: Console) -> Callable[[str], None]:
     """Lines without their counters, so that a log gets one line per step and not per jar."""
     shown: set[str] = set()
 
@@ -78,7 +83,7 @@ class Services:
     """What the catalog is called in its database: who opens it by another name finds no table."""
 
 
-def ensure(
+def ensure_services(
     *,
     kafka_port: int | None = None,
     spark_port: int | None = None,
@@ -108,52 +113,52 @@ def ensure(
     """
     home = state.home_folder(home)
     ports = {"kafka": kafka_port, "spark": spark_port}
-    if _missing(home, which, ports) or (even_if_down and state.is_down(home)):
+    if _find_missing(home, which, ports) or (even_if_down and state.is_down(home)):
         _start_missing(home, which, ports, spark_cores, even_if_down=even_if_down)
-    return _services(home)
+    return _addresses(home)
 
 
-def running(home: Path | None = None) -> Services | None:
+def running_services(home: Path | None = None) -> Services | None:
     """The services that run now; None when none does."""
     home = state.home_folder(home)
-    return _services(home) if any(_is_up(home, *named) for named in state.read(home).items()) else None
+    return _addresses(home) if any(_is_up(home, *named) for named in state.read_state(home).items()) else None
 
 
-def stop(home: Path | None = None, *, until_up: bool = False) -> list[str]:
+def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[str]:
     """End the services: SIGTERM, and SIGKILL after 15 s.
 
     Args:
         home: the state folder, when it is not the default one.
-        until_up: leave a marker, so that only ``ensure(even_if_down=True)`` starts them again. A folder in which no
-            service was ever started gets none.
+        until_up: leave a marker, so that only ``ensure_services(even_if_down=True)`` starts them again. A folder in
+            which no service was ever started gets none.
 
     Returns:
         The names of those that ran. Their topics, offsets and tables stay.
     """
     home = state.home_folder(home)
-    if not state.read(home) and not (home / state.LOCK).exists():
+    if not state.read_state(home) and not (home / state.LOCK).exists():
         return []
-    with _lock(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
-        started = state.read(home)
-        found = {name: _find(home, name, one) for name, one in started.items()}
+    with _locked_state(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
+        started = state.read_state(home)
+        found = {name: _find_service(home, name, one) for name, one in started.items()}
         try:
             if until_up and started:
-                state.set_down(home, down=True)  # first: Ctrl-C may come while they end
+                state.mark_down(home, down=True)  # first: Ctrl-C may come while they end
         finally:
-            processes.end(one for one in found.values() if one)
-        state.write(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
+            processes.end_processes(one for one in found.values() if one)
+        state.write_state(home, {name: replace(one, pid=None, ready=False) for name, one in started.items()})
     return [name for name, one in found.items() if one]
 
 
-def distrust(spark: Started, home: Path | None = None) -> None:
+def mark_for_restart(spark: StartedService, home: Path | None = None) -> None:
     """Let the next start end this Spark and start another: it answers, and can run no job.
 
     Where another process has restarted Spark meanwhile, nothing changes.
     """
     home = state.home_folder(home)
-    with _lock(home):
-        if (started := state.read(home)).get("spark") == spark:
-            state.write(home, started | {"spark": replace(spark, ready=False)})
+    with _locked_state(home):
+        if (started := state.read_state(home)).get("spark") == spark:
+            state.write_state(home, started | {"spark": replace(spark, ready=False)})
 
 
 def _start_missing(
@@ -165,14 +170,14 @@ def _start_missing(
         _check_not_down(home)  # before waiting for the lock, which a start may hold for minutes
     try:
         state.create_home(home)
-        with _lock(home):
+        with _locked_state(home):
             if even_if_down:
-                state.set_down(home, down=False)
+                state.mark_down(home, down=False)
             _check_not_down(home)
-            missing = _missing(home, which, ports)  # another process may just have started them
+            missing = _find_missing(home, which, ports)  # another process may just have started them
             if missing:
-                with progress() as show:
-                    Start(home, ports, spark_cores, show).run(missing)
+                with show_progress() as show:
+                    ServiceStarter(home, ports, spark_cores, show).run(missing)
     except OSError as error:
         raise ServiceNotStartedError(
             f"the services of {home} could not be started ({error}): give this user the folder and room on its disk, "
@@ -188,10 +193,10 @@ def _check_not_down(home: Path) -> None:
         )
 
 
-def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]) -> list[str]:
+def _find_missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]) -> list[str]:
     if unknown := set(which) - set(_NAMES):
         raise InvalidSettingError(f"no embedded service is called {sorted(unknown)}: wanted some of {_NAMES}")
-    started = state.read(home)
+    started = state.read_state(home)
     up = {name: started[name] for name in which if name in started and _is_up(home, name, started[name])}
     for name, one in up.items():
         if ports[name] not in (None, one.port):
@@ -202,16 +207,16 @@ def _missing(home: Path, which: Collection[str], ports: Mapping[str, int | None]
     return [name for name in which if name not in up]
 
 
-def _is_up(home: Path, name: str, one: Started) -> bool:
-    return one.ready and _find(home, name, one) is not None and answers(one.port)
+def _is_up(home: Path, name: str, one: StartedService) -> bool:
+    return one.ready and _find_service(home, name, one) is not None and is_listening(one.port)
 
 
-def _find(home: Path, name: str, one: Started) -> psutil.Process | None:
-    return processes.find(one.pid, one.process_marker, state.folder_of(home, name))
+def _find_service(home: Path, name: str, one: StartedService) -> psutil.Process | None:
+    return processes.find_process(one.pid, one.process_marker, state.folder_of(home, name))
 
 
-def _services(home: Path) -> Services:
-    up = {name: one for name, one in state.read(home).items() if _is_up(home, name, one)}
+def _addresses(home: Path) -> Services:
+    up = {name: one for name, one in state.read_state(home).items() if _is_up(home, name, one)}
     kafka, spark = up.get("kafka"), up.get("spark")
     return Services(
         bootstrap_servers=f"{LOOPBACK}:{kafka.port}" if kafka else "",
@@ -223,7 +228,7 @@ def _services(home: Path) -> Services:
 
 
 @contextmanager
-def _lock(home: Path) -> Iterator[None]:
+def _locked_state(home: Path) -> Iterator[None]:
     seconds = _LOCK_SECONDS + processes.start_seconds()
     try:
         with FileLock(home / state.LOCK, timeout=seconds):
@@ -236,12 +241,12 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 TITLES = {"kafka": "Kafka", "spark": "Spark Connect"}
-_LOOK_AGAIN_SECONDS = 0.05
-_MORE = f"a machine that is slow or busy needs more, set {processes.START_SECONDS}"
+_POLL_SECONDS = 0.05
+_SLOW_MACHINE_HINT = f"a machine that is slow or busy needs more, set {processes.START_SECONDS}"
 
 
 @dataclass(frozen=True)
-class Start:
+class ServiceStarter:
     """One start of some services of one state folder.
 
     Attributes:
@@ -260,66 +265,74 @@ class Start:
     def run(self, names: Collection[str]) -> None:
         """Start them and return when they answer; on any exception those that do not answer yet are ended."""
         try:
-            planned = {name: self._plan(name) for name in sorted(names, reverse=True)}
+            planned = {name: self._settle_port(name) for name in sorted(names, reverse=True)}
             for name, one in planned.items():  # Spark first: Kafka may have to format its storage
                 self._start(name, one)
             self._wait()
         except BaseException:
-            processes.end(psutil.Process(child.pid) for child in self._children.values() if child.poll() is None)
+            processes.end_processes(
+                psutil.Process(child.pid) for child in self._children.values() if child.poll() is None
+            )
             raise
 
-    def _plan(self, name: str) -> Started:
+    def _settle_port(self, name: str) -> StartedService:
         """Settle the port before anything is started, and end what is there but does not answer."""
-        former = state.read(self.home).get(name)
-        if former and (deaf := processes.find(former.pid, former.process_marker, state.folder_of(self.home, name))):
-            processes.end([deaf])
-        return Started(
-            port=_port(name, self.ports.get(name), former),
+        former = state.read_state(self.home).get(name)
+        if former and (
+            deaf := processes.find_process(former.pid, former.process_marker, state.folder_of(self.home, name))
+        ):
+            processes.end_processes([deaf])
+        return StartedService(
+            port=_choose_port(name, self.ports.get(name), former),
             process_marker=secrets.token_hex(8),
             token=former.token if former else secrets.token_urlsafe(24),
         )
 
-    def _start(self, name: str, one: Started) -> None:
+    def _start(self, name: str, one: StartedService) -> None:
         launch = self._launch(name, one)
         self.show(f"starting {TITLES[name]}")
-        child = self._children[name] = processes.start(launch, self._log(name))
-        self._note(name, replace(one, pid=child.pid))
+        child = self._children[name] = processes.start_process(launch, self._log_file(name))
+        self._save_state(name, replace(one, pid=child.pid))
 
-    def _launch(self, name: str, one: Started) -> processes.Launch:
+    def _launch(self, name: str, one: StartedService) -> processes.Launch:
         if name == "kafka":
-            return kafka.launch(self.home, one.port, one.process_marker, self.show)
-        return spark.launch(self.home, one.port, one.token, one.process_marker, self.show, cores=self.spark_cores)
+            return kafka.prepare_launch(self.home, one.port, one.process_marker, self.show)
+        return spark.prepare_launch(
+            self.home, one.port, one.token, one.process_marker, self.show, cores=self.spark_cores
+        )
 
     def _wait(self) -> None:
         seconds = processes.start_seconds()
         deadline = time.monotonic() + seconds
         while self._children:
             for name, child in tuple(self._children.items()):
-                one = state.read(self.home)[name]
+                one = state.read_state(self.home)[name]
                 if (code := child.poll()) is not None:
-                    raise self._failed(name, f"ended with code {code}")
-                if (kafka.is_ready if name == "kafka" else answers)(one.port):
-                    self._note(name, replace(one, ready=True))
+                    raise self._not_started_error(name, f"ended with code {code}")
+                if (kafka.is_broker_ready if name == "kafka" else is_listening)(one.port):
+                    self._save_state(name, replace(one, ready=True))
                     del self._children[name]
                 elif time.monotonic() > deadline:
-                    raise self._failed(name, f"did not answer on port {one.port} in {seconds:g} s: {_MORE}")
-            time.sleep(_LOOK_AGAIN_SECONDS)
+                    raise self._not_started_error(
+                        name, f"did not answer on port {one.port} in {seconds:g} s: {_SLOW_MACHINE_HINT}"
+                    )
+            time.sleep(_POLL_SECONDS)
 
-    def _note(self, name: str, one: Started) -> None:
-        state.write(self.home, state.read(self.home) | {name: one})
+    def _save_state(self, name: str, one: StartedService) -> None:
+        state.write_state(self.home, state.read_state(self.home) | {name: one})
 
-    def _log(self, name: str) -> Path:
+    def _log_file(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
 
-    def _failed(self, name: str, what: str) -> ServiceNotStartedError:
-        log = self._log(name)
+    def _not_started_error(self, name: str, what: str) -> ServiceNotStartedError:
+        log = self._log_file(name)
         return ServiceNotStartedError(
             f"{TITLES[name]} {what}. `kafka-liveness doctor` looks for the cause. {log} ends with:\n"
             f"{processes.last_lines(log)}"
         )
 
 
-def _port(name: str, asked: int | None, former: Started | None) -> int:
+def _choose_port(name: str, asked: int | None, former: StartedService | None) -> int:
     """The port asked for, or the former one, so that clients find the service again, or a free one."""
     if asked is not None and not is_free(asked):
         raise PortTakenError(

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.embedded.jars import find_java, ivy_settings, pyspark_folder, resolve
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, Launch, mark_option
-from kafka_liveness_dagster.embedded.state import empty, folder_of
+from kafka_liveness_dagster.embedded.jars import find_java, ivy_settings, pyspark_folder, resolve_jars
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, Launch, process_marker_option
+from kafka_liveness_dagster.embedded.state import empty_folder, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CATALOG = "lake"
-_OURS = (
+_OWN_SETTINGS = (
     "spark.connect.grpc.binding.address",
     "spark.connect.grpc.binding.port",
     "spark.driver.extraClassPath",
     "spark.driver.extraJavaOptions",  # with the mark by which the process is told from others
 )
 _CLASS_PATH = re.compile(r"^\s*spark\.driver\.extraClassPath[\s=:]+(?P<theirs>.*\S)", re.MULTILINE)
-_ANOTHER_SPARKS = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+_FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _LOGGING = """\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = stderr
@@ -45,31 +45,35 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 """
 
 
-def launch(home: Path, port: int, token: str, mark: str, show: Callable[[str], None], *, cores: int = 2) -> Launch:
+def prepare_launch(
+    home: Path, port: int, token: str, process_marker: str, show: Callable[[str], None], *, cores: int = 2
+) -> Launch:
     """Write the server's settings.
 
     Raises:
         InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
         JarsError, JavaNotFoundError: see `resolve`.
     """
-    folder, jars = folder_of(home, "spark"), resolve("spark", show=show)
+    folder, jars = folder_of(home, "spark"), resolve_jars("spark", show=show)
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    empty(folder / "local")
+    empty_folder(folder / "local")
     (conf / "log4j2.properties").write_text(_LOGGING)
-    theirs = _users_settings()
-    settings = _settings(home, port, mark, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
+    theirs = _user_settings()
+    settings = _server_settings(home, port, process_marker, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
     lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
-    every = [*lines.values(), theirs, *(lines[name] for name in _OURS)]
+    every = [*lines.values(), theirs, *(lines[name] for name in _OWN_SETTINGS)]
     written = conf / "spark-defaults.conf"
     written.touch(mode=0o600)  # the user's settings may hold the secrets of a store
     written.write_text("\n".join(every) + "\n")
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
-    return Launch((submit, "--class", server, "--name", mark, "spark-internal"), folder, _env(conf, token))
+    return Launch(
+        (submit, "--class", server, "--name", process_marker, "spark-internal"), folder, _environment(conf, token)
+    )
 
 
-def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: int) -> dict[str, str]:
+def _server_settings(home: Path, port: int, mark: str, class_path: list[str], cores: int) -> dict[str, str]:
     catalog = f"spark.sql.catalog.{CATALOG}"
     scratch = home / "spark" / "local"
     return {
@@ -80,7 +84,7 @@ def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: in
         # Hadoop's own starts processes (`chmod`) for each file that it makes; this one asks Java
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "spark.driver.extraClassPath": ":".join(class_path),
-        "spark.driver.extraJavaOptions": f'{mark_option(mark)} "-Djava.io.tmpdir={scratch}"',
+        "spark.driver.extraJavaOptions": f'{process_marker_option(mark)} "-Djava.io.tmpdir={scratch}"',
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
@@ -110,7 +114,7 @@ def _settings(home: Path, port: int, mark: str, class_path: list[str], cores: in
     }
 
 
-def _users_settings() -> str:
+def _user_settings() -> str:
     """Java reads the last of two lines that set the same."""
     named = os.environ.get("KAFKA_LIVENESS_SPARK_CONF")
     try:
@@ -122,9 +126,9 @@ def _users_settings() -> str:
         ) from None
 
 
-def _env(conf: Path, token: str) -> dict[str, str]:
+def _environment(conf: Path, token: str) -> dict[str, str]:
     """This environment without what was meant for another Spark or Hadoop."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_ANOTHER_SPARKS)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
     return kept | {
         "JAVA_HOME": str(find_java().parent.parent),
         "SPARK_HOME": str(pyspark_folder()),

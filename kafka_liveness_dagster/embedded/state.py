@@ -45,7 +45,7 @@ _NAMES = ("kafka", "spark", "logs", "warehouse", CATALOG_FILE, _STARTED, _DOWN)
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedService:
     """One service as it was last started; port and token outlive it, so that clients find it again."""
 
     port: int
@@ -119,7 +119,7 @@ def remove_home(home: Path) -> None:
 
 
 def _check_owner(home: Path, names: list[str]) -> None:
-    if names and not (home / LOCK).exists() and not read(home):
+    if names and not (home / LOCK).exists() and not read_state(home):
         raise InvalidSettingError(
             f"{home} holds {', '.join(names[:3])}, which this package did not create. Nothing in the folder was "
             "changed. Fix: set KAFKA_LIVENESS_HOME to a new folder"
@@ -131,7 +131,7 @@ def is_down(home: Path) -> bool:
     return (home / _DOWN).exists()
 
 
-def set_down(home: Path, *, down: bool) -> None:
+def mark_down(home: Path, *, down: bool) -> None:
     """Write or remove the marker of ``kafka-liveness down``; the caller holds the lock of the folder."""
     if down:
         (home / _DOWN).touch()  # without text: it needs no room on a full disk
@@ -139,23 +139,23 @@ def set_down(home: Path, *, down: bool) -> None:
         (home / _DOWN).unlink(missing_ok=True)
 
 
-def empty(folder: Path) -> Path:
+def empty_folder(folder: Path) -> Path:
     """An empty folder for temporary files; a service that was killed has left its own there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
-def read(home: Path) -> dict[str, Started]:
+def read_state(home: Path) -> dict[str, StartedService]:
     """What was started by name; empty when nothing was or when the file is another version's."""
     try:
         stored = json.loads((home / _STARTED).read_text())
-        return {name: Started(**fields) for name, fields in stored.items()}
+        return {name: StartedService(**fields) for name, fields in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
-def write(home: Path, started: dict[str, Started]) -> None:
+def write_state(home: Path, started: dict[str, StartedService]) -> None:
     """Replace the file in one step; mode 0600 from the start, since it holds the token."""
     text = json.dumps({name: asdict(one) for name, one in started.items()}, indent=2)
     handle, path = tempfile.mkstemp(dir=home, prefix=".services-")

@@ -15,19 +15,19 @@ from confluent_kafka.admin import ConfigResource, OffsetSpec
 
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
-    DoneLog,
+    CatchUpCommitMetadata,
     ExternalCommit,
-    ForeignCommitError,
-    LiveMark,
-    external_commit,
+    ExternalCommitError,
+    LiveCommitMetadata,
+    external_commit_error,
 )
-from kafka_liveness_dagster.core.names import printable
+from kafka_liveness_dagster.core.names import escape
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, GroupTimeouts
-from kafka_liveness_dagster.kafka.clients import admin_client, forget, reader
+from kafka_liveness_dagster.core.partition_state import PartitionState
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
+from kafka_liveness_dagster.kafka.clients import admin_client, close_clients, commit_reader
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
-from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
+from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
 from kafka_liveness_dagster.kafka.settings import REQUEST_MS
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 REQUEST_SECONDS = REQUEST_MS / 1000
-_LATELY_SECONDS = 0.1  # who answered since is there
+_RECENT_SECONDS = 0.1  # who answered since is there
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
-_APACHE_GROUP = GroupTimeouts(session_ms=45_000, heartbeat_ms=5_000)
-_ENDS = (OffsetSpec.earliest(), OffsetSpec.latest())
+_APACHE_GROUP_CONFIG = ConsumerGroupConfig(session_ms=45_000, heartbeat_ms=5_000)
+_OFFSET_SPECS = (OffsetSpec.earliest(), OffsetSpec.latest())
 _NO_TOPIC_ID = "A" * 22  # of a broker without KIP-516
 _URL_SAFE = str.maketrans("+/", "-_")  # as Kafka writes its ids; librdkafka does otherwise
 _GROUP_KEYS = ("session.timeout", "heartbeat.interval")
@@ -58,9 +58,9 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self._met: set[TopicPartition] = set()
-        self._answered_at = -1.0
-        self._admin, self._heard = admin_client(settings)
+        self._known_coordinators: set[TopicPartition] = set()
+        self._responded_at = -1.0
+        self._admin, self._error_listener = admin_client(settings)
 
     def topics(self) -> list[str]:
         """All topics this client may see."""
@@ -79,11 +79,11 @@ class Cluster:
             hint = f"; did you mean {' or '.join(near)}" if near else f"; the cluster has {len(known)} topics"
             raise TopicNotFoundError(
                 f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}"
-                f"{self.settings.security.unseen}{hint}. Create it first: "
+                f"{self.settings.security.hidden_reason}{hint}. Create it first: "
                 "a group that waits for a topic would look healthy and consume nothing"
             )
         found = [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]
-        self._met.update(found)
+        self._known_coordinators.update(found)
         return found
 
     def broker_limits(self) -> BrokerLimits:
@@ -97,35 +97,37 @@ class Cluster:
             return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
         return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS), 60.0 * minutes)
 
-    def group_timeouts(self, group_id: str) -> GroupTimeouts:
+    def consumer_group_config(self, group_id: str) -> ConsumerGroupConfig:
         """Session and heartbeat of a group's members under KIP-848; the group need not exist."""
         group = ConfigResource(ConfigResource.Type.GROUP, group_id)
         asked = self._admin.describe_configs([group], request_timeout=REQUEST_SECONDS)[group]
         try:
-            found = self._named(asked, f"asking for the config of group {group_id}")
+            found = self._result(asked, f"asking for the config of group {group_id}")
             session, heartbeat = (int(found[f"consumer.{k}.ms"].value) for k in _GROUP_KEYS)
         except (KafkaRefusedError, KeyError, TypeError):
             # Managed clusters refuse the question and older brokers do not know it. The broker keeps to its own
             # numbers anyway; ours decide only how short a poll interval and how long a request may be
-            return _APACHE_GROUP
-        return GroupTimeouts(session, heartbeat)
+            return _APACHE_GROUP_CONFIG
+        return ConsumerGroupConfig(session, heartbeat)
 
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start and log end (last stable offset, ``read_committed``) of each partition."""
         if not (partitions := list(partitions)):
             return {}
-        if not self._met.issuperset(partitions):
+        if not self._known_coordinators.issuperset(partitions):
             self._metadata()  # or the client would refuse partitions that were added after it met their topic
-        self._met.difference_update(partitions)  # no answer: their leaders' epochs may be of before a restart
-        every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _ENDS]
+        self._known_coordinators.difference_update(
+            partitions
+        )  # no answer: their leaders' epochs may be of before a restart
+        every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
         level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
         asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]
         doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
-        starts, ends = ({(tp.topic, tp.partition): self._named(at, doing) for tp, at in one.items()} for one in asked)
+        starts, ends = ({(tp.topic, tp.partition): self._result(at, doing) for tp, at in one.items()} for one in asked)
         if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # not told, and no error either
-            raise self._refused(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
-        self._met.update(partitions)
-        self._answered_at = time.monotonic()
+            raise self._to_package_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
+        self._known_coordinators.update(partitions)
+        self._responded_at = time.monotonic()
         return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
@@ -134,9 +136,9 @@ class Cluster:
         Raises:
             TopicNotFoundError: a topic is gone.
         """
-        return self._topic_ids(self._ask_topics(set(topics)))
+        return self._describe_topic_ids(self._request_topics(set(topics)))
 
-    def _ask_topics(self, topics: set[str]) -> dict[str, Any]:
+    def _request_topics(self, topics: set[str]) -> dict[str, Any]:
         if not topics:
             return {}
         asked: dict[str, Any] = self._admin.describe_topics(
@@ -144,86 +146,91 @@ class Cluster:
         )
         return asked
 
-    def _topic_ids(self, asked: Mapping[str, Any]) -> dict[str, str]:
+    def _describe_topic_ids(self, asked: Mapping[str, Any]) -> dict[str, str]:
         found = {}
         for topic, future in asked.items():
             try:
                 topic_id = str(future.result().topic_id or "").translate(_URL_SAFE)
             except KafkaException as error:
-                refused = self._refused(error, f"asking for the id of topic {topic}")
+                refused = self._to_package_error(error, f"asking for the id of topic {topic}")
                 if not isinstance(refused, KafkaRefusedError):
                     raise refused from error
                 topic_id = ""  # a broker that does not know the question: by its id the topic is not to be known
             found[topic] = "" if topic_id == _NO_TOPIC_ID else topic_id
         return found
 
-    def meet(self, group_id: str) -> None:
+    def find_coordinator(self, group_id: str) -> None:
         """Let the coordinator of a group be looked for, some 20 ms where it was not lately, while others are asked."""
-        reader(group_id, self.settings)
+        commit_reader(group_id, self.settings)
 
-    def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Commit]:
+    def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
         """The committed offsets of a group for those of the partitions that have one."""
-        client = reader(group_id, self.settings)
+        client = commit_reader(group_id, self.settings)
         try:
             found = client.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise self._refused(error, f"reading the committed offsets of group {group_id}") from error
+            raise self._to_package_error(error, f"reading the committed offsets of group {group_id}") from error
         if refused := next((tp.error for tp in found if tp.error is not None), None):
-            raise self._refused(refused, f"reading the committed offsets of group {group_id}")
+            raise self._to_package_error(refused, f"reading the committed offsets of group {group_id}")
         return {
-            TopicPartition(tp.topic, tp.partition): Commit(tp.offset, tp.metadata or "")
+            TopicPartition(tp.topic, tp.partition): CommittedOffset(tp.offset, tp.metadata or "")
             for tp in found
             if tp.offset >= 0
         }
 
-    def facts(self, group_id: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+    def partition_states(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, PartitionState]:
         """Both commit logs, the log bounds and the topic's id of these partitions.
 
-        An external commit in the second log marks no offset as done: see ``DoneLog.external``.
+        An external commit in the second log marks no offset as done: see ``CatchUpCommitMetadata.external``.
 
         Raises:
-            ForeignCommitError: the first log has an external commit with metadata.
+            ExternalCommitError: the first log has an external commit with metadata.
         """
         if not partitions:
             return {}
         both = (group_id, group_id + CATCH_UP_SUFFIX)
         for group in both:
-            self.meet(group)
+            self.find_coordinator(group)
         first, second = (self.commits(group, partitions) for group in both)
-        marks = {tp: self._mark(group_id, tp, commit) for tp, commit in first.items()}
-        asked = self._ask_topics({tp.topic for tp in partitions})  # is answered while the bounds are
+        marks = {tp: self._decode_live_metadata(group_id, tp, commit) for tp, commit in first.items()}
+        asked = self._request_topics({tp.topic for tp in partitions})  # is answered while the bounds are
         bounds = self.log_bounds(partitions)
-        ids = self._topic_ids(asked)
+        ids = self._describe_topic_ids(asked)
         return {
-            tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions
+            tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds[tp], ids[tp.topic])
+            for tp in partitions
         }
 
-    def _mark(self, group_id: str, tp: TopicPartition, commit: Commit) -> LiveMark | None:
+    def _decode_live_metadata(
+        self, group_id: str, tp: TopicPartition, commit: CommittedOffset
+    ) -> LiveCommitMetadata | None:
         try:
-            return LiveMark.decode(commit.metadata)
-        except ForeignCommitError:
+            return LiveCommitMetadata.decode(commit.metadata)
+        except ExternalCommitError:
             found = ExternalCommit("first", commit.offset, commit.metadata)
-            raise external_commit(group_id, tp, found, self.settings.bootstrap_servers) from None
+            raise external_commit_error(group_id, tp, found, self.settings.bootstrap_servers) from None
 
-    def group(self, group_id: str) -> Group:
+    def group(self, group_id: str) -> GroupDescription:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
-        if time.monotonic() - self._answered_at > _LATELY_SECONDS:
+        if time.monotonic() - self._responded_at > _RECENT_SECONDS:
             self._metadata()  # raises while no broker answers: the next call would end the process (librdkafka#4605)
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
-        group = self._named(future, f"describing group {group_id}")
+        group = self._result(future, f"describing group {group_id}")
         members = tuple(
-            GroupMember(
+            MemberDescription(
                 member.member_id,
-                printable(member.client_id),  # of whoever may join the group; none of ours is changed by it
-                printable(member.host),
+                escape(member.client_id),  # of whoever may join the group; none of ours is changed by it
+                escape(member.host),
                 tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
-                printable(member.group_instance_id or "") or None,
+                escape(member.group_instance_id or "") or None,
             )
             for member in group.members
         )
-        return Group(group.state.name, members)
+        return GroupDescription(group.state.name, members)
 
-    def members(self, group_id: str) -> tuple[GroupMember, ...]:
+    def members(self, group_id: str) -> tuple[MemberDescription, ...]:
         """The members of a group, none when it does not exist."""
         return self.group(group_id).members
 
@@ -231,33 +238,37 @@ class Cluster:
         try:
             found = self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise self._refused(error, "asking for its topics") from error
-        self._answered_at = time.monotonic()
+            raise self._to_package_error(error, "asking for its topics") from error
+        self._responded_at = time.monotonic()
         return found
 
-    def _named(self, future: Any, doing: str) -> Any:
+    def _result(self, future: Any, doing: str) -> Any:
         try:
             return future.result()
         except KafkaException as error:
-            raise self._refused(error, doing) from error
+            raise self._to_package_error(error, doing) from error
 
-    def _refused(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
+    def _to_package_error(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
         self._admin.poll(0)  # serves what the client has to say
-        named = self._heard.named(error, doing)
+        named = self._error_listener.to_package_error(error, doing)
         if isinstance(named, BrokerUnreachableError):
-            forget(self.settings)
+            close_clients(self.settings)
         return named
 
 
-def _facts(
-    first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int], topic_id: str
-) -> PartitionFacts:
+def _partition_state(
+    first: CommittedOffset | None,
+    mark: LiveCommitMetadata | None,
+    second: CommittedOffset | None,
+    bounds: tuple[int, int],
+    topic_id: str,
+) -> PartitionState:
     log_start, log_end = bounds
-    return PartitionFacts(
+    return PartitionState(
         committed=first.offset if first else None,
-        mark=mark,
+        live_metadata=mark,
         log_start=log_start,
         log_end=log_end,
-        second=DoneLog.read(second.offset if second else None, second.metadata if second else ""),
+        catch_up_log=CatchUpCommitMetadata.read(second.offset if second else None, second.metadata if second else ""),
         topic_id=topic_id,
     )

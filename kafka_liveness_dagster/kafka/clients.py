@@ -12,56 +12,56 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from kafka_liveness_dagster.concurrency import start
+from kafka_liveness_dagster.concurrency import start_daemon_thread
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.kafka.errors import Heard
+from kafka_liveness_dagster.kafka.errors import ErrorListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
-_OPEN_ADMINS = 16
-_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # the longest unused first
-_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, Heard]]] = {}  # so are these
+_MAX_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
+_MAX_OPEN_ADMINS = 16
+_cached_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # the longest unused first
+_cached_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, ErrorListener]]] = {}  # so are these
 _lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)
 _Key = TypeVar("_Key")
-_Kept = TypeVar("_Kept")
+_Cached = TypeVar("_Cached")
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
 quiet_log.propagate = False  # a refused connection is reported once, by our own error
 
 
-def logger_of(config: Mapping[str, Any]) -> logging.Logger | None:
+def logger_for(config: Mapping[str, Any]) -> logging.Logger | None:
     """Where a client logs to; with ``debug`` set librdkafka writes by itself, for a logger is served by polls alone."""
     return None if "debug" in config else quiet_log
 
 
-def made(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _Client:
+def create_client(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _Client:
     """A client of this kind.
 
     Raises:
         InvalidSettingError: librdkafka refuses a setting; some are refused by one kind of client alone.
     """
     try:
-        return kind(config, logger=logger_of(config))
+        return kind(config, logger=logger_for(config))
     except KafkaException as error:
         raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
 
 
-def admin_client(settings: KafkaSettings) -> tuple[AdminClient, Heard]:
+def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:
     """One connection per cluster and process: making and closing one costs more than the questions asked."""
 
-    def make() -> tuple[AdminClient, Heard]:
-        heard = Heard(settings)
-        return made(AdminClient, {**settings.client("kafka-liveness/admin"), "error_cb": heard}), heard
+    def make() -> tuple[AdminClient, ErrorListener]:
+        heard = ErrorListener(settings)
+        return create_client(AdminClient, {**settings.client_config("kafka-liveness/admin"), "error_cb": heard}), heard
 
-    return _kept(_admins, settings, settings.security.trusted, make, _OPEN_ADMINS)
+    return _cached_client(_cached_admins, settings, settings.security.certificates_fingerprint, make, _MAX_OPEN_ADMINS)
 
 
-def reader(group_id: str, settings: KafkaSettings) -> Consumer:
+def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """A consumer that never subscribes, to read a group's commits with; the same one again while it is kept.
 
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
@@ -69,37 +69,43 @@ def reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """
 
     def make() -> Consumer:
-        return made(Consumer, settings.committer(group_id, "kafka-liveness/reader"))
+        return create_client(Consumer, settings.committer_config(group_id, "kafka-liveness/reader"))
 
-    return _kept(_readers, (group_id, settings), settings.security.trusted, make, _OPEN_READERS)
+    return _cached_client(
+        _cached_readers, (group_id, settings), settings.security.certificates_fingerprint, make, _MAX_OPEN_READERS
+    )
 
 
-def forget(settings: KafkaSettings | None = None) -> None:
+def close_clients(settings: KafkaSettings | None = None) -> None:
     """Keep no reader of this cluster, or of any: each looks for its coordinator all the time.
 
     Of a broker that is away they would ask so often that 60 of them took half a processor.
     """
     with _lock:
-        gone = [_readers.pop(key) for key in list(_readers) if settings is None or key[1] == settings]
-    _end(gone)
+        gone = [_cached_readers.pop(key) for key in list(_cached_readers) if settings is None or key[1] == settings]
+    _close_in_background(gone)
 
 
-def _kept(among: dict[_Key, tuple[int, _Kept]], key: _Key, trusted: int, make: Callable[[], _Kept], most: int) -> _Kept:
+def _cached_client(
+    cache: dict[_Key, tuple[int, _Cached]], key: _Key, trusted: int, create: Callable[[], _Cached], max_clients: int
+) -> _Cached:
     """The one that is kept under this key, if it was made of the same certificates."""
     gone = []
     with _lock:
-        found = among.pop(key, None)
+        found = cache.pop(key, None)
         if found is not None and found[0] != trusted:
             gone.append(found)
             found = None
-        among[key] = found = found or (trusted, make())
-        if len(among) > most:
-            gone.append(among.pop(next(iter(among))))
-    _end(gone)
+        cache[key] = found = found or (trusted, create())
+        if len(cache) > max_clients:
+            gone.append(cache.pop(next(iter(cache))))
+    _close_in_background(gone)
     return found[1]
 
 
-def _end(clients: list[Any]) -> None:
+def _close_in_background(clients: list[Any]) -> None:
     """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
     if clients:
-        start(clients.clear, "kafka-liveness-forget")  # where no thread can be started, they end with the process
+        start_daemon_thread(
+            clients.clear, "kafka-liveness-forget"
+        )  # where no thread can be started, they end with the process

@@ -5,7 +5,7 @@ With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broke
 >>> from confluent_kafka import TopicPartition as KafkaTopicPartition
 >>> metadata = "kl1 running 0badcafe @- 70-120" + ",140-190" * 450
 >>> tokens = [KafkaTopicPartition("orders", p, 120, metadata) for p in range(300)]
->>> [len(portion) for portion in portions(tokens, "orders-etl")]
+>>> [len(portion) for portion in split_by_request_size(tokens, "orders-etl")]
 [133, 133, 34]
 
 ``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So it is made in a
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.concurrency import start
-from kafka_liveness_dagster.kafka.errors import named
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.kafka.errors import to_package_error
 
 if TYPE_CHECKING:
     import threading
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
-_MOST_BYTES = 500_000  # half of message.max.bytes: what surrounds a record is an estimate
-_AROUND_BYTES = 100
+_MAX_REQUEST_BYTES = 500_000  # half of message.max.bytes: what surrounds a record is an estimate
+_OVERHEAD_BYTES = 100
 
 
-def portions(commits: Iterable[KafkaTopicPartition], group_id: str) -> Iterator[list[KafkaTopicPartition]]:
+def split_by_request_size(commits: Iterable[KafkaTopicPartition], group_id: str) -> Iterator[list[KafkaTopicPartition]]:
     """The commits in as many requests as they need; each partition's offset and metadata stay together."""
     portion: list[KafkaTopicPartition] = []
-    left = _MOST_BYTES
+    left = _MAX_REQUEST_BYTES
     for one in commits:
-        size = _AROUND_BYTES + len(group_id) + len(one.topic) + len(one.metadata or "")
+        size = _OVERHEAD_BYTES + len(group_id) + len(one.topic) + len(one.metadata or "")
         if portion and size > left:
             yield portion
-            portion, left = [], _MOST_BYTES
+            portion, left = [], _MAX_REQUEST_BYTES
         portion.append(one)
         left -= size
     if portion:
         yield portion
 
 
-_HURRIED_SECONDS = 5.0
-_LEAST_SECONDS = 1.0  # a broker that is there answers in milliseconds
+_LOCK_TIMEOUT_SECONDS = 5.0
+_MIN_SECONDS = 1.0  # a broker that is there answers in milliseconds
 
 
-class Committing:
+class Committer:
     """The commits of one client to one group.
 
     Args:
@@ -70,13 +70,13 @@ class Committing:
         seconds: how long one request may take.
 
     Attributes:
-        silent: a commit has not come back. Nothing may be asked of the client any more, not even to close.
+        timed_out: a commit has not come back. Nothing may be asked of the client any more, not even to close.
     """
 
     def __init__(self, client: Consumer, group_id: str, bootstrap_servers: str, seconds: float) -> None:
         self._client, self._group_id, self._servers, self._seconds = client, group_id, bootstrap_servers, seconds
-        self._answer: Future[Any] = Future()
-        self.silent = False
+        self._pending_commit: Future[Any] = Future()
+        self.timed_out = False
 
     def commit(
         self,
@@ -96,42 +96,42 @@ class Committing:
             BrokerUnreachableError: nothing came back, so nobody knows whether it was committed.
         """
         wanted = [KafkaTopicPartition(*tp, offset, metadata) for tp, (offset, metadata) in offsets.items()]
-        for portion in portions(wanted, self._group_id):
+        for portion in split_by_request_size(wanted, self._group_id):
             commit = partial(self._client.commit, offsets=portion, asynchronous=False)
             try:
-                answered = commit() if in_callback else self._in_time(commit, until)
+                answered = commit() if in_callback else self._commit_in_thread(commit, until)
             except KafkaException as refused:
                 error: KafkaError = refused.args[0]
                 return error
             except NoAnswerError:
-                self.silent = True
+                self.timed_out = True
                 silence = KafkaError(KafkaError._TIMED_OUT, "not a word came back")  # noqa: SLF001
-                raise named(silence, f"committing to group {self._group_id}", self._servers) from None
+                raise to_package_error(silence, f"committing to group {self._group_id}", self._servers) from None
             errors: list[KafkaError] = [tp.error for tp in answered or () if tp.error is not None]
             if errors:
                 return errors[0]
         return None
 
     @contextmanager
-    def hurried(self, lock: threading.RLock) -> Iterator[None]:
+    def lock_or_give_up(self, lock: threading.RLock) -> Iterator[None]:
         """Hold the lock that commits are made under; one that keeps it for 5 s more is given up."""
-        if not lock.acquire(timeout=_HURRIED_SECONDS):
+        if not lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
             with suppress(InvalidStateError):
-                self._answer.set_exception(NoAnswerError())
+                self._pending_commit.set_exception(NoAnswerError())
             lock.acquire()
         try:
             yield
         finally:
             lock.release()
 
-    def _in_time(self, commit: Callable[[], Any], until: float) -> Any:
-        answer = self._answer = Future()
-        if not start(partial(_ask, commit, answer), "kafka-liveness-commit"):
-            _ask(commit, answer)
-        return answer.result(min(self._seconds, max(0.0, until - time.monotonic()) + _LEAST_SECONDS))
+    def _commit_in_thread(self, commit: Callable[[], Any], until: float) -> Any:
+        answer = self._pending_commit = Future()
+        if not start_daemon_thread(partial(_commit_into, commit, answer), "kafka-liveness-commit"):
+            _commit_into(commit, answer)
+        return answer.result(min(self._seconds, max(0.0, until - time.monotonic()) + _MIN_SECONDS))
 
 
-def _ask(commit: Callable[[], Any], answer: Future[Any]) -> None:
+def _commit_into(commit: Callable[[], Any], answer: Future[Any]) -> None:
     with suppress(InvalidStateError):  # it was given up
         try:
             answer.set_result(commit())

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fencing import RETRIED, FenceReason
-from kafka_liveness_dagster.core.names import shown
+from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
+from kafka_liveness_dagster.core.names import display
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
@@ -22,11 +22,11 @@ _NO_LONGER_A_MEMBER = {
     KafkaError.FENCED_MEMBER_EPOCH,
     KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001 - librdkafka's own codes begin with an underscore
 }
-_SILENT = {
+_TIMEOUT_CODES = {
     KafkaError._TIMED_OUT,  # noqa: SLF001
     KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - it never left: those before it on the connection had no answer either
 }
-_UNREACHABLE = _SILENT | {
+_UNREACHABLE = _TIMEOUT_CODES | {
     KafkaError._TRANSPORT,  # noqa: SLF001
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
     KafkaError._RESOLVE,  # noqa: SLF001
@@ -35,7 +35,7 @@ _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
 """A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session.
 A broker refuses that in the first second of a session, and a token that is about to expire makes sessions that short.
 Whether the login is refused for good is told by the next look at the cluster, whose client hears why."""
-_MOVING = {
+_COORDINATOR_MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.FENCED_LEADER_EPOCH,  # ListOffsets after a broker's restart: the client knows the leader of before
     KafkaError.UNKNOWN_LEADER_EPOCH,  # and the broker not yet the one of now
@@ -77,17 +77,17 @@ class FencedError(CommitRefusedError):
         reason: why; ``reason.may_rejoin`` tells whether the next poll makes a new member.
     """
 
-    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRIED) -> None:
+    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRY_REASONS) -> None:
         """Name the reason and what becomes of the batch; partitions that are released are resumed in order."""
         self.reason = reason
         remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
             f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and "
-            f"{RETRIED if reason.releases else outcome}{remedy}"
+            f"{RETRY_REASONS if reason.releases_partitions else outcome}{remedy}"
         )
 
 
-class HandoverDueError(KafkaLivenessError):
+class RebalanceTimeoutError(KafkaLivenessError):
     """A rebalance can wait for open batches no longer: this member would be thrown out of its group with all it has."""
 
 
@@ -96,26 +96,26 @@ def is_no_longer_a_member(error: KafkaError) -> bool:
     return error.code() in _NO_LONGER_A_MEMBER
 
 
-def put_out_by(error: KafkaError, replaced: FenceReason | None) -> FenceReason | None:
+def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> FenceReason | None:
     """Why the group goes on without this member after such an error, None when it does not.
 
     Args:
         error: of a commit, or a fatal one of the client: both tell that a ``group.instance.id`` is another's now.
-        replaced: what that is to this member; None when it has no such name.
+        was_replaced: what that is to this member; None when it has no such name.
     """
-    if replaced and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
-        return replaced
+    if was_replaced and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
+        return was_replaced
     return FenceReason.PARTITIONS_LOST if is_no_longer_a_member(error) else None
 
 
-def is_held_up(error: KafkaError) -> bool:
+def is_rebalance_in_progress(error: KafkaError) -> bool:
     """Still a member, ask again: it is between two generations (KIP-848: epochs), or its requests are held up.
 
     The coordinator is away (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection
     in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
     ``_TIMED_OUT``). Who was put out is told so.
     """
-    return error.code() in _SILENT | {
+    return error.code() in _TIMEOUT_CODES | {
         _LOGIN,
         KafkaError.REBALANCE_IN_PROGRESS,
         KafkaError.ILLEGAL_GENERATION,
@@ -124,7 +124,7 @@ def is_held_up(error: KafkaError) -> bool:
     }
 
 
-def is_passing(error: KafkaError) -> bool:
+def is_transient(error: KafkaError) -> bool:
     """Whether librdkafka goes on by itself after this error."""
     return error.retriable() or error.code() in _UNREACHABLE | {
         _LOGIN,
@@ -136,40 +136,41 @@ def is_passing(error: KafkaError) -> bool:
     }
 
 
-def named(error: KafkaException | KafkaError, doing: str, bootstrap_servers: str) -> KafkaLivenessError:
+def to_package_error(error: KafkaException | KafkaError, operation: str, bootstrap_servers: str) -> KafkaLivenessError:
     """Kafka's error as one of ours, with what was being done and what helps."""
     cause: Any = error.args[0] if isinstance(error, KafkaException) else error
     if cause.code() in _UNREACHABLE:
         return BrokerUnreachableError(
-            f"no Kafka broker answered at {bootstrap_servers} while {doing} ({cause.name()}: {cause.str()}). Check "
+            f"no Kafka broker answered at {bootstrap_servers} while {operation} ({cause.name()}: {cause.str()}). Check "
             "the address, the network and the listener's security settings; for the embedded broker run "
             "`kafka-liveness up`"
         )
     if cause.code() in _NO_LONGER_A_MEMBER:
         return CommitRefusedError(
-            f"Kafka refused while {doing} ({cause.name()}): this consumer is no longer a member of the group, its "
+            f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of the group, its "
             "partitions belong to others now. Nothing was committed; the next owner processes the batch again"
         )
     if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return TopicNotFoundError(
-            f"a topic is gone while {doing} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
+            f"a topic is gone while {operation} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
             "committed; create the topic, or reset the group's offsets once you know why"
         )
     if cause.code() == _LOGIN:
         return BrokerUnreachableError(
-            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): its "
+            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: {cause.str()}): its "
             "connection was logging in again. That passes by itself, unless the login is refused from now on"
         )
-    if cause.code() in _MOVING or cause.retriable():
+    if cause.code() in _COORDINATOR_MOVING or cause.retriable():
         return BrokerUnreachableError(
-            f"Kafka at {bootstrap_servers} could not answer while {doing} ({cause.name()}: {cause.str()}): a leader or "
+            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: {cause.str()}): a "
+            "leader or "
             "a coordinator is moving, which passes by itself unless a broker is down for good"
         )
     remedy = _OTHER_ASSIGNOR if cause.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL else ""
-    return KafkaRefusedError(f"Kafka refused while {doing} ({cause.name()}): {cause.str()}{remedy}")
+    return KafkaRefusedError(f"Kafka refused while {operation} ({cause.name()}): {cause.str()}{remedy}")
 
 
-class Heard:
+class ErrorListener:
     """What a client says beside its answers: librdkafka tells of a refused login there alone, and tries for ever.
 
     Args:
@@ -184,46 +185,46 @@ class Heard:
     def __call__(self, error: KafkaError) -> None:
         """Caller: the client's ``poll``, for each error since the last. Affects: which error explains the next one."""
         follows = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - follows the one that says why
-        if not follows and _TOO_EARLY not in error.str():
+        if not follows and _SASL_STATE_ERROR not in error.str():
             self._last, self._heard_at = error, time.monotonic()
 
-    def named(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
+    def to_package_error(self, error: KafkaException | KafkaError, operation: str) -> KafkaLivenessError:
         """The error as one of ours; when no broker answered because of a refusal, as that refusal."""
         cause: Any = error.args[0] if isinstance(error, KafkaException) else error
-        is_news = time.monotonic() - self._heard_at < _NEWS_SECONDS
+        is_news = time.monotonic() - self._heard_at < _RECENT_SECONDS
         if cause.code() in _UNREACHABLE | {_LOGIN} and self._last is not None and is_news:
             why = _WHERE_AND_WHEN.sub("", self._last.str())
-            if why.startswith(_WITHOUT):
-                return self._without_a_token(why.removeprefix(_WITHOUT), doing)
+            if why.startswith(_WITHOUT_TOKEN):
+                return self._token_error(why.removeprefix(_WITHOUT_TOKEN), operation)
             if self._last.code() == _LOGIN:
-                check = _CHECK_CLAIMS if self._settings.security.takes_tokens else _CHECK_LOGIN
-                return AccessRefusedError(f"{self._refused_login()} while {doing}: {why}. {check}")
+                check = _CHECK_CLAIMS if self._settings.security.uses_tokens else _CHECK_LOGIN
+                return AccessRefusedError(f"{self._login_error()} while {operation}: {why}. {check}")
             if self._last.code() == KafkaError._SSL or "SSL routines" in why:  # noqa: SLF001
                 remedy = _CHECK_CA if "certificate verify failed" in why else _CHECK_CERTIFICATE
                 servers = self._settings.bootstrap_servers
-                return AccessRefusedError(f"no TLS with the broker at {servers} while {doing}: {why}. {remedy}")
-        if cause.code() in _UNREACHABLE and self._settings.security.takes_tokens:
+                return AccessRefusedError(f"no TLS with the broker at {servers} while {operation}: {why}. {remedy}")
+        if cause.code() in _UNREACHABLE and self._settings.security.uses_tokens:
             return BrokerUnreachableError(
-                f"no Kafka broker answered at {self._settings.bootstrap_servers} while {doing} ({cause.name()}: "
+                f"no Kafka broker answered at {self._settings.bootstrap_servers} while {operation} ({cause.name()}: "
                 f"{cause.str()}), or the token server at {self._settings.security.sasl_oauthbearer_token_endpoint_url} "
                 "gave no token. Check both addresses, the network and the listener's security settings"
             )
-        return named(error, doing, self._settings.bootstrap_servers)
+        return to_package_error(error, operation, self._settings.bootstrap_servers)
 
-    def _refused_login(self) -> str:
+    def _login_error(self) -> str:
         how = self._settings.security
         return (
-            f"the broker at {self._settings.bootstrap_servers} refused {'client' if how.takes_tokens else 'user'} "
+            f"the broker at {self._settings.bootstrap_servers} refused {'client' if how.uses_tokens else 'user'} "
             f"{how.login!r} ({how.security_protocol}, {how.sasl_mechanism})"
         )
 
-    def _without_a_token(self, why: str, doing: str) -> KafkaLivenessError:
+    def _token_error(self, why: str, doing: str) -> KafkaLivenessError:
         """The token server's refusal, or that it gave no answer; without a token no broker is asked."""
         how = self._settings.security
         url = how.sasl_oauthbearer_token_endpoint_url
         if why.startswith("{"):  # the answer that OAuth 2 has for a request that is refused
             return AccessRefusedError(
-                f"the token server at {url} refused client {how.login!r} while {doing}: {shown(why)}. {_CHECK_CLIENT}"
+                f"the token server at {url} refused client {how.login!r} while {doing}: {display(why)}. {_CHECK_CLIENT}"
             )
         if "certificate" in why or "trust anchors" in why:
             return AccessRefusedError(f"no TLS with the token server at {url} while {doing}: {why}. {_CHECK_HTTPS}")
@@ -239,7 +240,7 @@ _OTHER_ASSIGNOR = (
     "(kafka-consumer-groups --describe --members --verbose names them), take a group_id that only this asset uses, or "
     "join them by extra={'partition.assignment.strategy': 'range'}, or whatever theirs is"
 )
-_TOO_EARLY = "not valid in current SASL state"  # no refusal: see _LOGIN
+_SASL_STATE_ERROR = "not valid in current SASL state"  # no refusal: see _LOGIN
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
 _CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
 _CHECK_CLAIMS = (
@@ -248,8 +249,8 @@ _CHECK_CLAIMS = (
 )
 _CHECK_CLIENT = "Check sasl_oauthbearer_client_id, sasl_oauthbearer_client_secret and sasl_oauthbearer_scope"
 _CHECK_HTTPS = "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
-_WITHOUT = "Failed to acquire SASL OAUTHBEARER token: "
-_NEWS_SECONDS = 60.0
+_WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
+_RECENT_SECONDS = 60.0
 """An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is refused, and
 a token server that was away for a moment is no reason of an outage an hour later."""
 _CHECK_CA = (

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, ExternalCommit, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    ExternalCommit,
+    ExternalCommitError,
+    LiveCommitMetadata,
+)
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommittedOffset:
     """A committed offset with its metadata."""
 
     offset: int
@@ -20,7 +25,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class GroupMember:
+class MemberDescription:
     """One member as the coordinator sees it."""
 
     member_id: str
@@ -31,24 +36,24 @@ class GroupMember:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupDescription:
     """A group as its coordinator describes it; ``state`` is the client's word, ``UNKNOWN`` for one it does not know."""
 
     state: str
-    members: tuple[GroupMember, ...]
+    members: tuple[MemberDescription, ...]
 
 
-def both_logs(
-    first: Commit | None, second: Commit | None
-) -> tuple[LiveMark | None, DoneLog, tuple[ExternalCommit, ...]]:
+def decode_both_logs(
+    first: CommittedOffset | None, second: CommittedOffset | None
+) -> tuple[LiveCommitMetadata | None, CatchUpCommitMetadata, tuple[ExternalCommit, ...]]:
     """What both logs say of a partition, and the commits that are not ours: a look at a group refuses nobody's."""
     mark, external = None, []
     if first is not None:
         try:
-            mark = LiveMark.decode(first.metadata)
-        except ForeignCommitError:
+            mark = LiveCommitMetadata.decode(first.metadata)
+        except ExternalCommitError:
             external.append(ExternalCommit("first", first.offset, first.metadata))
-    log = DoneLog.read(second.offset, second.metadata) if second else DoneLog()
+    log = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
     if log.external is not None:
         external.append(log.external)
     return mark, log, tuple(external)

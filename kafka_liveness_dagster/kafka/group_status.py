@@ -10,25 +10,31 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_metadata
-from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import (
+    CATCH_UP_SUFFIX,
+    CatchUpCommitMetadata,
+    ExternalCommit,
+    LiveCommitMetadata,
+    OwnerState,
+)
 from kafka_liveness_dagster.core.departures import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import intersection
-from kafka_liveness_dagster.core.partition_state import PartitionFacts, check_identity
-from kafka_liveness_dagster.core.run_ids import run_of_client, run_of_place
-from kafka_liveness_dagster.kafka.group_description import both_logs
-from kafka_liveness_dagster.kafka.partition_states import believed
-from kafka_liveness_dagster.kafka.timestamps import held_back
+from kafka_liveness_dagster.core.partition_state import PartitionState, check_identity
+from kafka_liveness_dagster.core.run_ids import run_id_of_client, run_id_of_instance
+from kafka_liveness_dagster.kafka.group_description import decode_both_logs
+from kafka_liveness_dagster.kafka.partition_states import with_ledger
+from kafka_liveness_dagster.kafka.timestamps import open_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kafka_liveness_dagster.core.health import HeldBack
+    from kafka_liveness_dagster.core.health import OpenTransaction
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.core.partition_state import Witness
+    from kafka_liveness_dagster.core.partition_state import SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.group_description import Commit, GroupMember
+    from kafka_liveness_dagster.kafka.group_description import CommittedOffset, MemberDescription
 
 
 class NoSuchGroupError(InvalidSettingError):
@@ -39,23 +45,23 @@ class NoSuchGroupError(InvalidSettingError):
 class PartitionStatus:
     """One partition: what both logs say, and the commits in them that are not ours."""
 
-    seen: PartitionSnapshot
-    second: DoneLog
-    foreign: tuple[ExternalCommit, ...]
+    snapshot: PartitionSnapshot
+    catch_up_log: CatchUpCommitMetadata
+    external_commits: tuple[ExternalCommit, ...]
 
     @property
     def committed(self) -> int | None:
         """Every offset before it is processed, in whichever lane (KIP-333)."""
-        return commit_metadata.committed(self.seen.committed, self.seen.pending)
+        return commit_metadata.committed_offset(self.snapshot.committed, self.snapshot.pending)
 
     def expiry(self, owed: Span) -> Expiry:
         """How near the broker's retention is to what of an owed range needs its records."""
-        needed = intersection((owed,), self.seen.unprocessed)
-        return expiry(needed[0], self.seen.log_start, self.seen.log_end) if needed else Expiry.SAFE
+        needed = intersection((owed,), self.snapshot.unprocessed)
+        return expiry(needed[0], self.snapshot.log_start, self.snapshot.log_end) if needed else Expiry.SAFE
 
     def as_json(self) -> dict[str, Any]:
         """Both logs apart, then what they mean together."""
-        seen, mark = self.seen, self.seen.mark
+        seen, mark = self.snapshot, self.snapshot.live_metadata
         return {
             "topic": seen.topic_partition.topic,
             "partition": seen.topic_partition.partition,
@@ -63,19 +69,22 @@ class PartitionStatus:
             "log_end": seen.log_end,
             "first_log": {
                 "committed": seen.committed,
-                "owner_state": mark.mark.value if mark else None,
-                "run": mark.run if mark else None,
+                "owner_state": mark.owner_state.value if mark else None,
+                "run": mark.run_id if mark else None,
             },
-            "second_log": {"watermark": self.second.watermark, "done_above": [list(s) for s in self.second.done]},
-            "external_commits": [asdict(one) for one in self.foreign],
+            "second_log": {
+                "watermark": self.catch_up_log.watermark,
+                "done_above": [list(s) for s in self.catch_up_log.done],
+            },
+            "external_commits": [asdict(one) for one in self.external_commits],
             "lag": seen.lag,
             "committed": self.committed,
-            "pending_offsets": seen.owed,
+            "pending_offsets": seen.pending_offsets,
             "pending": [
                 {"start": s.start, "end": s.end, "offsets": s.size, "expiry": self.expiry(s).value}
                 for s in seen.outstanding
             ],
-            "missing": [list(s) for s in seen.missing],
+            "missing": [list(s) for s in seen.missing_rows],
         }
 
 
@@ -83,24 +92,24 @@ class PartitionStatus:
 class MemberStatus:
     """One member, and the runs it works for (8 hex digits); none for a program that is not ours."""
 
-    seen: GroupMember
+    member: MemberDescription
     runs: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
         """As the coordinator sees it."""
         return {
-            "client_id": self.seen.client_id,
-            "member_id": self.seen.member_id,
-            "group_instance_id": self.seen.group_instance_id,
-            "host": self.seen.host,
+            "client_id": self.member.client_id,
+            "member_id": self.member.member_id,
+            "group_instance_id": self.member.group_instance_id,
+            "host": self.member.host,
             "runs": list(self.runs),
-            "partitions": sorted(map(str, self.seen.partitions)),
+            "partitions": sorted(map(str, self.member.partitions)),
         }
 
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group at one moment; ``held`` is what waits behind open transactions, which is no lag yet.
+    """A group at one moment; ``open_transactions`` is what waits behind open transactions, which is no lag yet.
 
     Attributes:
         table: the table that was queried for what is processed; None where both commit logs decide alone.
@@ -109,7 +118,7 @@ class GroupStatus:
     group_id: str
     partitions: tuple[PartitionStatus, ...]
     members: tuple[MemberStatus, ...]
-    held: tuple[HeldBack, ...] = ()
+    open_transactions: tuple[OpenTransaction, ...] = ()
     table: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -118,8 +127,8 @@ class GroupStatus:
             "group": self.group_id,
             "catch_up_group": self.group_id + CATCH_UP_SUFFIX,
             "source": self.table or "commit logs",
-            "lag": sum(p.seen.lag for p in self.partitions),
-            "pending_offsets": sum(p.seen.owed for p in self.partitions),
+            "lag": sum(p.snapshot.lag for p in self.partitions),
+            "pending_offsets": sum(p.snapshot.pending_offsets for p in self.partitions),
             "members": [member.as_json() for member in self.members],
             "partitions": [partition.as_json() for partition in self.partitions],
             "behind_open_transactions": [
@@ -127,21 +136,23 @@ class GroupStatus:
                     "partition": str(one.topic_partition),
                     "offset": one.offset,
                     "offsets": one.offsets,
-                    "seconds": one.seconds,
+                    "seconds": one.open_seconds,
                 }
-                for one in self.held
+                for one in self.open_transactions
             ],
         }
 
 
-def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: Witness | None = None) -> GroupStatus:
+def group_status(
+    cluster: Cluster, group_id: str, topics: Sequence[str] = (), ledger: SinkLedger | None = None
+) -> GroupStatus:
     """The group now, of these topics or of all it has committed to or is assigned.
 
     Args:
         cluster: where it is.
         group_id: the live lane's group.
         topics: only these.
-        witness: the table: what of the committed offsets it has, and, since a broker deletes a group's commits with
+        ledger: the table: what of the committed offsets it has, and, since a broker deletes a group's commits with
             their topic, whose they were.
 
     Raises:
@@ -153,7 +164,7 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    facts = _identified(cluster, first, second, topics, asked if witness else (), witness)
+    facts = _states_of_same_topics(cluster, first, second, topics, asked if ledger else (), ledger)
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
@@ -165,53 +176,57 @@ def look(cluster: Cluster, group_id: str, topics: Sequence[str] = (), witness: W
     named = set(topics) or {tp.topic for tp in chain(first, second, *(member.partitions for member in members))}
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
-    partitions = tuple(_partition(tp, (first.get(tp), second.get(tp)), bounds[tp], facts.get(tp)) for tp in wanted)
-    marks = {p.seen.topic_partition: p.seen.mark for p in partitions}
-    held = held_back(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
-    by = witness.target if witness else None
-    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _runs(m, marks)) for m in members), held, by)
+    partitions = tuple(
+        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts.get(tp)) for tp in wanted
+    )
+    marks = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
+    held = open_transactions(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
+    by = ledger.target if ledger else None
+    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _run_ids(m, marks)) for m in members), held, by)
 
 
-def _identified(  # noqa: PLR0917
+def _states_of_same_topics(  # noqa: PLR0917
     cluster: Cluster,
-    first: Mapping[TopicPartition, Commit],
-    second: Mapping[TopicPartition, Commit],
+    first: Mapping[TopicPartition, CommittedOffset],
+    second: Mapping[TopicPartition, CommittedOffset],
     topics: Sequence[str],
     asked: Sequence[TopicPartition],
-    witness: Witness | None,
-) -> dict[TopicPartition, PartitionFacts]:
+    witness: SinkLedger | None,
+) -> dict[TopicPartition, PartitionState]:
     """Both commit logs and the table, of topics that are still those that they are of; without the log bounds."""
     known = sorted({*first, *second, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
     facts = {}
     for tp in known:
-        mark, log, _ = both_logs(first.get(tp), second.get(tp))
+        mark, log, _ = decode_both_logs(first.get(tp), second.get(tp))
         committed = first[tp].offset if tp in first else None
-        facts[tp] = PartitionFacts(committed, mark, 0, 0, log, topic_id=ids[tp.topic])
-    found = believed(facts, witness) if witness else facts
+        facts[tp] = PartitionState(committed, mark, 0, 0, log, topic_id=ids[tp.topic])
+    found = with_ledger(facts, witness) if witness else facts
     for tp, one in found.items():
         if not topics or tp.topic in topics:
             check_identity(tp, one)
     return found
 
 
-def _partition(
+def _partition_status(
     tp: TopicPartition,
-    commits: tuple[Commit | None, Commit | None],
+    commits: tuple[CommittedOffset | None, CommittedOffset | None],
     bounds: tuple[int, int],
-    facts: PartitionFacts | None,
+    facts: PartitionState | None,
 ) -> PartitionStatus:
-    _, log, foreign = both_logs(*commits)
-    found = replace(facts or PartitionFacts(None, None, 0, 0), log_start=bounds[0], log_end=bounds[1])
-    return PartitionStatus(PartitionSnapshot.of(tp, found), log, foreign)
+    _, log, foreign = decode_both_logs(*commits)
+    found = replace(facts or PartitionState(None, None, 0, 0), log_start=bounds[0], log_end=bounds[1])
+    return PartitionStatus(PartitionSnapshot.from_state(tp, found), log, foreign)
 
 
-def _runs(member: GroupMember, marks: Mapping[TopicPartition, LiveMark | None]) -> tuple[str, ...]:
+def _run_ids(
+    member: MemberDescription, short_run_ids: Mapping[TopicPartition, LiveCommitMetadata | None]
+) -> tuple[str, ...]:
     """Of a member with an instance id the coordinator shows the client id that joined first: commits know better."""
-    run = run_of_client(member.client_id)
+    run = run_id_of_client(member.client_id)
     if member.group_instance_id is not None:
-        found = (marks.get(tp) for tp in member.partitions)
-        runs = {mark.run for mark in found if mark is not None and mark.mark is not Mark.RELEASED}
-        if runs or not run_of_place(member.group_instance_id):
+        found = (short_run_ids.get(tp) for tp in member.partitions)
+        runs = {mark.run_id for mark in found if mark is not None and mark.owner_state is not OwnerState.RELEASED}
+        if runs or not run_id_of_instance(member.group_instance_id):
             return tuple(sorted(runs))
     return () if run is None else (run,)

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.kafka.clients import made
+from kafka_liveness_dagster.kafka.clients import create_client
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 15.0  # for the first response
 WAIT_SECONDS = 3.0  # for some more
-_ENOUGH_SECONDS, _LEAST_SECONDS = 1.0, 0.01  # a delay that is told at once, and the shortest that is told
+_CERTAIN_SECONDS, _LEAST_SECONDS = 1.0, 0.01  # a delay that is told at once, and the shortest that is told
 CLIENT_ID = "kafka-liveness/throttling"
 
 
-def throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float = WAIT_SECONDS) -> float:
+def measure_throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float = WAIT_SECONDS) -> float:
     """Return the delay that a quota imposes on this login's fetches now; 0 without one, or without a response in time.
 
     All clients of a user share a quota of the user, Spark's readers too. A quota of each client id is not seen: each of
@@ -42,13 +42,13 @@ def throttle_seconds(settings: KafkaSettings, tp: TopicPartition, seconds: float
         """Caller: the client's poll. Affects: what is returned."""
         delays.append(event.throttle_time)
 
-    config = {**settings.reader(CLIENT_ID, CLIENT_ID), "fetch.wait.max.ms": 300, "throttle_cb": hear}
+    config = {**settings.reader_config(CLIENT_ID, CLIENT_ID), "fetch.wait.max.ms": 300, "throttle_cb": hear}
     try:
-        client = made(Consumer, config)
+        client = create_client(Consumer, config)
         try:
             client.assign([KafkaTopicPartition(*tp, OFFSET_END)])
             give_up_at = time.monotonic() + CONNECT_SECONDS
-            while max(delays, default=0.0) < _ENOUGH_SECONDS and time.monotonic() < give_up_at:
+            while max(delays, default=0.0) < _CERTAIN_SECONDS and time.monotonic() < give_up_at:
                 if client.poll(0.1) is not None:  # connected; one response of several may come undelayed
                     give_up_at = min(give_up_at, time.monotonic() + seconds)
         finally:

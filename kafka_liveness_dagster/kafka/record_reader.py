@@ -15,11 +15,11 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.partition_state import check_log
-from kafka_liveness_dagster.core.record_reader import Held, Heuristic, Prefetch, Reading
+from kafka_liveness_dagster.core.partition_state import check_offset_in_log
+from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered, Heuristic, Prefetch
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.kafka.errors import is_passing, named
+from kafka_liveness_dagster.kafka.clients import create_client
+from kafka_liveness_dagster.kafka.errors import is_transient, to_package_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
     from kafka_liveness_dagster.kafka.watchdog import Fence
 
-_WAIT_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
-_MOST = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
+_POLL_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
+_MAX_MESSAGES = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
 _SAMPLE = 100  # how many of the last records tell the size of the next ones
-_DEFAULT = Prefetch()
+_DEFAULT_PREFETCH = Prefetch()
 
 
-class OvertakenError(KafkaLivenessError):
+class BatchInterleavedError(KafkaLivenessError):
     """A second batch was begun before the records of the first were all given."""
 
 
-class Records:
+class BatchRecords:
     """What both lanes offer to ops that process a batch in Python.
 
     Args:
@@ -54,8 +54,8 @@ class Records:
         batch: Batch,
         *,
         prefetch: Heuristic = "partition",
-        max_buffered_records: int = _DEFAULT.max_records,
-        max_buffered_bytes: int = _DEFAULT.max_bytes,
+        max_buffered_records: int = _DEFAULT_PREFETCH.max_records,
+        max_buffered_bytes: int = _DEFAULT_PREFETCH.max_bytes,
     ) -> Iterator[Message]:
         """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
 
@@ -74,93 +74,93 @@ class Records:
 
         Raises:
             FencedError: from the iterator, as soon as this process may not commit the batch any more.
-            OvertakenError: from the iterator, when the records of another batch were asked for meanwhile.
+            BatchInterleavedError: from the iterator, when the records of another batch were asked for meanwhile.
             DataExpiredError: from the iterator, when offsets of the batch were deleted before they were read.
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:
-            self._fence.on_fence(self._reader.withhold_fenced)
-        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._fence.check_open(batch)))
+            self._fence.on_fence(self._reader.stop_giving_fenced)
+        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch)))
 
 
 class RecordReader:
     """The client of one consumer; what it fetched beyond a batch is there for the next."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
-        self._kafka, self._doing = kafka, f"reading records for {group_id}"
-        self._config = kafka.reader(group_id, f"{client_id}/records")
+        self._kafka, self._operation = kafka, f"reading records for {group_id}"
+        self._config = kafka.reader_config(group_id, f"{client_id}/records")
         self._client: Any = None
-        self._reading: Reading[Any] = Reading()
+        self._batch_reader: BatchReader[Any] = BatchReader()
         self._assigned: set[TopicPartition] = set()
         self._paused: set[TopicPartition] = set()
-        self._given: list[Message] = []
+        self._last_records: list[Message] = []
         self._check: Callable[[], None] = lambda: None
         self._record_bytes: float | None = None
-        self._turn, self._drained = 0, True
+        self._iteration, self._is_drained = 0, True
 
     @property
     def is_open(self) -> bool:
         """Whether its client is connected."""
         return self._client is not None
 
-    def held(self) -> Held:
+    def buffered(self) -> Buffered:
         """What waits of all partitions."""
-        every = self._reading.held().values()
-        return Held(sum(h.records for h in every), sum(h.bytes for h in every))
+        every = self._batch_reader.buffered().values()
+        return Buffered(sum(h.records for h in every), sum(h.bytes for h in every))
 
     def read(
         self, ranges: Iterable[OffsetRange], bound: Prefetch, may_go_on: Callable[[], None]
     ) -> Iterator[list[Message]]:
         """The records of these ranges in turns, in lists of as many as are there; ``may_go_on`` is asked for each."""
-        self.withhold()
-        self._turn += 1
-        turn = self._turn
+        self.stop_giving()
+        self._iteration += 1
+        turn = self._iteration
 
         def check() -> None:
             may_go_on()
-            if turn != self._turn:
-                raise OvertakenError(
+            if turn != self._iteration:
+                raise BatchInterleavedError(
                     "the records of another batch were asked for before these were all read: read one batch after the "
                     "other, or keep the records of the first in a list"
                 )
 
         check()
         if self._client is None:
-            self._client = made(Consumer, self._config)
-        moves = self._reading.begin(ranges)
-        self._leave(moves.leave)
+            self._client = create_client(Consumer, self._config)
+        moves = self._batch_reader.start_batch(ranges)
+        self._leave(moves.unassign)
         self._seek(moves.seek)
         while True:
             check()
-            self._seek(self._reading.go_on())
-            if self._reading.is_over:
+            self._seek(self._batch_reader.advance())
+            if self._batch_reader.is_finished:
                 return
-            self._check, self._given = check, self._reading.give()  # in this order, for withhold_fenced
-            if self._given:
+            self._check, self._last_records = check, self._batch_reader.take()  # in this order, for stop_giving_fenced
+            if self._last_records:
                 check()  # a fence that went up before there was anything to withhold
-                yield self._given
+                yield self._last_records
             else:
-                self._take(bound)
+                self._consume(bound)
 
-    def withhold_fenced(self) -> None:
+    def stop_giving_fenced(self) -> None:
         """Give no record more of a batch that is fenced.
 
         Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is being read.
         Affects: the list being iterated, which ends with the record the op has; its iterator then finds out why.
         """
-        given, check = self._given, self._check
+        given, check = self._last_records, self._check
         try:
             check()
         except KafkaLivenessError:
             given.clear()
 
-    def withhold(self) -> None:
+    def stop_giving(self) -> None:
         """Give no record more of those that are on their way to the op."""
-        self._given.clear()
+        self._last_records.clear()
 
     def close(self) -> None:
         """Disconnect; there is no group to leave."""
-        self.withhold()
+        self.stop_giving()
         if self._client is not None:
             self._client.close()
 
@@ -183,45 +183,45 @@ class RecordReader:
                 self._call(name, [KafkaTopicPartition(*tp) for tp in changed])
         self._paused = paused
 
-    def _take(self, bound: Prefetch) -> None:
+    def _consume(self, bound: Prefetch) -> None:
         """Take from librdkafka what is there; wait only when nothing is."""
-        held = self._reading.held()
-        self._pause(bound.to_pause(held, self._paused, drained=self._drained))
-        room = min(_MOST, bound.room(held, self._record_bytes))
-        got = self._call("consume", 1, _WAIT_SECONDS)
+        held = self._batch_reader.buffered()
+        self._pause(bound.partitions_to_pause(held, self._paused, drained=self._is_drained))
+        room = min(_MAX_MESSAGES, bound.max_records_now(held, self._record_bytes))
+        got = self._call("consume", 1, _POLL_SECONDS)
         if got and room > 1:
             got += self._call("consume", room - 1, 0)
-        self._drained = len(got) < room
+        self._is_drained = len(got) < room
         if got:
             self._record_bytes = sum(map(len, got[-_SAMPLE:])) / len(got[-_SAMPLE:])
-        for tp, run in _runs(got, {tp.topic for tp in held}):
+        for tp, run in _group_by_partition(got, {tp.topic for tp in held}):
             if any(map(Message.error, run)):
-                self._hear(tp, run)
+                self._add_messages(tp, run)
             else:
-                self._reading.add(tp, run)
+                self._batch_reader.add(tp, run)
 
-    def _hear(self, tp: TopicPartition, run: list[Any]) -> None:
+    def _add_messages(self, tp: TopicPartition, run: list[Any]) -> None:
         """Records among which librdkafka tells something: the log end was reached, or what went wrong."""
         for message in run:
             error = message.error()
             if error is None:
-                self._reading.add(tp, [message])
+                self._batch_reader.add(tp, [message])
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own codes begin so
-                self._reading.reached(tp, message.offset())
-            elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART or not is_passing(error):
-                at = self._reading.position(tp)
+                self._batch_reader.mark_end(tp, message.offset())
+            elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART or not is_transient(error):
+                at = self._batch_reader.position(tp)
                 if at is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001
-                    check_log(tp, at, *Cluster(self._kafka).log_bounds([tp])[tp])
-                raise named(error, self._doing, self._kafka.bootstrap_servers)
+                    check_offset_in_log(tp, at, *Cluster(self._kafka).log_bounds([tp])[tp])
+                raise to_package_error(error, self._operation, self._kafka.bootstrap_servers)
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
             return getattr(self._client, name)(*args)
         except KafkaException as error:
-            raise named(error, self._doing, self._kafka.bootstrap_servers) from error
+            raise to_package_error(error, self._operation, self._kafka.bootstrap_servers) from error
 
 
-def _runs(messages: list[Any], topics: set[str]) -> Iterator[tuple[TopicPartition, list[Any]]]:
+def _group_by_partition(messages: list[Any], topics: set[str]) -> Iterator[tuple[TopicPartition, list[Any]]]:
     """Neighbours of one partition together, without a step of Python for each record."""
     partition_of: Any = Message.partition
     topic_of: Any = Message.topic  # None for an error that is no partition's

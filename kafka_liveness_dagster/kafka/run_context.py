@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kafka_liveness_dagster.core.fencing import Away, RunState
+    from kafka_liveness_dagster.core.fencing import FenceReport, RunState
 
 log = logging.getLogger("kafka_liveness_dagster")
 
@@ -25,20 +25,20 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _nobody_knows(_group_id: str) -> int:
+def _no_catch_up_runs(_group_id: str) -> int:
     return 0
 
 
-def _to_nobody(_why: Away) -> None:
+def _ignore_fence(_why: FenceReport) -> None:
     pass
 
 
-def _nobody_asks() -> None:
+def _ignore_first_commit() -> None:
     pass
 
 
 @dataclass(frozen=True)
-class RunLink:
+class RunContext:
     """The Dagster run this process works for, or a stand-in for a script.
 
     Attributes:
@@ -47,12 +47,12 @@ class RunLink:
         state: asks Dagster how the run is; called on the watchdog's thread every second.
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
-        take_over: which of these places in a group (``group.instance.id``) nobody works in any more: it is this run's
-            from then on; None where nobody knows of other runs.
+        claim_instance_id: which of these places in a group (``group.instance.id``) nobody works in any more: it is
+            this run's from then on; None where nobody knows of other runs.
         catch_up_runs: how many catch-up runs of a group have started and not ended; 0 where nobody knows.
-        tell: takes why this process is out of its group, or after what it is in it again, for others to see; called on
-            the watchdog's thread.
-        worked: told once, in the thread that commits, that a batch is committed; raises nothing.
+        report_fence: takes why this process is out of its group, or after what it is in it again, for others to see;
+            called on the watchdog's thread.
+        on_first_commit: told once, in the thread that commits, that a batch is committed; raises nothing.
         is_step: this process was started by its run worker for one step, and ends with it.
     """
 
@@ -61,13 +61,13 @@ class RunLink:
     state: Callable[[], RunState]
     ends_at_ms: int | None = None
     log: logging.Logger = log
-    tell: Callable[[Away], None] = _to_nobody
-    worked: Callable[[], None] = _nobody_asks
+    report_fence: Callable[[FenceReport], None] = _ignore_fence
+    on_first_commit: Callable[[], None] = _ignore_first_commit
     is_step: bool = False
-    take_over: Callable[[str, Sequence[str]], str | None] | None = None
-    catch_up_runs: Callable[[str], int] = _nobody_knows
+    claim_instance_id: Callable[[str, Sequence[str]], str | None] | None = None
+    catch_up_runs: Callable[[str], int] = _no_catch_up_runs
 
     @property
-    def mark(self) -> str:
+    def short_run_id(self) -> str:
         """8 hex digits that name the run in commit metadata."""
-        return run_mark(self.run_id)
+        return short_run_id(self.run_id)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError, first_line
-from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError, summary_line
+from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
-from kafka_liveness_dagster.kafka.schema_registry_settings import WAITS
+from kafka_liveness_dagster.kafka.schema_registry_settings import RETRY_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
 
-_PARSED = "serialized"  # Protobuf as a descriptor; a registry that knows no such form answers with the .proto file
-_NO_SUCH = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
+_SCHEMA_TYPES = (
+    "serialized"  # Protobuf as a descriptor; a registry that knows no such form answers with the .proto file
+)
+_NOT_FOUND_CODES = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
 _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
-_WITH_IT = "nothing of the batch was written or committed"
+_CHECK_ADDRESS = "nothing of the batch was written or committed"
 
 
 class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
@@ -50,13 +52,13 @@ class SchemaRegistry:
                 "pip install 'kafka-liveness-dagster[registry]'"
             ) from None
         self._url = settings.url
-        self._client = SchemaRegistryClient(settings.client())
+        self._client = SchemaRegistryClient(settings.client_config())
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def schema(self, number: int, where: str) -> Registered:
+    def schema(self, number: int, where: str) -> SchemaWithId:
         """The schema of this id, by which a record was written.
 
         Args:
@@ -67,12 +69,12 @@ class SchemaRegistry:
             SchemaNotFoundError: there is none.
             RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
         """
-        found: Schema = self._asked(
-            lambda: self._client.get_schema(number, fmt=_PARSED), f"schema {number}, by which {where} was written"
+        found: Schema = self._request(
+            lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES), f"schema {number}, by which {where} was written"
         )
-        return self._usable(number, found)
+        return self._require_usable(number, found)
 
-    def latest(self, subject: str) -> Registered:
+    def latest(self, subject: str) -> SchemaWithId:
         """The newest version of a subject.
 
         Raises:
@@ -80,75 +82,76 @@ class SchemaRegistry:
             RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
         """
         self._client.clear_latest_caches()  # which would keep a version for the life of the client
-        found: RegisteredSchema = self._asked(
-            lambda: self._client.get_latest_version(subject, fmt=_PARSED), f"subject {subject!r}"
+        found: RegisteredSchema = self._request(
+            lambda: self._client.get_latest_version(subject, fmt=_SCHEMA_TYPES), f"subject {subject!r}"
         )
-        return self._usable(found.schema_id or 0, found.schema)
+        return self._require_usable(found.schema_id or 0, found.schema)
 
-    def _usable(self, number: int, schema: Schema) -> Registered:
+    def _require_usable(self, number: int, schema: Schema) -> SchemaWithId:
         if not schema.schema_str:
-            raise RegistryUnreachableError(self._no_registry("an answer without a schema"))
+            raise RegistryUnreachableError(self._not_a_registry_error("an answer without a schema"))
         if schema.references:
             named = ", ".join(str(one.name) for one in schema.references)
             raise SchemaUnusableError(
                 f"schema {number} of {self._url} refers to others ({named}), which decode() does not follow: "
-                f"{_WITH_IT}; register it as one, or decode the column by a function of your own"
+                f"{_CHECK_ADDRESS}; register it as one, or decode the column by a function of your own"
             )
-        return Registered(number, schema.schema_type or "AVRO", schema.schema_str)
+        return SchemaWithId(number, schema.schema_type or "AVRO", schema.schema_str)
 
-    def _asked(self, ask: Callable[[], Any], what: str) -> Any:
+    def _request(self, ask: Callable[[], Any], what: str) -> Any:
         from confluent_kafka.schema_registry import SchemaRegistryError  # noqa: PLC0415 - see above
 
         try:
             return ask()
         except SchemaRegistryError as error:
-            raise self._refusal(error.http_status_code, error.error_code, what) from None
+            raise self._request_error(error.http_status_code, error.error_code, what) from None
         except Exception as error:  # noqa: BLE001 - of a HTTP client, which one is Confluent's business
-            told = first_line(error)[:200]
-            if _is_about_trust(error):
+            told = summary_line(error)[:200]
+            if _is_certificate_error(error):
                 raise AccessRefusedError(
-                    f"the certificate of the schema registry at {self._url} was refused ({told}): {_WITH_IT}; "
+                    f"the certificate of the schema registry at {self._url} was refused ({told}): {_CHECK_ADDRESS}; "
                     "let ssl_ca_location name the PEM file of the authority that signed it, and url the host in it"
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
-                raise RegistryUnreachableError(self._no_registry("what is no JSON of one")) from None
+                raise RegistryUnreachableError(self._not_a_registry_error("what is no JSON of one")) from None
             raise RegistryUnreachableError(
-                f"no schema registry answered at {self._url} in {WAITS['max.retries'] + 1} attempts of "
-                f"{WAITS['timeout']} s ({told}), asked for {what}: {_WITH_IT}; start it, or correct url"
+                f"no schema registry answered at {self._url} in {RETRY_SETTINGS['max.retries'] + 1} attempts of "
+                f"{RETRY_SETTINGS['timeout']} s ({told}), asked for {what}: {_CHECK_ADDRESS}; start it, or correct url"
             ) from None
 
-    def _refusal(self, status: int, code: int, what: str) -> KafkaLivenessError:
+    def _request_error(self, status: int, code: int, what: str) -> KafkaLivenessError:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             return AccessRefusedError(
-                f"the schema registry at {self._url} refused the login (HTTP {status}), asked for {what}: {_WITH_IT}; "
+                f"the schema registry at {self._url} refused the login (HTTP {status}), asked for {what}: "
+                f"{_CHECK_ADDRESS}; "
                 "correct username and password, or let that user read the subject"
             )
-        if status == _NOT_FOUND and code in _NO_SUCH:
+        if status == _NOT_FOUND and code in _NOT_FOUND_CODES:
             return SchemaNotFoundError(
-                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): {_WITH_IT}; "
+                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): {_CHECK_ADDRESS}; "
                 "correct the subject, or url where the producers have another registry, or register it again"
             )
         if status == _NOT_FOUND:
-            return RegistryUnreachableError(self._no_registry(f"HTTP {status} and no code of one"))
+            return RegistryUnreachableError(self._not_a_registry_error(f"HTTP {status} and no code of one"))
         return RegistryUnreachableError(
             f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for {what}: "
-            f"{_WITH_IT}; look at its log; the batch comes again"
+            f"{_CHECK_ADDRESS}; look at its log; the batch comes again"
         )
 
-    def _no_registry(self, answered: str) -> str:
+    def _not_a_registry_error(self, answered: str) -> str:
         return (
-            f"what is at {self._url} answered with {answered}: {_WITH_IT}; url is where Confluent's API begins: "
+            f"what is at {self._url} answered with {answered}: {_CHECK_ADDRESS}; url is where Confluent's API begins: "
             "http://host:8081 of Confluent's and Karapace, http://host:8080/apis/ccompat/v7 of Apicurio"
         )
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _is_about_trust(error: Exception) -> bool:
+def _is_certificate_error(error: Exception) -> bool:
     return any(
-        isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one) for one in _causes(error)
+        isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one) for one in _cause_chain(error)
     )

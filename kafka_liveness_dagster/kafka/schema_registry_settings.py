@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.names import REGISTRY, VALUE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-WAITS = {"timeout": 5, "max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 1_000}
+RETRY_SETTINGS = {"timeout": 5, "max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 1_000}
 """For each of connecting, sending and reading; the client's own default is to wait for ever."""
 
 
@@ -34,14 +34,14 @@ class RegistrySettings:
     ssl_ca_location: str | None = None
 
     def __post_init__(self) -> None:
-        if wrong := [*_not_of_a_kind(self), *contradictions(vars(self))]:
+        if wrong := [*_find_invalid(self), *find_contradictions(vars(self))]:
             raise InvalidSettingError("\n".join(f"{one} (SchemaRegistryResource)" for one in wrong))
         if self.ssl_ca_location:
             _check_authority(self.ssl_ca_location)
 
-    def client(self) -> dict[str, Any]:
+    def client_config(self) -> dict[str, Any]:
         """What Confluent's client is told."""
-        told: dict[str, Any] = {"url": self.url, **WAITS}
+        told: dict[str, Any] = {"url": self.url, **RETRY_SETTINGS}
         if self.username:
             told["basic.auth.user.info"] = f"{self.username}:{self.password}"
         if self.ssl_ca_location:
@@ -49,7 +49,7 @@ class RegistrySettings:
         return told
 
 
-def contradictions(given: Mapping[str, Any]) -> Iterator[str]:
+def find_contradictions(given: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with these settings together, in words without a secret."""
     if bool(given["username"]) != bool(given["password"]):
         yield "username and password belong together: set both, or neither"
@@ -59,12 +59,12 @@ def contradictions(given: Mapping[str, Any]) -> Iterator[str]:
         yield "username has a ':', at which the password would begin (RFC 7617)"
 
 
-def _not_of_a_kind(settings: RegistrySettings) -> Iterator[str]:
-    if not REGISTRY.fits(settings.url):
-        yield f"url is refused: wanted {REGISTRY.wanted}"
+def _find_invalid(settings: RegistrySettings) -> Iterator[str]:
+    if not REGISTRY.matches(settings.url):
+        yield f"url is refused: wanted {REGISTRY.description}"
     for name in ("username", "password", "ssl_ca_location"):
-        if not VALUE.fits(getattr(settings, name) or ""):
-            yield f"{name} is refused: wanted {VALUE.wanted}"
+        if not VALUE.matches(getattr(settings, name) or ""):
+            yield f"{name} is refused: wanted {VALUE.description}"
 
 
 def _check_authority(file: str) -> None:

@@ -2,8 +2,8 @@ r"""How do client and broker prove to each other who they are? One answer, told 
 
 Never lets the two differ: what only one of them could be told is refused, and so is what would not be used.
 
->>> Security(security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="etl", sasl_password='a"b').spark()[
-...     "kafka.sasl.jaas.config"]
+>>> login = {"sasl_mechanism": "PLAIN", "sasl_username": "etl", "sasl_password": 'a"b'}
+>>> Security(security_protocol="SASL_SSL", **login).spark_options()["kafka.sasl.jaas.config"]
 'org.apache.kafka.common.security.plain.PlainLoginModule required username="etl" password="a\\"b";'
 """
 
@@ -28,12 +28,12 @@ MECHANISMS = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "OAUTHBEARER": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
 }
-_TOKENS = "OAUTHBEARER"
+_TOKEN_MECHANISM = "OAUTHBEARER"  # noqa: S105
 _OIDC_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _OIDC_REQUEST_MS = "10000"
 """Java has no limit of its own: a token server that accepts a connection and never responds would hold a Spark task."""
 _OIDC_METHOD = "sasl.oauthbearer.method"
-_WITH_TOKENS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
+_TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
 """What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks for the
 authorities where Red Hat has them, and on Debian no token server is trusted (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
@@ -77,63 +77,65 @@ class Security:
     https_ca_location: str | None = None
 
     def __post_init__(self) -> None:
-        if wrong := list(contradictions({name: getattr(self, name) for name in NAMES})):
+        if wrong := list(contradictions({name: getattr(self, name) for name in SETTING_NAMES})):
             raise InvalidSettingError("\n".join(wrong))
-        _ = self.trusted  # reads the files
+        _ = self.certificates_fingerprint  # reads the files
 
     @cached_property
-    def trusted(self) -> int:
+    def certificates_fingerprint(self) -> int:
         """Another number where the files held something else when this was made."""
-        return hash(tuple(self.spark().items()))
+        return hash(tuple(self.spark_options().items()))
 
     @property
-    def takes_tokens(self) -> bool:
+    def uses_tokens(self) -> bool:
         """Whether each client logs in with tokens of ``sasl_oauthbearer_token_endpoint_url``."""
-        return self.sasl_mechanism == _TOKENS
+        return self.sasl_mechanism == _TOKEN_MECHANISM
 
     @property
     def login(self) -> str | None:
         """The name in the login: a user, or the client of a token server."""
-        return self.sasl_oauthbearer_client_id if self.takes_tokens else self.sasl_username
+        return self.sasl_oauthbearer_client_id if self.uses_tokens else self.sasl_username
 
     @property
-    def unseen(self) -> str:
+    def hidden_reason(self) -> str:
         """Why what is there may not be shown, in an error's words: a broker does not tell it from what is not there."""
         if self.security_protocol == "PLAINTEXT":
             return ""
         who = f"user {self.login!r}" if self.login else "this client"
         return f", or {who} may not see it, which takes READ"
 
-    def client(self) -> dict[str, str]:
+    def client_config(self) -> dict[str, str]:
         """What librdkafka is told: nothing that nobody set, but for what follows from OAUTHBEARER."""
-        given = {name: getattr(self, name) for name in NAMES}
-        told = {name.replace("_", "."): value for name, value in given.items() if value and value != NAMES[name]}
-        return {**_WITH_TOKENS, **told} if self.takes_tokens else told
+        given = {name: getattr(self, name) for name in SETTING_NAMES}
+        told = {
+            name.replace("_", "."): value for name, value in given.items() if value and value != SETTING_NAMES[name]
+        }
+        return {**_TOKEN_PROTOCOLS, **told} if self.uses_tokens else told
 
-    def spark(self) -> dict[str, str]:
+    def spark_options(self) -> dict[str, str]:
         """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
         options = {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
         if self.sasl_mechanism:
-            login = self._token_login() if self.takes_tokens else self._password_login()
-            told = " ".join(f"{name}={_quoted(value)}" for name, value in login.items())
+            login = self._token_login() if self.uses_tokens else self._password_login()
+            told = " ".join(f"{name}={_quote_jaas(value)}" for name, value in login.items())
             options["sasl.mechanism"] = self.sasl_mechanism
             options["sasl.jaas.config"] = f"{MECHANISMS[self.sasl_mechanism]} required {told};"
-        if self.takes_tokens:
+        if self.uses_tokens:
             options["sasl.login.callback.handler.class"] = _OIDC_HANDLER
             options["sasl.login.connect.timeout.ms"] = options["sasl.login.read.timeout.ms"] = _OIDC_REQUEST_MS
             options["sasl.oauthbearer.token.endpoint.url"] = self.sasl_oauthbearer_token_endpoint_url or ""
         if self.ssl_ca_location:
             options["ssl.truststore.type"] = "PEM"
-            options["ssl.truststore.certificates"] = _certificates("ssl_ca_location", self.ssl_ca_location)
+            options["ssl.truststore.certificates"] = _read_certificates("ssl_ca_location", self.ssl_ca_location)
         if self.ssl_certificate_location and self.ssl_key_location:
-            chain = _certificates("ssl_certificate_location", self.ssl_certificate_location)
+            chain = _read_certificates("ssl_certificate_location", self.ssl_certificate_location)
             options["ssl.keystore.type"] = "PEM"
             options["ssl.keystore.certificate.chain"] = chain
-            options["ssl.keystore.key"] = _key(self.ssl_key_location, encrypted=bool(self.ssl_key_password))
+            options["ssl.keystore.key"] = _read_key(self.ssl_key_location, encrypted=bool(self.ssl_key_password))
         if self.ssl_key_password:
             options["ssl.key.password"] = self.ssl_key_password
         check = self.ssl_endpoint_identification_algorithm
-        if check != NAMES["ssl_endpoint_identification_algorithm"]:
+        if check != SETTING_NAMES["ssl_endpoint_identification_algorithm"]:
             options["ssl.endpoint.identification.algorithm"] = HOST_NAME_CHECKS[check]
         return {f"kafka.{name}": value for name, value in options.items()}
 
@@ -153,11 +155,11 @@ class Security:
             found.update({f"extension_{name}": value} if name else {})
         if self.https_ca_location:
             found["ssl.truststore.type"] = "PEM"
-            found["ssl.truststore.certificates"] = _certificates("https_ca_location", self.https_ca_location)
+            found["ssl.truststore.certificates"] = _read_certificates("https_ca_location", self.https_ca_location)
         return found
 
 
-NAMES = {one.name: one.default for one in fields(Security)}
+SETTING_NAMES = {one.name: one.default for one in fields(Security)}
 
 
 def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = ()) -> Iterator[str]:
@@ -167,18 +169,20 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
         given: each field and its value.
         unknown: fields that are set, but whose content is known in a run alone: an environment variable's.
     """
-    for name in NAMES:
-        if not VALUE.fits(given[name] or ""):
-            yield f"{name} is refused: wanted {VALUE.wanted}"
+    for name in SETTING_NAMES:
+        if not VALUE.matches(given[name] or ""):
+            yield f"{name} is refused: wanted {VALUE.description}"
     protocol, check = given["security_protocol"] or "", given["ssl_endpoint_identification_algorithm"]
     if protocol not in PROTOCOLS:
         yield f"security_protocol is {protocol!r}: wanted {', '.join(PROTOCOLS)}"
     if check not in HOST_NAME_CHECKS:
         yield f"ssl_endpoint_identification_algorithm is {check!r}: wanted {' or '.join(HOST_NAME_CHECKS)}"
-    yield from _wrong_with_the_login(protocol, given)
-    if given["sasl_mechanism"] == _TOKENS:
-        yield from _wrong_with_the_tokens(protocol, {n: v for n, v in given.items() if n not in unknown})
-    unused = [name for name in NAMES if name.startswith("ssl_") and given[name] not in ("", NAMES[name])]
+    yield from _find_login_contradictions(protocol, given)
+    if given["sasl_mechanism"] == _TOKEN_MECHANISM:
+        yield from _find_token_contradictions(protocol, {n: v for n, v in given.items() if n not in unknown})
+    unused = [
+        name for name in SETTING_NAMES if name.startswith("ssl_") and given[name] not in ("", SETTING_NAMES[name])
+    ]
     if unused and not protocol.endswith("SSL"):
         yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
     if bool(given["ssl_certificate_location"]) != bool(given["ssl_key_location"]):
@@ -187,7 +191,7 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
         yield "ssl_key_password would not be used: ssl_key_location is missing"
 
 
-def _wrong_with_the_login(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
+def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
     mechanism, every = given["sasl_mechanism"], ("sasl_mechanism", *_PASSWORD, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
     if not protocol.startswith("SASL_"):
         if unused := [name for name in every if given[name]]:
@@ -196,19 +200,19 @@ def _wrong_with_the_login(protocol: str, given: Mapping[str, str | None]) -> Ite
                 "to SASL_PLAINTEXT where the network is trusted"
             )
         return
-    needed = _TOKEN_LOGIN if mechanism == _TOKENS else _PASSWORD
+    needed = _TOKEN_LOGIN if mechanism == _TOKEN_MECHANISM else _PASSWORD
     if missing := [name for name in ("sasl_mechanism", *needed) if not given[name]]:
         yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
     if mechanism and mechanism not in MECHANISMS:
         known = ", ".join(MECHANISMS)
         yield f"sasl_mechanism is {mechanism!r}: wanted {known}; no other can be told to Spark as well"
     elif mechanism:
-        others = _PASSWORD if mechanism == _TOKENS else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
+        others = _PASSWORD if mechanism == _TOKEN_MECHANISM else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
         if unused := [name for name in others if given[name]]:
             yield f"{' and '.join(unused)} would not be used: sasl_mechanism is {mechanism}"
 
 
-def _wrong_with_the_tokens(protocol: str, known: Mapping[str, str | None]) -> Iterator[str]:
+def _find_token_contradictions(protocol: str, known: Mapping[str, str | None]) -> Iterator[str]:
     for name in (*_TOKEN_LOGIN[:2], "sasl_oauthbearer_scope"):
         if (value := known.get(name)) and value != value.strip():
             yield f"{name} is refused: it begins or ends with a blank, which Java removes and librdkafka keeps"
@@ -217,8 +221,8 @@ def _wrong_with_the_tokens(protocol: str, known: Mapping[str, str | None]) -> It
         wanted = "wanted name=value,name=value, with letters in a name and printable ASCII in a value"
         yield f"sasl_oauthbearer_extensions is refused: {wanted}"
     if url := known.get("sasl_oauthbearer_token_endpoint_url"):
-        if not ENDPOINT.fits(url):
-            yield f"sasl_oauthbearer_token_endpoint_url is refused: wanted {ENDPOINT.wanted}"
+        if not ENDPOINT.matches(url):
+            yield f"sasl_oauthbearer_token_endpoint_url is refused: wanted {ENDPOINT.description}"
         elif not url.startswith("https://"):
             if protocol == "SASL_SSL":
                 yield (
@@ -229,38 +233,39 @@ def _wrong_with_the_tokens(protocol: str, known: Mapping[str, str | None]) -> It
                 yield "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url is no https:// address"
 
 
-def taken_from(properties: dict[str, str]) -> Security:
+def take_from_properties(properties: dict[str, str]) -> Security:
     """The security settings among librdkafka's, which are removed from ``properties``.
 
-    With OAUTHBEARER ``client`` adds two settings by itself. Other values of them stay, and are checked or refused.
+    With OAUTHBEARER ``client_config`` adds two settings by itself. Other values of them stay, and are checked or
+    refused.
     """
-    if properties.get("sasl.mechanism") == _TOKENS:
-        for name, value in _WITH_TOKENS.items():
+    if properties.get("sasl.mechanism") == _TOKEN_MECHANISM:
+        for name, value in _TOKEN_PROTOCOLS.items():
             if properties.get(name) == value:
                 del properties[name]
-    found = {name: properties.pop(dotted) for name in NAMES if (dotted := name.replace("_", ".")) in properties}
+    found = {name: properties.pop(dotted) for name in SETTING_NAMES if (dotted := name.replace("_", ".")) in properties}
     return Security(**found)
 
 
-def is_about_security(setting: str) -> bool:
+def is_security_setting(setting: str) -> bool:
     """Whether a setting of librdkafka's decides who is trusted: Spark has to be told the same."""
     return setting.startswith(_ABOUT_SECURITY)
 
 
-def instead_of(setting: str) -> str:
+def replacement_for(setting: str) -> str:
     """Where to say it, so that Spark hears it too."""
     name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(setting, setting.replace(".", "_"))
-    if name in NAMES:
+    if name in SETTING_NAMES:
         return f"it would not reach Spark, which reads the records: set {name}, which reaches both"
-    return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(NAMES)
+    return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(SETTING_NAMES)
 
 
-def _quoted(value: str | None) -> str:
+def _quote_jaas(value: str | None) -> str:
     """A JAAS string; Java reads it with the escapes of its own language."""
     return f'"{(value or "").translate(_ESCAPED)}"'
 
 
-def _read(name: str, file: str) -> str:
+def _read_file(name: str, file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -270,8 +275,8 @@ def _read(name: str, file: str) -> str:
         ) from None
 
 
-def _certificates(name: str, file: str) -> str:
-    if found := _CERTIFICATE.findall(_read(name, file)):
+def _read_certificates(name: str, file: str) -> str:
+    if found := _CERTIFICATE.findall(_read_file(name, file)):
         return "\n".join(found)
     raise InvalidSettingError(
         f"{name}={file} holds no PEM certificate: export it (`keytool -exportcert -rfc`, "
@@ -279,8 +284,8 @@ def _certificates(name: str, file: str) -> str:
     )
 
 
-def _key(file: str, *, encrypted: bool) -> str:
-    found = _PKCS8.search(_read("ssl_key_location", file))
+def _read_key(file: str, *, encrypted: bool) -> str:
+    found = _PKCS8.search(_read_file("ssl_key_location", file))
     if found is None:
         raise InvalidSettingError(
             f"ssl_key_location={file} holds no private key in PKCS#8, the only form Spark's JVM reads: convert it "

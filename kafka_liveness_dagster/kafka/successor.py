@@ -11,9 +11,9 @@ from confluent_kafka import Consumer
 
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.kafka.committer import Committing
-from kafka_liveness_dagster.kafka.errors import named
+from kafka_liveness_dagster.kafka.clients import create_client
+from kafka_liveness_dagster.kafka.committer import Committer
+from kafka_liveness_dagster.kafka.errors import to_package_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.kafka.admin import Cluster
 
-_ANSWER_SECONDS = 30.0
+_REQUEST_SECONDS = 30.0
 
 
-def check_idle(cluster: Cluster, groups: Sequence[str]) -> None:
+def require_idle(cluster: Cluster, groups: Sequence[str]) -> None:
     """Check that none of these groups has members.
 
     Raises:
@@ -38,8 +38,8 @@ def check_idle(cluster: Cluster, groups: Sequence[str]) -> None:
             )
 
 
-def copy_commits(cluster: Cluster, former: str, group: str, topics: Sequence[str]) -> list[TopicPartition]:
-    """Copy both logs of ``former`` to ``group``, with their metadata, for topics of which ``group`` has no commit.
+def copy_commits(cluster: Cluster, from_group: str, to_group: str, topics: Sequence[str]) -> list[TopicPartition]:
+    """Copy both logs of ``from_group``, with their metadata, for topics of which ``to_group`` has no commit.
 
     The second log is copied first, so that the first log never claims more than both logs record.
 
@@ -50,25 +50,25 @@ def copy_commits(cluster: Cluster, former: str, group: str, topics: Sequence[str
         CommitRefusedError: the broker refused; the command can be repeated.
     """
     known = cluster.partitions(topics)
-    taken = {tp.topic for tp in cluster.commits(group, known)}
+    taken = {tp.topic for tp in cluster.commits(to_group, known)}
     copied: list[TopicPartition] = []
     for suffix in (CATCH_UP_SUFFIX, ""):
-        found = cluster.commits(former + suffix, [tp for tp in known if tp.topic not in taken])
+        found = cluster.commits(from_group + suffix, [tp for tp in known if tp.topic not in taken])
         offsets = {tp: (commit.offset, commit.metadata) for tp, commit in found.items()}
         if offsets:
-            _commit(cluster, group + suffix, offsets)
+            _commit(cluster, to_group + suffix, offsets)
         copied = sorted(offsets)
     return copied
 
 
 def _commit(cluster: Cluster, group: str, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
     kafka = cluster.settings
-    client = made(Consumer, kafka.committer(group, "kafka-liveness/adopt"))
-    committing = Committing(client, group, kafka.bootstrap_servers, _ANSWER_SECONDS)
+    client = create_client(Consumer, kafka.committer_config(group, "kafka-liveness/adopt"))
+    committing = Committer(client, group, kafka.bootstrap_servers, _REQUEST_SECONDS)
     try:
         error = committing.commit(offsets)
     finally:
-        if not committing.silent:
+        if not committing.timed_out:
             client.close()
     if error is not None:
-        raise named(error, f"committing to {group}", kafka.bootstrap_servers)
+        raise to_package_error(error, f"committing to {group}", kafka.bootstrap_servers)

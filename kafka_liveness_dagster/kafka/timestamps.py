@@ -14,24 +14,24 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.health import HeldBack
+from kafka_liveness_dagster.core.health import OpenTransaction
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS
-from kafka_liveness_dagster.kafka.clients import admin_client, made
-from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, named
-from kafka_liveness_dagster.kafka.partition_states import check_second_log
+from kafka_liveness_dagster.kafka.clients import admin_client, create_client
+from kafka_liveness_dagster.kafka.errors import KafkaRefusedError, to_package_error
+from kafka_liveness_dagster.kafka.partition_states import check_catch_up_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 
-_WORST = 10
-_SECONDS = 2.0  # to read so few records; then it is said of those that came
-_MOST = 100  # messages of one answer
+_MAX_MEASURED_PARTITIONS = 10
+_TIMEOUT_SECONDS = 2.0  # to read so few records; then it is said of those that came
+_MAX_PARTITIONS = 100  # messages of one answer
 
 
 def seconds_behind(
@@ -58,13 +58,15 @@ def seconds_behind(
     waiting = sorted((tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp])
     if not waiting:
         return 0.0
-    newest = _newest(cluster, waiting[:_WORST])
+    newest = _newest_timestamps(cluster, waiting[:_MAX_MEASURED_PARTITIONS])
     processed = timestamps(cluster, group_id, {tp: max(0, positions[tp] - 1) for tp in newest})
     behind = [newest[tp] - at_ms for tp, at_ms in processed.items()]
     return max(0, *behind) / 1000 if behind else None
 
 
-def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int]) -> tuple[HeldBack, ...]:
+def open_transactions(
+    cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int]
+) -> tuple[OpenTransaction, ...]:
     """What waits behind open transactions; since when, of the ten partitions where most does.
 
     Args:
@@ -76,7 +78,7 @@ def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    very_ends = _listed(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
+    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
     stable = {
         tp: end for tp, (_, end) in cluster.log_bounds(behind).items()
@@ -84,10 +86,10 @@ def held_back(cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int
     waiting = {tp: very_ends[tp].offset - end for tp, end in stable.items() if very_ends[tp].offset > end}
     if not waiting:
         return ()
-    worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_WORST]
+    worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_MAX_MEASURED_PARTITIONS]
     began = timestamps(cluster, group_id, {tp: stable[tp] for tp in worst}, isolation="read_uncommitted")
     ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
-    return tuple(HeldBack(tp, stable[tp], count, ages.get(tp)) for tp, count in waiting.items())
+    return tuple(OpenTransaction(tp, stable[tp], count, ages.get(tp)) for tp, count in waiting.items())
 
 
 def timestamps(
@@ -98,16 +100,16 @@ def timestamps(
     At the offset itself may be none: a transaction's marker, or what compaction took.
     """
     settings = cluster.settings
-    reader = settings.reader(group_id, "kafka-liveness/behind")
+    reader = settings.reader_config(group_id, "kafka-liveness/behind")
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
-    client: Any = made(Consumer, config)
+    client: Any = create_client(Consumer, config)
     found: dict[TopicPartition, int] = {}
-    unheard, give_up_at = set(offsets), time.monotonic() + _SECONDS
+    unheard, give_up_at = set(offsets), time.monotonic() + _TIMEOUT_SECONDS
     try:
         client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
         while unheard and (left := give_up_at - time.monotonic()) > 0:
             heard: set[TopicPartition] = set()
-            for message in client.consume(_MOST, min(left, 0.1)):
+            for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
                 at = TopicPartition(message.topic(), message.partition())
                 if at in unheard - heard and not message.error():
                     found[at] = message.timestamp()[1]
@@ -115,20 +117,24 @@ def timestamps(
             client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])  # else the others wait for their rest
             unheard -= heard
     except KafkaException as error:
-        raise named(error, f"reading how old the records of {group_id} are", settings.bootstrap_servers) from error
+        raise to_package_error(
+            error, f"reading how old the records of {group_id} are", settings.bootstrap_servers
+        ) from error
     finally:
         client.close()
     return found
 
 
-def offsets_at(cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int) -> dict[TopicPartition, int | None]:
+def offsets_for_times(
+    cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int
+) -> dict[TopicPartition, int | None]:
     """The first offset of each partition whose timestamp is not before this one; None where there is none.
 
     Raises:
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    found = _listed(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
+    found = _list_offsets(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
     return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
 
 
@@ -151,7 +157,7 @@ def window_bounds(
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    return offsets_at(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
+    return offsets_for_times(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
 
 
 def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: int) -> dict[TopicPartition, int]:
@@ -161,26 +167,26 @@ def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: 
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    found = offsets_at(cluster, partitions, end_ms)
+    found = offsets_for_times(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
-    ends = _listed(cluster, last, OffsetSpec.latest(), "asking where the logs end")
+    ends = _list_offsets(cluster, last, OffsetSpec.latest(), "asking where the logs end")
     return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
-def _newest(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+def _newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
     try:
-        found = _listed(cluster, partitions, OffsetSpec.max_timestamp(), "asking how new the newest records are")
+        found = _list_offsets(cluster, partitions, OffsetSpec.max_timestamp(), "asking how new the newest records are")
     except KafkaRefusedError:
         return {}
     return {tp: one.timestamp for tp, one in found.items() if one.offset >= 0}
 
 
-def _listed(
-    cluster: Cluster, partitions: Iterable[TopicPartition], of: OffsetSpec, doing: str
+def _list_offsets(
+    cluster: Cluster, partitions: Iterable[TopicPartition], offset_spec: OffsetSpec, operation: str
 ) -> dict[TopicPartition, Any]:
     admin, heard = admin_client(cluster.settings)
-    wanted = {KafkaTopicPartition(*tp): of for tp in partitions}
+    wanted = {KafkaTopicPartition(*tp): offset_spec for tp in partitions}
     if not wanted:
         return {}
     asked = admin.list_offsets(wanted, request_timeout=REQUEST_SECONDS)
@@ -188,32 +194,32 @@ def _listed(
         return {TopicPartition(tp.topic, tp.partition): one.result() for tp, one in asked.items()}
     except KafkaException as error:
         admin.poll(0)  # serves what the client has to say
-        raise heard.named(error, doing) from error
+        raise heard.to_package_error(error, operation) from error
 
 
 @dataclass(frozen=True)
-class Processed:
+class ProcessedRanges:
     """What of a group's offsets lies between two times.
 
     Attributes:
         ranges: processed once.
-        owed: not processed yet, and owed.
-        ahead: how many the live lane has still to read, open transactions and partitions without a commit included.
+        pending: not processed yet, and owed.
+        unread: how many the live lane has still to read, open transactions and partitions without a commit included.
     """
 
     ranges: tuple[OffsetRange, ...]
-    owed: tuple[OffsetRange, ...]
-    ahead: int
+    pending: tuple[OffsetRange, ...]
+    unread: int
 
-    def left_out(self) -> Iterator[str]:
+    def excluded_lines(self) -> Iterator[str]:
         """A line for each reason why something of it is none of the ranges."""
-        if self.owed:
-            yield f"since they are owed and have partitions of their own: {', '.join(map(str, self.owed))}"
-        if self.ahead:
-            yield f"since the live lane comes to them: {self.ahead:,} offsets"
+        if self.pending:
+            yield f"since they are owed and have partitions of their own: {', '.join(map(str, self.pending))}"
+        if self.unread:
+            yield f"since the live lane comes to them: {self.unread:,} offsets"
 
 
-def processed(
+def processed_ranges(
     cluster: Cluster,
     group_id: str,
     topics: Sequence[str],
@@ -221,7 +227,7 @@ def processed(
     end_ms: int | None,
     *,
     allow_expired: bool = False,
-) -> Processed:
+) -> ProcessedRanges:
     """The offsets of a group whose timestamps lie from ``begin_ms`` to before ``end_ms``, both since the epoch.
 
     Args:
@@ -235,32 +241,32 @@ def processed(
     Raises:
         InvalidSettingError: the group has committed nothing.
         DataExpiredError: the broker has deleted records, maybe some of the window's.
-        ForeignCommitError: an external commit replaced the second log; the next run with a table rewrites it.
+        ExternalCommitError: an external commit replaced the second log; the next run with a table rewrites it.
     """
     known = cluster.partitions(list(topics) or cluster.topics())
-    facts = cluster.facts(group_id, sorted(cluster.commits(group_id, known)))
-    check_second_log(cluster, group_id, facts)
+    facts = cluster.partition_states(group_id, sorted(cluster.commits(group_id, known)))
+    check_catch_up_log(cluster, group_id, facts)
     if not facts:
         raise InvalidSettingError(f"group {group_id} has committed nothing{' of these topics' if topics else ''}")
     first: Mapping[TopicPartition, int | None]
     behind: Mapping[TopicPartition, int | None] = dict.fromkeys(facts)
     if end_ms is None:
-        first = offsets_at(cluster, facts, begin_ms)
+        first = offsets_for_times(cluster, facts, begin_ms)
     else:
         first, behind = window_bounds(cluster, list(facts), begin_ms, end_ms)
-    spans = {tp: _span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
+    spans = {tp: _window_span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
     new = cluster.log_bounds(tp for tp in known if topics and tp not in facts)
     if not allow_expired:
-        _check_whole(facts, spans)
-    return Processed(
-        tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done(one, spans[tp])),
+        _require_whole(facts, spans)
+    return ProcessedRanges(
+        tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done_spans(one, spans[tp])),
         tuple(OffsetRange(*tp, *s) for tp, one in facts.items() for s in intersection(one.outstanding, (spans[tp],))),
         sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items())
         + sum(end - start for start, end in new.values()),
     )
 
 
-def _check_whole(facts: Mapping[TopicPartition, PartitionFacts], spans: Mapping[TopicPartition, Span]) -> None:
+def _require_whole(facts: Mapping[TopicPartition, PartitionState], spans: Mapping[TopicPartition, Span]) -> None:
     cut = [tp for tp, one in facts.items() if 0 < one.log_start == spans[tp].start]
     if cut:
         raise DataExpiredError(
@@ -270,13 +276,13 @@ def _check_whole(facts: Mapping[TopicPartition, PartitionFacts], spans: Mapping[
         )
 
 
-def _span(first: int | None, behind: int | None, log_end: int) -> Span:
+def _window_span(first: int | None, behind: int | None, log_end: int) -> Span:
     """Of one partition; there may be no record of the window, or none behind it."""
     start = log_end if first is None else first
     return Span(start, max(start, log_end if behind is None else behind))
 
 
-def _done(one: PartitionFacts, asked: Span) -> tuple[Span, ...]:
+def _done_spans(one: PartitionState, spans: Span) -> tuple[Span, ...]:
     """What of these offsets the group has processed."""
-    below = intersection((asked,), (Span(one.log_start, one.committed or 0),))
-    return difference(below, (*one.outstanding, *one.reported))
+    below = intersection((spans,), (Span(one.log_start, one.committed or 0),))
+    return difference(below, (*one.outstanding, *one.written_off))

@@ -16,8 +16,8 @@ from confluent_kafka.admin import ConfigResource, ConfigSource, NewTopic
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
-from kafka_liveness_dagster.kafka.clients import admin_client, made
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, Heard
+from kafka_liveness_dagster.kafka.clients import admin_client, create_client
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, ErrorListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 EMBEDDED_PARTITIONS = 4
-_OWN = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+_EMBEDDED_TOPIC_CONFIG = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
 _LINGER_MS = 20
-_SENT_SECONDS = 30.0  # how long a broker may take for what was handed over
+_DELIVERY_SECONDS = 30.0  # how long a broker may take for what was handed over
 
 
 class NotProducedError(KafkaLivenessError):
     """Not all records are in the topic."""
 
 
-def create(
+def create_topic(
     settings: KafkaSettings,
     topic: str,
     *,
@@ -62,14 +62,14 @@ def create(
     try:
         admin.create_topics([wanted], request_timeout=REQUEST_SECONDS)[topic].result()
     except KafkaException as error:
-        raise heard.named(error, f"making topic {topic}") from error
+        raise heard.to_package_error(error, f"making topic {topic}") from error
     give_up_at, cluster = time.monotonic() + REQUEST_SECONDS, Cluster(settings)
-    while not _answers(cluster, topic) and time.monotonic() < give_up_at:
+    while not _is_visible(cluster, topic) and time.monotonic() < give_up_at:
         time.sleep(0.02)  # one broker has made it, the one that was asked may not have heard of it
     return len(cluster.partitions([topic]))
 
 
-def _answers(cluster: Cluster, topic: str) -> bool:
+def _is_visible(cluster: Cluster, topic: str) -> bool:
     """Whether it is there for whoever comes next: a busy broker shows it before it leads its partitions."""
     if topic not in cluster.topics():
         return False
@@ -80,27 +80,27 @@ def _answers(cluster: Cluster, topic: str) -> bool:
     return True
 
 
-def create_missing(settings: KafkaSettings, topics: Iterable[str], say: Callable[[str], object]) -> None:
+def create_missing_topics(settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]) -> None:
     """Make those topics that do not exist, as only the embedded broker may be asked to: nobody else is at it.
 
     Args:
         settings: of the embedded broker.
         topics: of an asset.
-        say: told of each that is made.
+        report: told of each that is made.
     """
     known = Cluster(settings).topics()
     for topic in (one for one in topics if one not in known):
         try:
-            count = create(settings, topic, partitions=EMBEDDED_PARTITIONS)
+            count = create_topic(settings, topic, partitions=EMBEDDED_PARTITIONS)
         except KafkaLivenessError as error:
             cause = error.__cause__
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue  # somebody else did, between the two requests
             raise
-        say(f"topic {topic} did not exist on the embedded broker: made it, with {count} partitions")
+        report(f"topic {topic} did not exist on the embedded broker: made it, with {count} partitions")
 
 
-def config_of(settings: KafkaSettings, topic: str) -> dict[str, str]:
+def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
     """What is set on the topic itself.
 
     Raises:
@@ -111,12 +111,12 @@ def config_of(settings: KafkaSettings, topic: str) -> dict[str, str]:
     try:
         found = admin.describe_configs([asked], request_timeout=REQUEST_SECONDS)[asked].result()
     except KafkaException as error:
-        raise heard.named(error, f"asking for the config of topic {topic}") from error
-    return {name: one.value for name, one in sorted(found.items()) if one.source == _OWN}
+        raise heard.to_package_error(error, f"asking for the config of topic {topic}") from error
+    return {name: one.value for name, one in sorted(found.items()) if one.source == _EMBEDDED_TOPIC_CONFIG}
 
 
 @dataclass(frozen=True)
-class Record:
+class ProducerRecord:
     """One to be produced; without a key it goes to any partition."""
 
     value: bytes
@@ -124,7 +124,7 @@ class Record:
 
 
 @dataclass
-class Producing:
+class RecordProducer:
     """Records on their way into one topic, written once each (idempotent, KIP-98) and in their order.
 
     Attributes:
@@ -134,36 +134,36 @@ class Producing:
     settings: KafkaSettings
     topic: str
     written: Counter[TopicPartition] = field(default_factory=Counter)
-    _refused: list[KafkaError] = field(default_factory=list)
+    _refused_error: list[KafkaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         Cluster(self.settings).partitions([self.topic])  # a producer waits for minutes for a topic that is not there
-        self._heard = Heard(self.settings)
+        self._error_listener = ErrorListener(self.settings)
         config = {
-            **self.settings.client("kafka-liveness/produce"),
+            **self.settings.client_config("kafka-liveness/produce"),
             "enable.idempotence": True,
             "linger.ms": _LINGER_MS,
-            "error_cb": self._heard,
+            "error_cb": self._error_listener,
         }
-        self._producer = made(Producer, config)
+        self._producer = create_client(Producer, config)
 
-    def send(self, record: Record) -> None:
+    def send(self, record: ProducerRecord) -> None:
         """Hand one over; waits while the client's queue is full.
 
         Raises:
             NotProducedError: the broker refused one before it, or takes none.
         """
-        give_up_at = time.monotonic() + _SENT_SECONDS
+        give_up_at = time.monotonic() + _DELIVERY_SECONDS
         while True:
-            self._check()
+            self._raise_if_refused()
             try:
-                self._producer.produce(self.topic, record.value, record.key, on_delivery=self._delivered)
+                self._producer.produce(self.topic, record.value, record.key, on_delivery=self._on_delivery)
             except BufferError:  # its queue is full
                 if time.monotonic() > give_up_at:
-                    raise self._not_produced(f"the broker has taken none for {_SENT_SECONDS:g} s") from None
+                    raise self._not_produced_error(f"the broker has taken none for {_DELIVERY_SECONDS:g} s") from None
                 self._producer.poll(0.1)
             except KafkaException as error:
-                raise self._not_produced(error.args[0].str()) from error
+                raise self._not_produced_error(error.args[0].str()) from error
             else:
                 self._producer.poll(0)
                 return
@@ -174,22 +174,26 @@ class Producing:
         Raises:
             NotProducedError: it has not.
         """
-        waiting = self._producer.flush(_SENT_SECONDS)
-        self._check()
+        waiting = self._producer.flush(_DELIVERY_SECONDS)
+        self._raise_if_refused()
         if waiting:
-            raise self._not_produced(f"{waiting:,} were not acknowledged within {_SENT_SECONDS:g} s, and may be there")
+            raise self._not_produced_error(
+                f"{waiting:,} were not acknowledged within {_DELIVERY_SECONDS:g} s, and may be there"
+            )
         return self.written.total()
 
-    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         """Caller: the producer's ``poll`` and ``flush``. Affects: what is counted, and what the next call raises."""
         if error is None:
             self.written[TopicPartition(message.topic(), message.partition())] += 1
         else:
-            self._refused.append(error)
+            self._refused_error.append(error)
 
-    def _check(self) -> None:
-        if self._refused:
-            raise self._not_produced(str(self._heard.named(self._refused[0], f"producing to {self.topic}")))
+    def _raise_if_refused(self) -> None:
+        if self._refused_error:
+            raise self._not_produced_error(
+                str(self._error_listener.to_package_error(self._refused_error[0], f"producing to {self.topic}"))
+            )
 
-    def _not_produced(self, why: str) -> NotProducedError:
+    def _not_produced_error(self, why: str) -> NotProducedError:
         return NotProducedError(f"{self.written.total():,} records are in topic {self.topic}, then it ended: {why}")

@@ -12,9 +12,16 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.concurrency import start
-from kafka_liveness_dagster.core.errors import first_line
-from kafka_liveness_dagster.core.fencing import RETRIED, Away, FenceReason, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.core.errors import summary_line
+from kafka_liveness_dagster.core.fencing import (
+    RETRY_REASONS,
+    FenceReason,
+    FenceReport,
+    ProcessObservation,
+    RunState,
+    reason_to_fence,
+)
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.run_context import now_ms
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.fencing import PollTimer
-    from kafka_liveness_dagster.kafka.run_context import RunLink
+    from kafka_liveness_dagster.kafka.run_context import RunContext
 
 
 class Fence:
@@ -33,16 +40,16 @@ class Fence:
 
     Args:
         watchdog: raises it, and takes it down.
-        lapsed: what is said of a batch of a former epoch.
-        begun: whether anything is planned before the first ``cut_off``; a live lane has to join for that.
+        stale_message: what is said of a batch of a former epoch.
+        has_started: whether anything is planned before the first ``start_epoch``; a live lane has to join for that.
 
     Attributes:
         epoch: of what is planned now.
     """
 
-    def __init__(self, watchdog: Watchdog, lapsed: str, *, begun: bool) -> None:
-        self._watchdog, self._lapsed, self._begun = watchdog, lapsed, begun
-        self.epoch, self._cut_off_by = 0, FenceReason.POLL_TIMEOUT
+    def __init__(self, watchdog: Watchdog, stale_message: str, *, has_started: bool) -> None:
+        self._watchdog, self._stale_message, self._has_started = watchdog, stale_message, has_started
+        self.epoch, self._epoch_error = 0, FenceReason.POLL_TIMEOUT
 
     def check(self) -> None:
         """Raise when this process may not commit any more: ask before starting anything long.
@@ -52,7 +59,7 @@ class Fence:
         """
         self._watchdog.check()
 
-    def check_open(self, batch: Batch) -> None:
+    def check_batch(self, batch: Batch) -> None:
         """Raise when this batch may not be committed any more, also after a new membership has begun.
 
         Raises:
@@ -67,12 +74,12 @@ class Fence:
         Raises:
             FencedError: it has.
         """
-        if not self._is_of_now(batch):
-            raise FencedError(self._cut_off_by, self._lapsed, self._watchdog.outcome)
+        if not self._is_current(batch):
+            raise FencedError(self._epoch_error, self._stale_message, self._watchdog.outcome)
 
-    def is_open(self, batch: Batch) -> bool:
+    def is_batch_current(self, batch: Batch) -> bool:
         """Whether a batch is of the membership that goes on: none is, while the fence is up."""
-        return self._watchdog.reason is None and self._is_of_now(batch)
+        return self._watchdog.reason is None and self._is_current(batch)
 
     def heartbeat(self) -> None:
         """Say that the work on the open batch goes on: the process timeout begins anew.
@@ -80,41 +87,41 @@ class Fence:
         Raises:
             FencedError: it had passed, or this process may not go on: stop the work.
         """
-        self._watchdog.polled()
+        self._watchdog.record_poll()
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
         """Register what to cancel when the fence goes up, a Spark job for one.
 
         Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership has
-        begun: ``is_open`` tells them apart. Affects: work already under way.
+        begun: ``is_batch_current`` tells them apart. Affects: work already under way.
         """
         self._watchdog.on_fence(cancel)
 
-    def still_polling(self) -> bool:
+    def record_poll(self) -> bool:
         """Report a poll; False when it comes too late and what is planned must be planned again."""
         try:
-            self._watchdog.polled()
+            self._watchdog.record_poll()
         except FencedError as error:
             if not error.reason.may_rejoin:
                 raise
             return False
         return True
 
-    def cut_off(self, why: FenceReason) -> None:
+    def start_epoch(self, why: FenceReason) -> None:
         """What was planned until now may not be committed any more; what is planned from now on may."""
-        self.epoch, self._begun, self._cut_off_by = self.epoch + 1, True, why
+        self.epoch, self._has_started, self._epoch_error = self.epoch + 1, True, why
 
-    def _is_of_now(self, batch: Batch) -> bool:
-        return self._begun and batch.epoch == self.epoch
+    def _is_current(self, batch: Batch) -> bool:
+        return self._has_started and batch.membership_epoch == self.epoch
 
 
 if TYPE_CHECKING:
     Leave = Callable[[FenceReason], FenceReason | None]
 
-LOOK_SECONDS = 0.1
+CHECK_SECONDS = 0.1
 RUN_STATE_SECONDS = 1.0
 _STOP_SECONDS = 30.0
-_STOPPED_TELL_SECONDS, _FENCED_TELL_SECONDS = 5.0, 1.0
+_STOPPED_REPORT_SECONDS, _FENCED_REPORT_SECONDS = 5.0, 1.0
 log = logging.getLogger("kafka_liveness_dagster")
 
 
@@ -125,8 +132,8 @@ class Watchdog:
     rebalances; for the same reason none writes to the run's log.
 
     Args:
-        timer: the poll timer; polls are reported with ``polled``.
-        link: the run to watch.
+        timer: the poll timer; polls are reported with ``record_poll``.
+        run_context: the run to watch.
         leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up. It may
             wait for whoever uses the client; so nothing of this class is held meanwhile. It may return another reason,
             which the client named as it left.
@@ -141,54 +148,54 @@ class Watchdog:
     def __init__(
         self,
         timer: PollTimer,
-        link: RunLink,
+        run_context: RunContext,
         leave: Leave,
         serve: Callable[[], None] | None = None,
-        outcome: str = RETRIED,
+        outcome: str = RETRY_REASONS,
     ) -> None:
         self.outcome = outcome
-        self._timer, self._link, self._leave, self._serve = timer, link, leave, serve
-        self._met: Exception | None = None
+        self._timer, self._run_context, self._leave, self._serve = timer, run_context, leave, serve
+        self._serve_error: Exception | None = None
         self._cancels: list[Callable[[], None]] = []
-        self._raising = threading.Lock()
+        self._fence_lock = threading.Lock()
         self._reason: FenceReason | None = None
         self._parent, self._starter = os.getppid(), multiprocessing.parent_process()
         self._run_state = RunState.IN_PROGRESS
-        self._stopped, self._ended, self._news = threading.Event(), threading.Event(), threading.Event()
-        self._telling = threading.Lock()
-        self._last: FenceReason | None = None
-        self._told: Away | None = None
+        self._stopped, self._watch_ended, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._report_lock = threading.Lock()
+        self._last_reason: FenceReason | None = None
+        self._reported: FenceReport | None = None
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
-        threading.Thread(target=self._ask, name="kafka-liveness-run-state", daemon=True).start()
+        threading.Thread(target=self._poll_run_state, name="kafka-liveness-run-state", daemon=True).start()
         if self._serve is not None:
-            threading.Thread(target=self._answer, name="kafka-liveness-heartbeat", daemon=True).start()
+            threading.Thread(target=self._serve_group, name="kafka-liveness-heartbeat", daemon=True).start()
 
     def stop(self, why: FenceReason = FenceReason.CLOSED) -> None:
         """End the watch for good: the consumer is closed, and commits raise from now on."""
-        with self._raising:
+        with self._fence_lock:
             self._reason = self._reason or why
             self._stopped.set()
-        self._news.set()
+        self._wake.set()
         # Before the leave: who sees the group without this member is to know why
-        if not self._tell_in_time(_STOPPED_TELL_SECONDS):
-            self._tell()
-        with self._raising:
+        if not self._report_in_time(_STOPPED_REPORT_SECONDS):
+            self._report()
+        with self._fence_lock:
             if self._reason.may_rejoin:  # with clients that are closed
                 self._reason = FenceReason.CLOSED
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
+            self._watch_ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
         """Register what to cancel when the fence goes up; called at once when it is up already."""
         self._cancels.append(cancel)
         if self._reason is not None and not self._cancel([cancel]):
-            self._call([cancel])
+            self._call_all([cancel])
 
-    def polled(self) -> None:
+    def record_poll(self) -> None:
         """The owner of this consumer polled, or made progress otherwise.
 
         Raises:
@@ -197,7 +204,7 @@ class Watchdog:
         """
         self.check()
         self._timer.poll(now_ms())
-        met, self._met = self._met, None
+        met, self._serve_error = self._serve_error, None
         if met is not None:
             raise met
 
@@ -207,7 +214,7 @@ class Watchdog:
         Raises:
             FencedError: the fence is up.
         """
-        if self._reason is None and self._timer.expired(now_ms()):
+        if self._reason is None and self._timer.has_expired(now_ms()):
             self._raise_fence(FenceReason.POLL_TIMEOUT)
         if self._reason is not None:
             seconds = self._timer.elapsed_ms(now_ms()) / 1000
@@ -229,57 +236,57 @@ class Watchdog:
         """Why the fence is up, None while it is not."""
         return self._reason
 
-    def rearm(self, leave: Leave | None = None) -> None:
+    def reset(self, leave: Leave | None = None) -> None:
         """Take a fence down after the member it ended has left: a new member is about to join.
 
         Args:
             leave: how the new one is left; None for the same as before.
         """
-        with self._raising:
+        with self._fence_lock:
             self._timer.poll(now_ms())
             self._reason, self._leave = None, leave or self._leave
-        self._news.set()
+        self._wake.set()
 
     def _watch(self) -> None:
         try:
-            while not self._stopped.wait(LOOK_SECONDS):
-                seen = Surroundings(self._parent_is_alive(), self._run_state, self._link.is_step)
+            while not self._stopped.wait(CHECK_SECONDS):
+                seen = ProcessObservation(self._parent_is_alive(), self._run_state, self._run_context.is_step)
                 reason = reason_to_fence(self._timer, seen, now_ms())
                 if reason is not None and self._reason is None:
                     self._raise_fence(reason)
         finally:
-            self._ended.set()
+            self._watch_ended.set()
 
-    def _answer(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
+    def _serve_group(self) -> None:
+        while not self._stopped.wait(CHECK_SECONDS):
             try:
                 # One that slept past its deadline may be forgotten by its client, and would join by a poll
-                if self._serve is not None and self._reason is None and not self._timer.expired(now_ms()):
+                if self._serve is not None and self._reason is None and not self._timer.has_expired(now_ms()):
                     self._serve()
             except Exception as error:  # noqa: BLE001 - raised where the owner polls next
-                self._met = error
+                self._serve_error = error
 
-    def _ask(self) -> None:
+    def _poll_run_state(self) -> None:
         asked_at_ms, orphaned, failed = now_ms(), False, False
         while True:
-            self._news.wait(LOOK_SECONDS)
-            self._news.clear()
+            self._wake.wait(CHECK_SECONDS)
+            self._wake.clear()
             if self._stopped.is_set():
                 return  # who stopped it has the last word
-            self._tell()
+            self._report()
             was_orphaned, orphaned = orphaned, not self._parent_is_alive()
             if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and orphaned == was_orphaned:
                 continue  # a parent that died is the cue to ask at once, and once
             asked_at_ms = now_ms()
             try:
-                self._run_state, failed = self._link.state(), False
+                self._run_state, failed = self._run_context.state(), False
             except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run goes on
                 if not failed:
                     told = "could not ask Dagster how the run is; it counts as %s until Dagster answers: %s"
-                    log.warning(told, self._run_state.value, first_line(error))
+                    log.warning(told, self._run_state.value, summary_line(error))
                 failed = True
 
-    def _tell_in_time(self, seconds: float, fenced: FenceReason | None = None) -> bool:
+    def _report_in_time(self, seconds: float, fenced: FenceReason | None = None) -> bool:
         """In a thread of its own: a database that does not answer must not keep the member in its group.
 
         Args:
@@ -292,57 +299,57 @@ class Watchdog:
         is_told = threading.Event()
 
         def tell() -> None:
-            self._tell(fenced)
+            self._report(fenced)
             is_told.set()
 
-        if not start(tell, "kafka-liveness-tell"):
+        if not start_daemon_thread(tell, "kafka-liveness-tell"):
             return False
         if not is_told.wait(seconds):
             # In another one: where Dagster stores the lines of this log, it does not answer them either
             told = "Dagster did not answer within %g s: it may not know why this process left"
-            start(partial(log.warning, told, seconds), "kafka-liveness-tell")
+            start_daemon_thread(partial(log.warning, told, seconds), "kafka-liveness-tell")
         return True
 
-    def _tell(self, fenced: FenceReason | None = None) -> None:
+    def _report(self, fenced: FenceReason | None = None) -> None:
         """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
         if fenced is not None:
             log.warning("fenced: %s", fenced.value, extra={"fence": fenced})
-        with self._telling:
-            self._last = self._reason or self._last
-            why = None if self._last is None else Away(self._last, is_back=self._reason is None)
-            if why is None or why == self._told:
+        with self._report_lock:
+            self._last_reason = self._reason or self._last_reason
+            why = None if self._last_reason is None else FenceReport(self._last_reason, is_back=self._reason is None)
+            if why is None or why == self._reported:
                 return
             try:
-                self._link.tell(why)
+                self._run_context.report_fence(why)
             except Exception:  # only the name of a departure depends on it
                 log.exception("could not tell Dagster: %s", why)
-            self._told = why
+            self._reported = why
 
-    def _raise_fence(self, reason: FenceReason, of: Leave | None = None) -> None:
-        with self._raising:
-            outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.expired(now_ms())
-            if self._reason is not None or outdated or (of is not None and of != self._leave):
+    def _raise_fence(self, reason: FenceReason, leave_of: Leave | None = None) -> None:
+        with self._fence_lock:
+            outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.has_expired(now_ms())
+            if self._reason is not None or outdated or (leave_of is not None and leave_of != self._leave):
                 return
             self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
         is_sure = reason is not FenceReason.PARTITIONS_LOST
         is_cancelled = self._cancel(self._cancels)
         # Before the leave, too, but its partitions wait
-        is_told = self._tell_in_time(_FENCED_TELL_SECONDS, reason if is_sure else None)
+        is_told = self._report_in_time(_FENCED_REPORT_SECONDS, reason if is_sure else None)
         try:
             named = leave(reason) or reason
         except Exception:  # the session timeout ends what could not be left
             log.exception("could not leave the group")
             named = reason
         if named is not reason:
-            with self._raising:
+            with self._fence_lock:
                 if self._reason is reason:  # the thread that asks Dagster tells it the new one
                     self._reason = named
         if not is_sure:
             log.warning("fenced: %s", named.value, extra={"fence": named})
         if not is_cancelled:  # nor can one be started now: the member is out of its group, this may take its time
-            self._call(self._cancels)
+            self._call_all(self._cancels)
         if not is_told:
-            self._tell(named if is_sure else None)
+            self._report(named if is_sure else None)
 
     def _cancel(self, cancels: list[Callable[[], None]]) -> bool:
         """In a thread of its own: a Spark server that does not answer must not keep the member in its group.
@@ -350,9 +357,9 @@ class Watchdog:
         Returns:
             False where no thread could be started: nothing was cancelled.
         """
-        return start(partial(self._call, list(cancels)), "kafka-liveness-cancel")
+        return start_daemon_thread(partial(self._call_all, list(cancels)), "kafka-liveness-cancel")
 
-    def _call(self, cancels: list[Callable[[], None]]) -> None:
+    def _call_all(self, cancels: list[Callable[[], None]]) -> None:
         for cancel in cancels:
             try:
                 cancel()

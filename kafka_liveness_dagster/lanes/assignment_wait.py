@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
     from kafka_liveness_dagster.runs.storage import RunStorage
 
-_ASK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
-class Waiting:
+class AssignmentWait:
     """A run that was let into its group and has nothing to do yet: says so in its log and, by a tag, on its page.
 
     The others hold what is to come no longer than their process timeout and a session, which are taken to be as ours:
@@ -25,60 +25,60 @@ class Waiting:
 
     def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
         self._consumer, self._storage = consumer, storage
-        self._patience_seconds = (consumer.timeouts.process_ms + consumer.timeouts.session_ms) / 1000
-        self._process_seconds = consumer.timeouts.process_ms / 1000
+        self._max_wait_seconds = (consumer.timeouts.process_timeout_ms + consumer.timeouts.session_timeout_ms) / 1000
+        self._process_seconds = consumer.timeouts.process_timeout_ms / 1000
         self._since: float | None = None
-        self._is_held_up = False
-        self._unheard_since: float | None = None
-        self._asked_at = -math.inf
+        self._is_assignment_pending = False
+        self._failing_since: float | None = None
+        self._checked_at = -math.inf
 
-    def goes_on(self) -> bool:
+    def should_continue(self) -> bool:
         """Whether a partition is still to come, or the storage has not all of this run; asks the group once a second.
 
         Raises:
             BrokerUnreachableError: nobody has answered for as long as a batch may take.
         """
         now = time.monotonic()
-        if self._since is not None and now - self._asked_at < _ASK_SECONDS:
+        if self._since is not None and now - self._checked_at < _CHECK_SECONDS:
             return True
-        self._asked_at = now
-        why = self._why()
+        self._checked_at = now
+        why = self._pending_reason()
         if why and self._since is None:
             self._since = now
             self._storage.log.info("waits for partitions: %s; the others finish their batches first", why)
-            self._tag(f"partitions: {why}")
-        was_held_up, self._is_held_up = self._is_held_up, self._consumer.is_held_up()
-        if self._is_held_up and not was_held_up:
+            self._tag_run(f"partitions: {why}")
+        was_held_up, self._is_assignment_pending = self._is_assignment_pending, self._consumer.is_assignment_pending()
+        if self._is_assignment_pending and not was_held_up:
             self._since = now
-        if not self._consumer.joined:
+        if not self._consumer.is_joined:
             return True
         waited = 0.0 if self._since is None else now - self._since
-        if why and waited > self._patience_seconds:
+        if why and waited > self._max_wait_seconds:
             told = "no partition came in %.0f s, longer than a process timeout and a session: %s"
             self._storage.log.warning(told, waited, why)
             why = ""
         if not why:
-            self.ended()
+            self.finish()
         return bool(why) or self._storage.is_behind  # who reads on meanwhile loses no time
 
-    def _why(self) -> str:
+    def _pending_reason(self) -> str:
         from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - stays lazy
 
         try:
-            why, self._unheard_since = self._consumer.partitions_to_come(), None
+            why, self._failing_since = self._consumer.why_partitions_pending(), None
         except BrokerUnreachableError as error:
             now = time.monotonic()
-            self._unheard_since = now if self._unheard_since is None else self._unheard_since
-            if now - self._unheard_since >= self._process_seconds:
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            if now - self._failing_since >= self._process_seconds:
                 raise
             return f"no broker says what is to come ({error})"
         return why
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         """Partitions came, or none will."""
         if self._since is not None:
             self._since = None
-            self._tag("")
+            self._tag_run("")
 
-    def _tag(self, what: str) -> None:
-        self._storage.tag({WAITS_TAG: what})
+    def _tag_run(self, what: str) -> None:
+        self._storage.add_tags({WAITS_TAG: what})

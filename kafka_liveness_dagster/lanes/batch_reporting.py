@@ -1,10 +1,10 @@
 """Report batches: log lines, progress of a slow batch, and OpenTelemetry metrics and traces.
 
->>> log = ProgressLog("orders:3:70-120", began_seconds=100.0)
->>> log.report(2, 40, now_seconds=105.0)
->>> log.report(12, 40, now_seconds=115.0)
+>>> log = BatchProgress("orders:3:70-120", began_seconds=100.0)
+>>> log.next_line(2, 40, now_seconds=105.0)
+>>> log.next_line(12, 40, now_seconds=115.0)
 'orders:3:70-120: 12 of 40 tasks after 15 s'
->>> log.report(13, 40, now_seconds=117.0)
+>>> log.next_line(13, 40, now_seconds=117.0)
 
 A lane at work commits twice a second for days, and each line is a row in Dagster's event log: so there is one in ten
 seconds, as short for a thousand partitions as for one. Which offsets a commit had is in the snapshot's own summary.
@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.metadata import Tally, counted, number
+from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.metadata import Tally, format_count, row_count_text
 from kafka_liveness_dagster.telemetry.metrics import (
     CLIENT_DURATION,
     COMMIT_CONFLICT,
@@ -42,7 +42,7 @@ from kafka_liveness_dagster.telemetry.metrics import (
     SYSTEM,
     TOPIC,
 )
-from kafka_liveness_dagster.telemetry.otel import labels_of, tell, trace
+from kafka_liveness_dagster.telemetry.otel import labels_of, record, record_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -52,17 +52,17 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-    from kafka_liveness_dagster.lanes.dead_letters import Landed
+    from kafka_liveness_dagster.lanes.dead_letters import WriteOutcome
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
     from kafka_liveness_dagster.lanes.protocols import Lane
-    from kafka_liveness_dagster.spark.table.write import Written
+    from kafka_liveness_dagster.spark.table.write import WriteResult
 
 
-TELL_EVERY_SECONDS = 10.0
+PROGRESS_EVERY_SECONDS = 10.0
 
 
 @dataclass
-class ProgressLog:
+class BatchProgress:
     """What is told of one batch.
 
     Attributes:
@@ -73,13 +73,13 @@ class ProgressLog:
 
     name: str
     began_seconds: float
-    every_seconds: float = TELL_EVERY_SECONDS
-    _told_seconds: float = field(init=False)
+    every_seconds: float = PROGRESS_EVERY_SECONDS
+    _reported_seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._told_seconds = self.began_seconds
+        self._reported_seconds = self.began_seconds
 
-    def report(self, completed: int, total: int, now_seconds: float) -> str | None:
+    def next_line(self, completed: int, total: int, now_seconds: float) -> str | None:
         """The line for the run's log, None for none.
 
         Args:
@@ -88,16 +88,16 @@ class ProgressLog:
             now_seconds: on the clock of ``began_seconds``.
         """
         # Rule 1: people read it, so not every two seconds; an operation that is done is followed by the next
-        if now_seconds - self._told_seconds < self.every_seconds or completed >= total:
+        if now_seconds - self._reported_seconds < self.every_seconds or completed >= total:
             return None
-        self._told_seconds = now_seconds
+        self._reported_seconds = now_seconds
         return f"{self.name}: {completed:,} of {total:,} tasks after {now_seconds - self.began_seconds:.0f} s"
 
 
-EVERY_SECONDS = TELL_EVERY_SECONDS
+LINES_EVERY_SECONDS = PROGRESS_EVERY_SECONDS
 
 
-class BatchLines:
+class BatchLog:
     """The lines of one run. As a context manager: none is left untold.
 
     Attributes:
@@ -106,59 +106,61 @@ class BatchLines:
 
     def __init__(self, log: Logger) -> None:
         self.log = log
-        self._since, self._last = Tally(), ""
-        self._told_at = -math.inf
+        self._since, self._last_batch = Tally(), ""
+        self._logged_at = -math.inf
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tell()
+        self._log_batches()
 
-    def committed(
-        self, batch: Batch, written: Written, seconds: float, handed_over: Sequence[TopicPartition] = ()
+    def log_committed(
+        self, batch: Batch, written: WriteResult, seconds: float, handed_over: Sequence[TopicPartition] = ()
     ) -> None:
         """A batch is in the table and committed, but for what its new owner writes again."""
-        if written.unanswered:
+        if written.unknown_commits:
             self.log.warning(
                 "the catalog did not say whether it took the commit of %s (%s): the table was asked, each row is once",
                 batch,
-                number(written.unanswered, "answer") + " lost",
+                format_count(written.unknown_commits, "answer") + " lost",
             )
-        if written.attempts - written.unanswered > 1:
-            again = "its files" if written.rewritten else "the same offsets"
+        if written.attempts - written.unknown_commits > 1:
+            again = "its files" if written.rewrote_files else "the same offsets"
             self.log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
         if handed_over:
             but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
-            self.log.info(but, batch, listed(handed_over), counted(written.rows), seconds)
+            self.log.info(but, batch, join_some(handed_over), row_count_text(written.rows), seconds)
             return
         self._since.add(batch, written.rows, seconds)
-        self._last, now = str(batch), time.monotonic()
-        if now - self._told_at >= EVERY_SECONDS:
-            self._told_at = now
-            self._tell()
+        self._last_batch, now = str(batch), time.monotonic()
+        if now - self._logged_at >= LINES_EVERY_SECONDS:
+            self._logged_at = now
+            self._log_batches()
 
-    def _tell(self) -> None:
+    def _log_batches(self) -> None:
         since, self._since = self._since, Tally()
         if since.batches == 1:
-            self.log.info("committed %s: %s in %.2f s", self._last, counted(since.rows), since.seconds)
+            self.log.info("committed %s: %s in %.2f s", self._last_batch, row_count_text(since.rows), since.seconds)
         elif since.batches:
             told = "committed %s up to %s: %s in %.2f s"
-            self.log.info(told, number(since.batches, "batch"), self._last, counted(since.rows), since.seconds)
+            self.log.info(
+                told, format_count(since.batches, "batch"), self._last_batch, row_count_text(since.rows), since.seconds
+            )
 
 
-def listeners(
+def progress_listeners(
     batch: Batch, lane: Lane, log: Logger, liveness: Literal["poll", "progress"]
 ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
     """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
-    progress = ProgressLog(str(batch), time.monotonic(), TELL_EVERY_SECONDS)
+    progress = BatchProgress(str(batch), time.monotonic(), PROGRESS_EVERY_SECONDS)
 
     def progressed(_completed: int, _total: int) -> None:
         with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
             lane.heartbeat()
 
     def reported(completed: int, total: int) -> None:
-        line = progress.report(completed, total, time.monotonic())
+        line = progress.next_line(completed, total, time.monotonic())
         if line is not None:  # a line now and then, after the heartbeat
             with suppress(Exception):  # one line less of a batch's progress
                 log.info("%s", line)
@@ -166,8 +168,8 @@ def listeners(
     return progressed if liveness == "progress" else None, reported
 
 
-_OF_BROKER = {"poll": "receive", "commit": "settle"}
-_OURS = ("transform", "write", "dead letters")
+_BROKER_OPERATIONS = {"poll": "receive", "commit": "settle"}
+_OWN_OPERATIONS = ("transform", "write", "dead letters")
 
 
 @dataclass(frozen=True)
@@ -183,49 +185,49 @@ class BatchMetrics:
     run_id: str = ""
 
     @contextmanager
-    def traced(self, one: InFlightWrite) -> Iterator[None]:
+    def trace(self, one: InFlightWrite) -> Iterator[None]:
         """Trace a batch to the end of this: its commit, or what it fails with."""
         try:
             yield
         except BaseException as error:
-            self._trace(one, error)
+            self._end_trace(one, error)
             raise
-        self._trace(one)
+        self._end_trace(one)
 
-    def committed(
-        self, one: InFlightWrite, landed: Landed, seconds: float, handed_over: Collection[TopicPartition]
+    def record_committed(
+        self, one: InFlightWrite, outcome: WriteOutcome, seconds: float, handed_over: Collection[TopicPartition]
     ) -> None:
         """A batch is in the table and committed, but for what its new owner writes again."""
-        of_lane, written = {GROUP: self.group_id, LANE: self.lane}, landed.written
-        tell(PROCESS_DURATION, seconds, {**of_lane, **_operation("process", "process")})
+        of_lane, written = {GROUP: self.group_id, LANE: self.lane}, outcome.written
+        record(PROCESS_DURATION, seconds, {**of_lane, **_record_operation("process", "process")})
         took = one.phases.seconds()
-        for name, kind in _OF_BROKER.items():
-            tell(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_operation(name, kind)})
-        for name in took.keys() & set(_OURS):
-            tell(PHASE_DURATION, took[name], {**of_lane, PHASE: name})
-        self.processed(part for part in landed.batch.done if part.topic_partition not in handed_over)
+        for name, kind in _BROKER_OPERATIONS.items():
+            record(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_record_operation(name, kind)})
+        for name in took.keys() & set(_OWN_OPERATIONS):
+            record(PHASE_DURATION, took[name], {**of_lane, PHASE: name})
+        self.record_processed(part for part in outcome.batch.processed if part.topic_partition not in handed_over)
         if written.rows is not None:
-            tell(ROWS, written.rows, of_lane)
+            record(ROWS, written.rows, of_lane)
         again = {
-            COMMIT_CONFLICT: written.attempts - written.unanswered - 1,
-            COMMIT_STATE_UNKNOWN: written.unanswered,
+            COMMIT_CONFLICT: written.attempts - written.unknown_commits - 1,
+            COMMIT_STATE_UNKNOWN: written.unknown_commits,
         }
         for reason, count in again.items():
             if count > 0:
-                tell(RETRIES, count, {**of_lane, REASON: reason})
+                record(RETRIES, count, {**of_lane, REASON: reason})
 
-    def processed(self, ranges: Iterable[OffsetRange]) -> None:
+    def record_processed(self, ranges: Iterable[OffsetRange]) -> None:
         """Count offsets that are processed from now on, by this run or by a dead one that could not count them."""
         offsets = Counter[tuple[tuple[str, str], ...]]()
         for part in ranges:
             offsets[tuple(labels_of(self.group_id, part.topic_partition).items())] += part.size
         for of, size in offsets.items():
-            tell(OFFSETS, size, {**dict(of), LANE: self.lane})
+            record(OFFSETS, size, {**dict(of), LANE: self.lane})
 
-    def _trace(self, one: InFlightWrite, failed: BaseException | None = None) -> None:
+    def _end_trace(self, one: InFlightWrite, failed: BaseException | None = None) -> None:
         topics = {part.topic for part in one.batch.ranges}
         attributes: dict[str, str | int] = {
-            **_operation("process", "process"),
+            **_record_operation("process", "process"),
             GROUP: self.group_id,
             LANE: self.lane,
             **({TOPIC: topics.pop()} if len(topics) == 1 else {}),
@@ -233,8 +235,8 @@ class BatchMetrics:
             "kafka_liveness.batch.ranges": str(one.batch),
             "kafka_liveness.batch.offsets": one.batch.max_records,
         }
-        trace(f"process {attributes.get(TOPIC, self.group_id)}", one.phases, attributes, failed)
+        record_trace(f"process {attributes.get(TOPIC, self.group_id)}", one.phases, attributes, failed)
 
 
-def _operation(name: str, kind: str) -> dict[str, str]:
+def _record_operation(name: str, kind: str) -> dict[str, str]:
     return {SYSTEM: "kafka", OPERATION: name, OPERATION_TYPE: kind}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.hidden_values import VARIABLE, is_asked, kind_of
+from kafka_liveness_dagster.core.hidden_values import VARIABLE, error_kind, is_enabled
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 
 if TYPE_CHECKING:
@@ -22,27 +22,28 @@ _BY_PYSPARK = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
+def hide_values() -> Iterator[None]:
     """Let no error leave the block with a message of Spark's, nor with one as its cause.
 
-    The named errors of this package contain no message of others where ``is_asked``; Dagster's own requests to retry or
-    to fail have the words of whoever wrote them.
+    The named errors of this package contain no message of others where ``is_enabled``; Dagster's own requests to retry
+    or to fail have the words of whoever wrote them.
 
     Raises:
         SparkFailedError: in the place of any other error.
     """
-    if is_asked():
+    if is_enabled():
         _silence_pyspark()
     try:
         yield
     except Exception as error:
-        if not is_asked():
+        if not is_enabled():
             raise
         if isinstance(error, (KafkaLivenessError, dg.Failure, dg.RetryRequested)):
             error.__cause__ = error.__context__ = None
             raise
         raise SparkFailedError(
-            f"the run failed with {kind_of(error)}, and nothing more was committed. Its message may contain values of "
+            f"the run failed with {error_kind(error)}, and nothing more was committed. Its message may contain values "
+            "of "
             f"records and is left out, because {VARIABLE} is set. Fix: read the message in the log of Spark's server, "
             "or run again without the variable"
         ) from None

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kafka_liveness_dagster.concurrency import start
-from kafka_liveness_dagster.telemetry.otel import Phases
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.telemetry.otel import BatchPhases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.spark.connect.job import SparkJob
-    from kafka_liveness_dagster.spark.table.write import Written
-    from kafka_liveness_dagster.spark.transform import Transformed
+    from kafka_liveness_dagster.spark.table.write import WriteResult
+    from kafka_liveness_dagster.spark.transform import TransformedBatch
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _log = logging.getLogger(__name__)
 
 
-def _now() -> float:
+def _clock() -> float:
     return time.monotonic()
 
 
-class Write(Protocol):
-    """One batch's write in halves: ``iceberg.TableWrite`` and ``sink.SinkWrite``."""
+class BatchWrite(Protocol):
+    """One batch's write in halves: ``spark.table.write.TableWrite`` and ``spark.sink.SinkWrite``."""
 
-    def begin(self) -> Callable[[], int | None]: ...  # noqa: D102 - the two classes document it
-    def finish(self, execute: Callable[[], Any]) -> Written: ...  # noqa: D102
+    def prepare(self) -> Callable[[], int | None]: ...  # noqa: D102 - the two classes document it
+    def execute_with_retries(self, execute: Callable[[], Any]) -> WriteResult: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,50 +57,50 @@ class InFlightWrite:
 
     batch: Batch
     job: SparkJob
-    write: Write
-    frame: Transformed | None = None
-    began_at: float = field(default_factory=_now)
-    phases: Phases = field(default_factory=Phases)
+    write: BatchWrite
+    frame: TransformedBatch | None = None
+    began_at: float = field(default_factory=_clock)
+    phases: BatchPhases = field(default_factory=BatchPhases)
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 
     def begin(self) -> None:
         """Prepare it in this thread, then let Spark work in another. What fails is told where it lands."""
         try:
             with self.job, self.phases("transform"):
-                execute = self.write.begin()
+                execute = self.write.prepare()
         except Exception as error:  # noqa: BLE001 - raised by finish, when all before it has landed
             self._rows.set_exception(error)
             return
-        work = partial(self._work, execute)
-        if not start(work, self.job.tag):
+        work = partial(self._execute, execute)
+        if not start_daemon_thread(work, self.job.tag):
             work()
 
-    def run(self) -> Written:
+    def run(self) -> WriteResult:
         """All of it in this thread."""
         with self.job:
             with self.phases("transform"):
-                execute = self.write.begin()
+                execute = self.write.prepare()
             with self.phases("write"):
-                return self.write.finish(execute)
+                return self.write.execute_with_retries(execute)
 
-    def finish(self) -> Written:
+    def finish(self) -> WriteResult:
         """Wait for Spark; begin again in this thread when another writer was quicker.
 
         Raises:
             Exception: whatever the transform, Spark or the sink raised.
         """
-        while not (self._rows.done() or self.job.is_given_up):  # the job is the other thread's until then
+        while not (self._rows.done() or self.job.is_abandoned):  # the job is the other thread's until then
             with suppress(concurrent.futures.TimeoutError):
-                self._rows.exception(_LOOK_SECONDS)
+                self._rows.exception(_POLL_SECONDS)
         with self.job, self.phases("write"):
-            return self.write.finish(self._rows.result)
+            return self.write.execute_with_retries(self._rows.result)
 
-    def ended_well(self, may_wait: Callable[[], None]) -> bool:
-        """Whether Spark did its work; waits for it until ``may_wait`` raises."""
+    def wait_until_written(self, check_deadline: Callable[[], None]) -> bool:
+        """Whether Spark did its work; waits for it until ``check_deadline`` raises."""
         while True:
-            may_wait()
+            check_deadline()
             with suppress(concurrent.futures.TimeoutError):  # not the builtin one before Python 3.11
-                return self._rows.exception(_LOOK_SECONDS) is None
+                return self._rows.exception(_POLL_SECONDS) is None
 
     @property
     def mean_bytes(self) -> float | None:
@@ -108,11 +108,11 @@ class InFlightWrite:
         return self.frame.mean_bytes() if self.frame is not None else None
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it is known already that it will not land."""
         return self._rows.done() and self._rows.exception() is not None
 
-    def _work(self, execute: Callable[[], int | None]) -> None:
+    def _execute(self, execute: Callable[[], int | None]) -> None:
         try:
             with self.job, self.phases("write"):
                 rows = execute()
@@ -131,9 +131,9 @@ class InFlightWrites(deque[InFlightWrite]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.drop()
+        self.abandon()
 
-    def committed(self) -> float:
+    def pop_committed(self) -> float:
         """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
 
         So the seconds of all are the time in which there was something to do, and none of it is counted twice.
@@ -141,7 +141,7 @@ class InFlightWrites(deque[InFlightWrite]):
         began_at, self._committed_at = max(self.popleft().began_at, self._committed_at), time.monotonic()
         return self._committed_at - began_at
 
-    def cancel(self, is_open: Callable[[Batch], bool]) -> None:
+    def cancel_fenced(self, is_open: Callable[[Batch], bool]) -> None:
         """Cancel what is fenced, and no batch of the membership after it.
 
         Caller: a thread of the watchdog's. Affects: the Spark jobs of batches; does not wait for them.
@@ -150,21 +150,21 @@ class InFlightWrites(deque[InFlightWrite]):
             if not is_open(one.batch):
                 one.job.cancel(timeout_seconds=0.0)
 
-    def commit_what_is_written(self, may_wait: Callable[[], None], commit: Callable[[], None]) -> None:
-        """Land, oldest first, until one failed or ``may_wait`` raises: no other member shall do it again.
+    def commit_finished(self, check_deadline: Callable[[], None], commit: Callable[[], None]) -> None:
+        """Land, oldest first, until one failed or ``check_deadline`` raises: no other member shall do it again.
 
         Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and the first
         commit log; raises nothing. What failed stays in flight, and is told where the run lands it.
         """
         try:
-            while self and self[0].ended_well(may_wait):
+            while self and self[0].wait_until_written(check_deadline):
                 commit()
         except Exception as error:  # noqa: BLE001 - raised again where the run lands it
             _log.debug("not committed before its partitions went: %s", error)
 
-    def drop(self, epoch: int | None = None) -> None:
+    def abandon(self, epoch: int | None = None) -> None:
         """Give up those planned by a membership, or all: cancel them, and wait a moment for their end."""
-        dropped = [one for one in self if epoch is None or one.batch.epoch <= epoch]
+        dropped = [one for one in self if epoch is None or one.batch.membership_epoch <= epoch]
         for seconds in (0.0, 2.0):
             for one in dropped:
                 try:

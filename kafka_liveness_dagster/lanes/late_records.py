@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.hidden_values import reported
-from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata, number
-from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, needed, storage_of
+from kafka_liveness_dagster.core.hidden_values import error_text
+from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.metadata import LATE_RECORDS, format_count, late_metadata
+from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, call_with_retries, storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
     from kafka_liveness_dagster.settings.windows import Window, Windows
-    from kafka_liveness_dagster.spark.transform import Transformed
+    from kafka_liveness_dagster.spark.transform import TransformedBatch
 
 _T = TypeVar("_T")
 
 
-class _Storage(NamedTuple):
+class _StorageCalls(NamedTuple):
     """Dagster's storage, which is waited for: how long, and what an error says of the data."""
 
-    state: str
+    data_state: str
     seconds: float | None
 
-    def needed(self, ask: Callable[[], _T]) -> _T:
-        return needed(ask, "the count of late records", self.state, self.seconds)
+    def call(self, ask: Callable[[], _T]) -> _T:
+        return call_with_retries(ask, "the count of late records", self.data_state, self.seconds)
 
 
 class LateRecords:
@@ -60,10 +60,10 @@ class LateRecords:
         again: Sequence[OffsetRange],
         recovery_seconds: float = 60.0,
     ) -> None:
-        self._context, self._windows, self._group_id, self._again = context, windows, group_id, again
+        self._context, self._windows, self._group_id, self._reprocessed = context, windows, group_id, again
         self._recovery_seconds = recovery_seconds
 
-    def tell(self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None) -> float:
+    def report(self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None) -> float:
         """Tell what of a written batch is of windows that were told; of those that end after ``since``.
 
         Args:
@@ -78,31 +78,33 @@ class LateRecords:
         Raises:
             DagsterStorageError: it failed all the time. The batch is not committed.
         """
-        since, ranges = max(since, self._windows.begin), self._new(batch.done)
+        since, ranges = max(since, self._windows.begin), self._without_reprocessed(batch.processed)
         if one.frame is None or not ranges:
             return since
         oldest = one.frame.oldest_ms()
-        if oldest is not None and oldest >= 1000 * self._windows.at(time.time()).begin:
+        if oldest is not None and oldest >= 1000 * self._windows.window_at(time.time()).begin:
             return since  # of the window that is not over: as nearly all that is read
         seconds = min(NEEDED_SECONDS, batch.deadline_seconds / 2) if wait_seconds is None else wait_seconds
-        storage = _Storage(f"{batch} is in the table and not committed, so it comes again in its own place", seconds)
-        until = max(since, storage.needed(lambda: self._windows.told_until(self._context.instance)))
+        storage = _StorageCalls(
+            f"{batch} is in the table and not committed, so it comes again in its own place", seconds
+        )
+        until = max(since, storage.call(lambda: self._windows.materialized_until(self._context.instance)))
         if until > since and (oldest is None or oldest < 1000 * until):
             with one.job:
-                found = one.frame.only(ranges).counted_by_time(since, until)
-            self._tell(found, ranges, storage)
+                found = one.frame.for_ranges(ranges).count_by_time(since, until)
+            self._report_windows(found, ranges, storage)
         return until
 
-    def tell_what_was_told_between(self, one: InFlightWrite, batch: Batch, since: float) -> None:
+    def report_after_commit(self, one: InFlightWrite, batch: Batch, since: float) -> None:
         """The same for windows that were told while the batch was committed, which it is by now: nothing may fail."""
         try:
-            self.tell(one, batch, since, wait_seconds=0.0)
+            self.report(one, batch, since, wait_seconds=0.0)
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
             storage_of(self._context).log.warning(
-                "whether records of %s are late is not known: %s", batch, reported(error)
+                "whether records of %s are late is not known: %s", batch, error_text(error)
             )
 
-    def recover(self, frame: Transformed, deleted: Sequence[OffsetRange]) -> None:
+    def report_recovered(self, frame: TransformedBatch, deleted: Sequence[OffsetRange]) -> None:
         """Count the late records of a run that died after it wrote them: it may not have counted them.
 
         Args:
@@ -110,60 +112,62 @@ class LateRecords:
             deleted: more of those ranges, whose records the broker has deleted.
 
         Raises:
-            SparkSilentError: Spark did not answer in time. Nothing was committed, and the next run counts them.
+            SparkNotRespondingError: Spark did not answer in time. Nothing was committed, and the next run counts them.
             DagsterStorageError: Dagster's storage failed all the time. The same.
         """
-        from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
 
-        storage = _Storage("nothing of the dead run's ranges was committed, and the next run does it", None)
+        storage = _StorageCalls("nothing of the dead run's ranges was committed, and the next run does it", None)
         since = self._windows.begin
-        until = storage.needed(lambda: self._windows.told_until(self._context.instance))
+        until = storage.call(lambda: self._windows.materialized_until(self._context.instance))
         if until <= since:
             return
-        if unknown := self._new(deleted):
+        if unknown := self._without_reprocessed(deleted):
             storage_of(self._context).log.warning(
                 "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker "
                 "has deleted their records since",
-                number(sum(r.size for r in unknown), "offset"),
-                listed(unknown),
+                format_count(sum(r.size for r in unknown), "offset"),
+                join_some(unknown),
             )
-        if ranges := self._new(frame.ranges):
-            silent = line_of(frame.session).within(self._recovery_seconds, "late records of a dead run were counted")
+        if ranges := self._without_reprocessed(frame.ranges):
+            silent = connection_of(frame.session).abort_after(
+                self._recovery_seconds, "late records of a dead run were counted"
+            )
             with SparkJob(frame.session), silent:
-                found = frame.only(ranges).counted_by_time(since, until)
-            self._tell(found, ranges, storage)
+                found = frame.for_ranges(ranges).count_by_time(since, until)
+            self._report_windows(found, ranges, storage)
 
-    def _new(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def _without_reprocessed(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """What of them is not processed again."""
-        return [r for r in ranges if not any(r.overlaps(other) for other in self._again)]
+        return [r for r in ranges if not any(r.overlaps(other) for other in self._reprocessed)]
 
-    def _tell(
-        self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange], storage: _Storage
+    def _report_windows(
+        self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange], storage: _StorageCalls
     ) -> None:
         counts: dict[Window, int] = defaultdict(int)
         where: dict[Window, set[tuple[str, int]]] = defaultdict(set)
-        told = storage.needed(lambda: self._context.instance.get_materialized_partitions(self._windows.key))
+        told = storage.call(lambda: self._context.instance.get_materialized_partitions(self._windows.key))
         for topic, partition, moment, count in found:
-            window = self._windows.at(moment)
+            window = self._windows.window_at(moment)
             if window.key in told:
                 counts[window] += count
                 where[window].add((topic, partition))
         for window, count in counts.items():
-            total = count + storage.needed(partial(self._told_before, window.key))
+            total = count + storage.call(partial(self._previous_count, window.key))
             late = [r for r in ranges if tuple(r.topic_partition) in where[window]]
             storage_of(self._context).log.warning(
-                "%s of %s came after it was told complete", number(count, "record"), window
+                "%s of %s came after it was told complete", format_count(count, "record"), window
             )
             event = dg.AssetObservation(
                 self._windows.key,
                 partition=window.key,
-                description=f"{number(count, 'record')} came after it was told complete, {total:,} in all",
+                description=f"{format_count(count, 'record')} came after it was told complete, {total:,} in all",
                 metadata=late_metadata(self._group_id, total, count, late),
             )
-            storage.needed(partial(self._context.log_event, event))  # stored before the commit: no crash hides it
+            storage.call(partial(self._context.log_event, event))  # stored before the commit: no crash hides it
 
-    def _told_before(self, key: str) -> int:
+    def _previous_count(self, key: str) -> int:
         asked = dg.AssetRecordsFilter(asset_key=self._windows.key, asset_partitions=[key])
         records = self._context.instance.fetch_observations(asked, limit=1).records
         before = records[0].asset_observation if records else None

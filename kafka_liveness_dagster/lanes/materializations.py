@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
-from kafka_liveness_dagster.concurrency import aside
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.metadata import Tally, number
+from kafka_liveness_dagster.metadata import Tally, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.runs.storage import RunStorage
-    from kafka_liveness_dagster.spark.table.table import TableNow
+    from kafka_liveness_dagster.spark.table.table import TableInfo
 
 _DATA_VERSION = "dagster/data_version"
-_IS_OURS = "dagster/data_version_is_user_provided"
+_OWN_MARKER = "dagster/data_version_is_user_provided"
 
 
-class _Next(NamedTuple):
+class _PendingMaterialization(NamedTuple):
     """A materialization that waits for what the table says."""
 
     since: Tally
-    table: Future[TableNow | None]
+    table_future: Future[TableInfo | None]
 
 
 class Materializations:
@@ -45,8 +45,9 @@ class Materializations:
         asset: whose they are.
         group_id: by which commands know whose asset it is.
         every_seconds: at least so long from one to the next.
-        table_now: gives what tells the table as readers see it, in a thread of its own; None where nobody can tell.
-        facts: what else is told with each: lag, links, the cause of the run.
+        read_table_info: gives what tells the table as readers see it, in a thread of its own; None where nobody can
+            tell.
+        extra_metadata: what else is told with each: lag, links, the cause of the run.
 
     Attributes:
         batches: how many the run has committed.
@@ -59,31 +60,31 @@ class Materializations:
         group_id: str,
         every_seconds: float,
         *,
-        table_now: Callable[[], Callable[[], TableNow | None]],
-        facts: Callable[[], Mapping[str, Any]],
+        read_table_info: Callable[[], Callable[[], TableInfo | None]],
+        extra_metadata: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._storage, self._asset, self._group_id, self._every_seconds = storage, asset, group_id, every_seconds
-        self._table_now, self._facts = table_now, facts
-        self._since, self._told_at = Tally(), -math.inf
+        self._read_table_info, self._extra_metadata = read_table_info, extra_metadata
+        self._current, self._emitted_at = Tally(), -math.inf
         self.batches = 0
-        self._next: _Next | None = None
+        self._pending: _PendingMaterialization | None = None
         self._storing: tuple[int, Future[None]] | None = None
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """A batch is committed. Tells nothing yet: it may be in the middle of a rebalance."""
-        self._since.add(batch, rows, seconds)
+        self._current.add(batch, rows, seconds)
         self.batches += 1
 
     @property
-    def has_news(self) -> bool:
+    def has_unreported_batches(self) -> bool:
         """Whether committed batches wait for a materialization."""
-        return bool(self._next or self._since.batches)
+        return bool(self._pending or self._current.batches)
 
     @property
-    def untold_batches(self) -> int:
+    def unreported_batches(self) -> int:
         """How many committed batches are in no materialization that Dagster has."""
-        taken = self._next.since.batches if self._next else 0
-        return self._since.batches + taken + self._batches_being_stored
+        taken = self._pending.since.batches if self._pending else 0
+        return self._current.batches + taken + self._batches_being_stored
 
     @property
     def _batches_being_stored(self) -> int:
@@ -95,68 +96,75 @@ class Materializations:
         """How long until there is one to tell; infinite without new data, or while Dagster has not stored the last."""
         if self._batches_being_stored:
             return math.inf
-        return max(0.0, self._told_at + self._every_seconds - time.monotonic()) if self._since.batches else math.inf
+        return (
+            max(0.0, self._emitted_at + self._every_seconds - time.monotonic()) if self._current.batches else math.inf
+        )
 
-    def tell_if_due(self, *, may_wait: bool) -> None:
+    def emit_if_due(self, *, may_wait: bool) -> None:
         """Materialize the asset with what is new, if it is time; what cannot be told now is told with the next.
 
         Args:
             may_wait: for what the table says; else it is told at a later call, when that is known.
         """
-        if self._next is None and self.due_in_seconds <= 0:
-            self._take()
-            self._told_at = time.monotonic()
-        if self._next is not None and (may_wait or self._next.table.done()):
-            self._tell(self._next)
+        if self._pending is None and self.due_in_seconds <= 0:
+            self._start()
+            self._emitted_at = time.monotonic()
+        if self._pending is not None and (may_wait or self._pending.table_future.done()):
+            self._emit(self._pending)
 
-    def last(self, *, always: bool = False) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-        """What is new at the end of the run, None for nothing unless there is to be one ``always``."""
-        if self._next is not None:
-            self._tell(self._next)
-        if not (self._since.batches or always):
+    def final_result(self, *, force: bool = False) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
+        """What is new at the end of the run, None for nothing unless there is to be one ``force``."""
+        if self._pending is not None:
+            self._emit(self._pending)
+        if not (self._current.batches or force):
             return None
-        version, metadata = self._told(self._take())
+        version, metadata = self._result(self._start())
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)
 
-    def tell_what_is_left(self) -> None:
+    def emit_on_failure(self) -> None:
         """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
-        left = [self._since] if self._next is None else [self._next.since, self._since]
-        self._since, self._next = Tally(), None
+        left = [self._current] if self._pending is None else [self._pending.since, self._current]
+        self._current, self._pending = Tally(), None
         for since in left:
             if since.batches:
                 metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
                 self._store(dg.AssetMaterialization(self._asset, metadata=metadata), since)
 
-    def _take(self) -> _Next:
+    def _start(self) -> _PendingMaterialization:
         """All that no materialization has told yet is told with the next one; the table is asked now."""
         try:
-            table = aside(self._table_now(), "kafka-liveness-table")
+            table = run_in_daemon_thread(self._read_table_info(), "kafka-liveness-table")
         except KafkaLivenessError as error:
             table = Future()
             table.set_exception(error)
-        self._next, self._since = _Next(self._since, table), Tally()
-        return self._next
+        self._pending, self._current = _PendingMaterialization(self._current, table), Tally()
+        return self._pending
 
-    def _tell(self, one: _Next) -> None:
+    def _emit(self, one: _PendingMaterialization) -> None:
         since = one.since
-        version, metadata = self._told(one)
+        version, metadata = self._result(one)
         # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
-        tags = {_DATA_VERSION: version, _IS_OURS: "true"} if version else None
+        tags = {_DATA_VERSION: version, _OWN_MARKER: "true"} if version else None
         self._store(dg.AssetMaterialization(self._asset, metadata=metadata, tags=tags), since)
 
     def _store(self, event: dg.AssetMaterialization, since: Tally) -> None:
         """Store it now or, when Dagster's storage fails, later; what comes meanwhile is the next one's."""
-        what = f"the materialization of {number(since.batches, 'batch')}, {since.offsets:,} offsets"
-        self._storing = since.batches, self._storage.event(event, what)
+        what = f"the materialization of {format_count(since.batches, 'batch')}, {since.offsets:,} offsets"
+        self._storing = since.batches, self._storage.store_event(event, what)
 
-    def _told(self, one: _Next) -> tuple[str | None, dict[str, Any]]:
+    def _result(self, one: _PendingMaterialization) -> tuple[str | None, dict[str, Any]]:
         """Data version and metadata, as soon as the table has answered."""
-        now = self._answer(one.table)
-        metadata = {**one.since.metadata(), **(_shown(now) if now else {}), **self._facts(), "group": self._group_id}
-        self._next = None  # not before: who is interrupted in the wait has not told it
+        now = self._wait_for_table(one.table_future)
+        metadata = {
+            **one.since.metadata(),
+            **(_table_metadata(now) if now else {}),
+            **self._extra_metadata(),
+            "group": self._group_id,
+        }
+        self._pending = None  # not before: who is interrupted in the wait has not told it
         return now and str(now.snapshot_id), metadata
 
-    def _answer(self, table: Future[TableNow | None]) -> TableNow | None:
+    def _wait_for_table(self, table: Future[TableInfo | None]) -> TableInfo | None:
         try:
             return table.result()
         except KafkaLivenessError as error:  # what was written was committed: no reason to end the run
@@ -164,7 +172,7 @@ class Materializations:
             return None
 
 
-def _shown(now: TableNow) -> dict[str, dg.MetadataValue]:
+def _table_metadata(now: TableInfo) -> dict[str, dg.MetadataValue]:
     """A table as Dagster names it for any, and its snapshot."""
     columns = [dg.TableColumn(one.name, one.dataType.simpleString()) for one in now.columns.fields]
     return {

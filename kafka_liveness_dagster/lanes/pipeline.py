@@ -13,18 +13,23 @@ from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.batch_size import BatchSizer, PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_size import BatchSizer, SlowRecordError
 from kafka_liveness_dagster.core.fencing import FenceReason
-from kafka_liveness_dagster.core.table_layout import DEFAULT, Layout
+from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.lanes.batch_reporting import BatchLines, BatchMetrics, listeners
-from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, Landed
+from kafka_liveness_dagster.lanes.batch_reporting import BatchLog, BatchMetrics, progress_listeners
+from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, WriteOutcome
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late_records import LateRecords
-from kafka_liveness_dagster.lanes.quotas import Throttling
+from kafka_liveness_dagster.lanes.quotas import ThrottlingWatch
 from kafka_liveness_dagster.runs.tags import budget_of
-from kafka_liveness_dagster.spark.errors import KafkaSourceError, SparkFailedError, SparkSilentError, TransformError
-from kafka_liveness_dagster.spark.sink import SinkWitness
+from kafka_liveness_dagster.spark.errors import (
+    KafkaSourceError,
+    SparkFailedError,
+    SparkNotRespondingError,
+    TransformError,
+)
+from kafka_liveness_dagster.spark.sink import SinkLedgerAdapter
 from kafka_liveness_dagster.telemetry.metrics import SLOW_RECORD
 
 if TYPE_CHECKING:
@@ -33,55 +38,55 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-    from kafka_liveness_dagster.lanes.protocols import Counts, Lane, LeftOut, Source, Transform
+    from kafka_liveness_dagster.lanes.protocols import BatchCounter, BatchSource, Lane, OnSkipped, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
     from kafka_liveness_dagster.spark.sink import Sink
     from kafka_liveness_dagster.spark.table.ledger import TableLedger
-    from kafka_liveness_dagster.spark.table.table import TableNow
-    from kafka_liveness_dagster.spark.transform import Transformed
+    from kafka_liveness_dagster.spark.table.table import TableInfo
+    from kafka_liveness_dagster.spark.transform import TransformedBatch
 
 
-def witness_of(
+def ledger_for(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
-) -> TableLedger | SinkWitness | None:
+) -> TableLedger | SinkLedgerAdapter | None:
     """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
     if asset.sink is not None:
-        return SinkWitness.of(asset.sink)
+        return SinkLedgerAdapter.from_sink(asset.sink)
     from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
     return TableLedger(
-        IcebergTable(asset.table or ""), session, answer_seconds(budget_seconds), group_id=asset.group_id
+        IcebergTable(asset.table or ""), session, table_timeout_seconds(budget_seconds), group_id=asset.group_id
     )
 
 
-def answer_seconds(budget_seconds: float) -> float:
+def table_timeout_seconds(budget_seconds: float) -> float:
     """How long the table may take to say what is in it: a batch's time, which may be too short for any question."""
-    from kafka_liveness_dagster.spark.table.ledger import ANSWER_SECONDS  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415 - pyspark stays lazy
 
-    return max(budget_seconds, ANSWER_SECONDS)
+    return max(budget_seconds, READ_TIMEOUT_SECONDS)
 
 
-def table_now(
+def table_info_reader(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
-) -> Callable[[], TableNow | None]:
+) -> Callable[[], TableInfo | None]:
     """What tells, in any thread, the table as readers see it; None for a sink of the user's own.
 
     Spark may be at work on batches meanwhile: each of them may take all its time before there is an answer.
     """
     if asset.table is None:
         return lambda: None
-    from kafka_liveness_dagster.spark.table.ledger import ANSWER_SECONDS  # noqa: PLC0415
-    from kafka_liveness_dagster.spark.table.table import IcebergTable, described  # noqa: PLC0415 - pyspark stays lazy
+    from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.table.table import IcebergTable, describe_table  # noqa: PLC0415 - pyspark stays lazy
 
-    seconds = asset.most_in_flight * budget_seconds + ANSWER_SECONDS
-    return partial(described, spark.session(), IcebergTable(asset.table), seconds)
+    seconds = asset.max_in_flight * budget_seconds + READ_TIMEOUT_SECONDS
+    return partial(describe_table, spark.session(), IcebergTable(asset.table), seconds)
 
 
-_PLANNED_AGAIN = 3
+_MAX_REPLANS = 3
 """So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
 
 
@@ -91,16 +96,16 @@ class Pipeline:
 
     Attributes:
         table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
-        most_records: at most so many offsets in a batch; ``auto``: their number follows what they take.
+        max_records: at most so many offsets in a batch; ``is_auto_sized``: their number follows what they take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_slow_record: an offset that is too slow alone ends the run (``raise``) or is quarantined.
-        most_in_flight: the largest number of batches that are written to the table at the same time.
-        witness: says what is there; None for a sink that does not.
+        max_in_flight: the largest number of batches that are written to the table at the same time.
+        ledger: says what is there; None for a sink that does not.
         layout: how the table is laid out and committed to.
-        most_bytes: what a batch's records may weigh, as far as those before it tell.
+        max_bytes: what a batch's records may weigh, as far as those before it tell.
         source_options: of Spark's Kafka source, beside those of the Kafka resource.
         dead_letters: what becomes of records that fail alone; None: they end the run.
-        late: tells records of windows that were told complete; None where no windows are.
+        late_records: tells records of windows that were told complete; None where no windows are.
         metrics: told each batch that has ended.
     """
 
@@ -109,121 +114,129 @@ class Pipeline:
     transform: Transform
     table: str
     sink: Sink | None
-    most_records: int
-    auto: bool
+    max_records: int
+    is_auto_sized: bool
     liveness: Literal["poll", "progress"]
     on_slow_record: Literal["raise", "quarantine"]
-    most_in_flight: int
-    witness: TableLedger | SinkWitness | None = None
-    layout: Layout = DEFAULT
-    most_bytes: int | None = None
+    max_in_flight: int
+    ledger: TableLedger | SinkLedgerAdapter | None = None
+    layout: TableLayout = DEFAULT_LAYOUT
+    max_bytes: int | None = None
     source_options: Mapping[str, str] = field(default_factory=dict)
-    dead_letters: DeadLetters | None = None
-    late: LateRecords | None = None
+    dead_letters: DeadLetterHandler | None = None
+    late_records: LateRecords | None = None
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
 
     @classmethod
-    def of(
+    def from_asset(
         cls,
         asset: KafkaAssetSettings,
         context: dg.AssetExecutionContext,
         transform: Transform,
         lane: Literal["live", "catch-up"],
-        again: Sequence[OffsetRange] = (),
+        reprocess: Sequence[OffsetRange] = (),
     ) -> Pipeline:
-        """The asset's pipeline with the resources of this run; what is done ``again`` was in time when it was new."""
+        """The asset's pipeline with the resources of this run; reprocessed records were in time when they were new."""
         kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
-        to, size = (asset.table or "", asset.sink), (asset.most_records, asset.max_poll_records == "auto")
+        to, size = (asset.table or "", asset.sink), (asset.max_records, asset.max_poll_records == "auto")
         liveness, on_slow_record = asset.membership.liveness, asset.batching.on_slow_record
-        most, witness = asset.most_in_flight, witness_of(asset, spark, budget.seconds)
+        most, witness = asset.max_in_flight, ledger_for(asset, spark, budget.seconds)
         return cls(
             *(kafka, spark, transform, *to, *size, liveness, on_slow_record, most, witness),
             layout=asset.layout,
-            most_bytes=asset.batching.max_batch_bytes,
+            max_bytes=asset.batching.max_batch_bytes,
             source_options=asset.source_options,
-            late=LateRecords(context, asset.windows, asset.group_id, again, budget.seconds) if asset.windows else None,
-            dead_letters=DeadLetters.of(asset, context),
+            late_records=LateRecords(context, asset.windows, asset.group_id, reprocess, budget.seconds)
+            if asset.windows
+            else None,
+            dead_letters=DeadLetterHandler.from_asset(asset, context),
             metrics=BatchMetrics(asset.group_id, lane, context.run.run_id),
         )
 
-    def run(self, lane: Lane, next_batch: Source, log: Logger, on_quarantine: LeftOut, tally: Counts) -> None:
+    def run(
+        self, lane: Lane, next_batch: BatchSource, log: Logger, on_skipped: OnSkipped, counter: BatchCounter
+    ) -> None:
         """Process and commit every batch; one that is too slow, or was lost to another member, is retried, or pending.
 
         Args:
             lane: where the batches are committed.
             next_batch: gives a batch of at most so many offsets, None at the end.
             log: the run's.
-            on_quarantine: told offsets that were passed, and why.
-            tally: told each batch that is committed.
+            on_skipped: told offsets that were passed, and why.
+            counter: told each batch that is committed.
 
         Raises:
             FencedError: this process is finished with the group; Spark was cancelled.
-            PoisonedOffsetError: an offset is too slow in a batch of its own.
+            SlowRecordError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
             KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sizer, planned_again = BatchSizer(self.most_records, self.auto, self.most_bytes), 0
-        with BatchLines(log) as lines, InFlightWrites() as in_flight, self._throttling(in_flight, log) as throttling:
+        sizer, planned_again = BatchSizer(self.max_records, self.is_auto_sized, self.max_bytes), 0
+        with (
+            BatchLog(log) as lines,
+            InFlightWrites() as in_flight,
+            self._watch_throttling(in_flight, log) as throttling,
+        ):
 
             def commit_first() -> None:
                 one = in_flight[0]
-                with self.metrics.traced(one):
-                    seconds = self._commit_first(in_flight, lane, tally, lines, on_quarantine)
-                sizer.in_time(one.batch, seconds, one.mean_bytes)
+                with self.metrics.trace(one):
+                    seconds = self._commit_oldest(in_flight, lane, counter, lines, on_skipped)
+                sizer.record_success(one.batch, seconds, one.mean_bytes)
 
-            lane.on_fence(lambda: in_flight.cancel(lane.is_open))
+            lane.on_fence(lambda: in_flight.cancel_fenced(lane.is_batch_current))
             lane.on_recovered(self._recover)
-            lane.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, commit_first))
+            lane.before_revoke(lambda may_wait: in_flight.commit_finished(may_wait, commit_first))
             while self._fill(in_flight, next_batch, lane, sizer, lines):
                 batch = in_flight[0].batch
                 try:
                     commit_first()
                 except FencedError as fenced:
                     alone = len(in_flight) == 1
-                    in_flight.drop(batch.epoch)
+                    in_flight.abandon(batch.membership_epoch)
                     if not fenced.reason.may_rejoin:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
-                    if timed_out and (poison := sizer.too_slow(batch, alone=alone)) is not None:
-                        on_quarantine(poison, self._passed(poison, batch, lane, fenced), SLOW_RECORD)
+                    if timed_out and (poison := sizer.record_timeout(batch, alone=alone)) is not None:
+                        on_skipped(poison, self._skip_slow_record(poison, batch, lane, fenced), SLOW_RECORD)
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
-                    why = throttling.of(batch) if timed_out else ""
+                    why = throttling.describe_for(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
                 except KafkaSourceError as gone:
                     planned_again += 1
-                    if not gone.is_lost or planned_again > _PLANNED_AGAIN:
+                    if not gone.is_lost or planned_again > _MAX_REPLANS:
                         raise
-                    in_flight.drop()
-                    lane.plan_again()  # the next poll names what the broker has lost, or passes it
+                    in_flight.abandon()
+                    lane.replan()  # the next poll names what the broker has lost, or passes it
                     log.warning("%s: %s. It is planned again", batch, gone)
                 else:
                     planned_again = 0
 
-    def _throttling(self, in_flight: InFlightWrites, log: Logger) -> Throttling:
+    def _watch_throttling(self, in_flight: InFlightWrites, log: Logger) -> ThrottlingWatch:
         of = self.metrics
-        return Throttling(self._delay, in_flight, group_id=of.group_id, lane=of.lane, log=log)
+        return ThrottlingWatch(self._throttle_seconds, in_flight, group_id=of.group_id, lane=of.lane, log=log)
 
-    def _delay(self, tp: TopicPartition) -> float:
+    def _throttle_seconds(self, tp: TopicPartition) -> float:
         """Return the seconds by which a quota delays a fetch of this login now."""
-        from kafka_liveness_dagster.kafka.quotas import throttle_seconds  # noqa: PLC0415 - stays lazy
+        from kafka_liveness_dagster.kafka.quotas import measure_throttle_seconds  # noqa: PLC0415 - stays lazy
 
-        return throttle_seconds(self.kafka.settings(), tp)
+        return measure_throttle_seconds(self.kafka.settings(), tp)
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
         """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""
-        if self.late is not None:
-            self.late.recover(self._frame_of(ranges), deleted)
-        self.metrics.processed((*ranges, *deleted))
+        if self.late_records is not None:
+            self.late_records.report_recovered(self._transformed_batch(ranges), deleted)
+        self.metrics.record_processed((*ranges, *deleted))
 
     def _fill(
-        self, in_flight: InFlightWrites, next_batch: Source, lane: Lane, sizer: BatchSizer, lines: BatchLines
+        self, in_flight: InFlightWrites, next_batch: BatchSource, lane: Lane, sizer: BatchSizer, lines: BatchLog
     ) -> bool:
         """Begin as many batches as may be in flight; False when there is none, and none comes."""
-        most = 1 if sizer.judges_alone else self.most_in_flight  # a batch that may be too slow shares Spark with nobody
-        while len(in_flight) < most and not any(one.failed for one in in_flight):
+        most = 1 if sizer.retry_alone else self.max_in_flight  # a batch that may be too slow shares Spark with nobody
+        while len(in_flight) < most and not any(one.has_failed for one in in_flight):
             ahead = bool(in_flight)
             try:
                 batch = next_batch(sizer.bound, ahead=ahead)
@@ -237,66 +250,66 @@ class Pipeline:
             if batch is None:
                 break
             failpoint(Failpoint.AFTER_PLAN)
-            in_flight.append(self._write_of(batch, lane, lines.log))
-            in_flight[-1].phases.before("poll", batch.planning_seconds)
-            if self.most_in_flight > 1:
+            in_flight.append(self._new_write(batch, lane, lines.log))
+            in_flight[-1].phases.add_before("poll", batch.planning_seconds)
+            if self.max_in_flight > 1:
                 in_flight[-1].begin()
         return bool(in_flight)
 
-    def _commit_first(
-        self, in_flight: InFlightWrites, lane: Lane, tally: Counts, lines: BatchLines, on_quarantine: LeftOut
+    def _commit_oldest(
+        self, in_flight: InFlightWrites, lane: Lane, tally: BatchCounter, lines: BatchLog, on_quarantine: OnSkipped
     ) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
         try:
-            landed = self._landed(one, lane)
-        except SparkSilentError:
+            landed = self._finish_write(one, lane)
+        except SparkNotRespondingError:
             raise  # says more than the fence after which it was given up
         except Exception:
-            lane.check_open(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
+            lane.check_batch(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
             raise
-        until = self.late.tell(one, landed.batch) if self.late else 0.0
+        until = self.late_records.report(one, landed.batch) if self.late_records else 0.0
         with one.phases("commit"):
             handed_over = lane.commit(landed.batch)
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
-        seconds = in_flight.committed()
+        seconds = in_flight.pop_committed()
         tally.add(landed.batch, landed.written.rows, seconds)
-        lines.committed(landed.batch, landed.written, seconds, handed_over)
-        self.metrics.committed(one, landed, seconds, handed_over)
-        for left_out in landed.left_out(handed_over):
+        lines.log_committed(landed.batch, landed.written, seconds, handed_over)
+        self.metrics.record_committed(one, landed, seconds, handed_over)
+        for left_out in landed.skipped(handed_over):
             on_quarantine(*left_out)
-        if self.late:
-            self.late.tell_what_was_told_between(one, landed.batch, until)
+        if self.late_records:
+            self.late_records.report_after_commit(one, landed.batch, until)
         return seconds
 
-    def _landed(self, one: InFlightWrite, lane: Lane) -> Landed:
+    def _finish_write(self, one: InFlightWrite, lane: Lane) -> WriteOutcome:
         """Wait for a batch to be in the table, without its bad records if there are some."""
         try:
-            return Landed(one.finish() if self.most_in_flight > 1 else one.run(), one.batch)
+            return WriteOutcome(one.finish() if self.max_in_flight > 1 else one.run(), one.batch)
         except (TransformError, SparkFailedError) as failed:
             if self.dead_letters is None:
                 raise
             with one.phases("dead letters"):
-                return self.dead_letters.without_bad_records(one, lane, failed)
+                return self.dead_letters.write_without_bad_records(one, lane, failed)
 
-    def _passed(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
+    def _skip_slow_record(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
         if self.on_slow_record == "raise":
             outcome = "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
-            raise PoisonedOffsetError([poison], batch.deadline_seconds, outcome) from fenced
+            raise SlowRecordError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
-        return str(PoisonedOffsetError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
+        return str(SlowRecordError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
 
-    def _write_of(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
+    def _new_write(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
-        frame = self._frame_of(batch.ranges)
+        frame = self._transformed_batch(batch.ranges)
         session = frame.session
-        job = SparkJob(session, *listeners(batch, lane, log, self.liveness))
+        job = SparkJob(session, *progress_listeners(batch, lane, log, self.liveness))
 
         def may_go_on() -> None:
             lane.check()
@@ -308,15 +321,15 @@ class Pipeline:
 
         if self.sink is not None:
             return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace), frame)
-        ledger = self.witness if isinstance(self.witness, TableLedger) else None
+        ledger = self.ledger if isinstance(self.ledger, TableLedger) else None
         write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
         writing = TableWrite(*write, ledger=ledger, layout=self.layout)
         return InFlightWrite(batch, job, writing, frame)
 
-    def _frame_of(self, ranges: Sequence[OffsetRange]) -> Transformed:
-        from kafka_liveness_dagster.spark.transform import Transformed  # noqa: PLC0415 - pyspark stays lazy
+    def _transformed_batch(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
+        from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415 - pyspark stays lazy
 
-        session, options = self.spark.session(), {**self.kafka.settings().spark(), **self.source_options}
+        session, options = self.spark.session(), {**self.kafka.settings().spark_options(), **self.source_options}
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
-        weighs, dates = self.most_bytes is not None, self.late is not None
-        return Transformed(self.transform, session, tuple(ranges), options, passed, weighs, dates)
+        weighs, dates = self.max_bytes is not None, self.late_records is not None
+        return TransformedBatch(self.transform, session, tuple(ranges), options, passed, weighs, dates)

@@ -21,34 +21,34 @@ class Lane(Protocol):
     """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
 
     def commit(self, batch: Batch) -> tuple[TopicPartition, ...]: ...  # noqa: D102 - the two classes document it
-    def check_room(self, batch: Batch) -> None: ...  # noqa: D102
+    def require_room(self, batch: Batch) -> None: ...  # noqa: D102
     def confirm(self, batch: Batch) -> None: ...  # noqa: D102
     def check(self) -> None: ...  # noqa: D102
-    def check_open(self, batch: Batch) -> None: ...  # noqa: D102
+    def check_batch(self, batch: Batch) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
-    def plan_again(self) -> None: ...  # noqa: D102
-    def is_open(self, batch: Batch) -> bool: ...  # noqa: D102
+    def replan(self) -> None: ...  # noqa: D102
+    def is_batch_current(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
-    def before_revoke(self, finish: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
-    def on_recovered(self, repeat: Callable[[Sequence[OffsetRange], Sequence[OffsetRange]], None]) -> None: ...  # noqa: D102
+    def before_revoke(self, callback: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
+    def on_recovered(self, callback: Callable[[Sequence[OffsetRange], Sequence[OffsetRange]], None]) -> None: ...  # noqa: D102
 
 
-class LeftOut(Protocol):
+class OnSkipped(Protocol):
     """Who is told of offsets that were passed and are owed."""
 
     def __call__(self, offsets: OffsetRange, why: str, cause: str, /) -> None:
         """Neighbours of one partition; ``why`` in a sentence or two, the ``cause`` in a few words."""
 
 
-class Counts(Protocol):
+class BatchCounter(Protocol):
     """Who is told each batch that is committed."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """So many rows of it, None where nobody counts, in so many seconds. Maybe in the middle of a rebalance."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Where batches come from."""
 
     def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.concurrency import start
+from kafka_liveness_dagster.concurrency import start_daemon_thread
 from kafka_liveness_dagster.telemetry.metrics import GROUP, LANE, THROTTLE_TIME
-from kafka_liveness_dagster.telemetry.otel import tell
+from kafka_liveness_dagster.telemetry.otel import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SLOW_SECONDS = 20.0
 """A batch that takes less is not worth a question."""
-EVERY_SECONDS = 10.0
+CHECK_EVERY_SECONDS = 10.0
 """A broker counts over 11 s: what Spark read earlier delays no other client any more."""
 _LOG_SECONDS = 60.0
 _REMEDY = (
@@ -30,7 +30,7 @@ _REMEDY = (
 )
 
 
-class Throttling:
+class ThrottlingWatch:
     """Asks while a batch is slow whether the broker throttles this login. As a context manager: until the lane ends.
 
     Args:
@@ -49,37 +49,39 @@ class Throttling:
         lane: str,
         log: Logger,
     ) -> None:
-        self._delay, self._in_flight, self._log = delay, in_flight, log
+        self._throttle_seconds, self._in_flight, self._log = delay, in_flight, log
         self._labels = {GROUP: group_id, LANE: lane}
-        self._found: tuple[str, float] | None = None
-        self._stopped = threading.Event()
+        self._seconds_by_partition: tuple[str, float] | None = None
+        self._stop_event = threading.Event()
 
     def __enter__(self) -> Self:
-        start(self._watch, "kafka-liveness-throttling")  # without a thread nobody asks
+        start_daemon_thread(self._watch, "kafka-liveness-throttling")  # without a thread nobody asks
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
+        self._stop_event.set()
 
-    def of(self, batch: object) -> str:
+    def describe_for(self, batch: object) -> str:
         """Return a sentence about a batch that was too slow; empty where no quota was seen to delay it."""
-        found = self._found
+        found = self._seconds_by_partition
         if found is None or found[0] != str(batch):
             return ""
         return f"The broker throttles this login: a quota delayed a fetch by {found[1]:,.2f} s. {_REMEDY}"
 
     def _watch(self) -> None:
         logged_at: float | None = None
-        while not self._stopped.wait(EVERY_SECONDS):
+        while not self._stop_event.wait(CHECK_EVERY_SECONDS):
             oldest = next(iter(tuple(self._in_flight)), None)
             seconds = 0.0 if oldest is None else time.monotonic() - oldest.began_at
             if oldest is None or seconds < SLOW_SECONDS:
                 continue
-            delay = self._delay(oldest.batch.ranges[0].topic_partition)
+            delay = self._throttle_seconds(oldest.batch.ranges[0].topic_partition)
             if not delay:
                 continue
-            self._found = str(oldest.batch), delay
-            tell(THROTTLE_TIME, delay, self._labels)
+            self._seconds_by_partition = str(oldest.batch), delay
+            record(THROTTLE_TIME, delay, self._labels)
             if logged_at is None or time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()
-                self._log.warning("%s is at work for %.0f s. %s", oldest.batch, seconds, self.of(oldest.batch))
+                self._log.warning(
+                    "%s is at work for %.0f s. %s", oldest.batch, seconds, self.describe_for(oldest.batch)
+                )

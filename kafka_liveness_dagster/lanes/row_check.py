@@ -33,7 +33,7 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
         KafkaLivenessError: the check could not be made within the limit; of a custom sink its own error.
     """
     give_up_at, pause = time.monotonic() + limit_seconds, _FIRST_PAUSE_SECONDS
-    while (error := _unchecked(consumer)) is not None:
+    while (error := _try_check(consumer)) is not None:
         if time.monotonic() + pause < give_up_at:
             log.warning("The rows of this run could not be checked; retrying in %.1f s: %s", pause, error)
             time.sleep(pause)
@@ -45,27 +45,27 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
             return
 
 
-def _unchecked(consumer: LivenessConsumer) -> Exception | None:
+def _try_check(consumer: LivenessConsumer) -> Exception | None:
     """Check the rows once; return why it could not be done, None when it was."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - pyspark stays lazy
 
     from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - so does confluent_kafka
-    from kafka_liveness_dagster.spark.error_classification import in_short  # noqa: PLC0415
+    from kafka_liveness_dagster.spark.error_classification import summarize  # noqa: PLC0415
     from kafka_liveness_dagster.spark.errors import (  # noqa: PLC0415
-        SparkSilentError,
+        SparkNotRespondingError,
         SparkUnreachableError,
         TableUnreadableError,
     )
 
     try:
         consumer.check_rows()
-    except (BrokerUnreachableError, SparkSilentError, SparkUnreachableError, TableUnreadableError) as error:
+    except (BrokerUnreachableError, SparkNotRespondingError, SparkUnreachableError, TableUnreadableError) as error:
         return error
     except KafkaLivenessError:
         raise
     except PySparkException as error:  # the server was lost, or refused the session
         unread = TableUnreadableError(
-            f"The rows of this run could not be checked ({in_short(error)}). All its batches are in the table and "
+            f"The rows of this run could not be checked ({summarize(error)}). All its batches are in the table and "
             "committed. Fix: look at Spark's log; the next live run checks them"
         )
         unread.__cause__ = error

@@ -17,22 +17,22 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import Field
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive
+from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive_timeouts
 from kafka_liveness_dagster.kafka.settings import DEFAULT_MAX_POLL_RECORDS, KafkaSettings, LiveSettings
-from kafka_liveness_dagster.runs.run_context import link_of
+from kafka_liveness_dagster.runs.run_context import run_context_of
 from kafka_liveness_dagster.runs.tags import Context, budget_of
 from kafka_liveness_dagster.settings.asset import KafkaResourceSettings
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
 from kafka_liveness_dagster.settings.types import EMBEDDED
-from kafka_liveness_dagster.settings.validation import CheckedResource, checked, resolved
+from kafka_liveness_dagster.settings.validation import CheckedResource, resolve_env_vars, validated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.core.partition_state import Witness
-    from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, Timeouts
+    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
@@ -64,7 +64,7 @@ class ResourceWithSecrets(CheckedResource):
                 )
         for name in self.addresses:
             value = getattr(self, name)
-            if isinstance(value, str) and not isinstance(value, dg.EnvVar) and _holds_secret(value):
+            if isinstance(value, str) and not isinstance(value, dg.EnvVar) and _contains_secret(value):
                 raise InvalidSettingError(
                     f"{name} holds a token or a login as its value, which Dagster's UI would show. Fix: put the whole "
                     f'address into an environment variable and write {name}=dg.EnvVar("ITS_NAME")'
@@ -72,7 +72,7 @@ class ResourceWithSecrets(CheckedResource):
         return super().get_resource_definition()
 
 
-def _holds_secret(address: str) -> bool:
+def _contains_secret(address: str) -> bool:
     """Return whether an address has a user's name and password, or a parameter that may be a token."""
     url = urlsplit(address)
     parameters = (one.partition("=") for one in url.path.split(";")[1:])
@@ -131,9 +131,9 @@ class SecuredKafkaResource(ResourceWithSecrets):
         Raises:
             InvalidSettingError: settings that contradict each other, or a file without what it should hold.
         """
-        from kafka_liveness_dagster.kafka.security import NAMES, Security  # noqa: PLC0415 - only where it is used
+        from kafka_liveness_dagster.kafka.security import SETTING_NAMES, Security  # noqa: PLC0415 - only where it is used
 
-        return Security(**{name: resolved(getattr(self, name)) for name in NAMES})
+        return Security(**{name: resolve_env_vars(getattr(self, name)) for name in SETTING_NAMES})
 
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ with suppress(PackageNotFoundError):  # a folder that was copied, not installed,
 class KafkaLivenessResource(SecuredKafkaResource):
     """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
 
-    checked_by: ClassVar[type[KafkaResourceSettings]] = KafkaResourceSettings
+    settings_class: ClassVar[type[KafkaResourceSettings]] = KafkaResourceSettings
 
     bootstrap_servers: str = Field(
         default=EMBEDDED,
@@ -174,7 +174,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         default_factory=dict, repr=False, description="Further librdkafka settings; none that has a field of its own."
     )
 
-    @checked(ConsumerSettings)
+    @validated(ConsumerSettings)
     def consumer(
         self,
         *,
@@ -188,7 +188,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         crash_lag: CrashLag = CrashLag(),
         offsets: Offsets = Offsets(),
         membership: Membership = Membership(),
-        witness: Witness | None = None,
+        ledger: SinkLedger | None = None,
     ) -> LivenessConsumer:
         """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
 
@@ -205,7 +205,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
                 and passed is found in ``lost``.
             membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark assets send
                 one for each finished task.
-            witness: who knows what is really there; Spark assets have one. Else both commit logs alone are asked.
+            ledger: who knows what is really there; Spark assets have one. Else both commit logs alone are asked.
 
         Raises:
             InvalidSettingError: settings that contradict each other or the broker.
@@ -214,7 +214,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         from kafka_liveness_dagster.core.resume import ResumePolicy  # noqa: PLC0415
         from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        self.make_missing(topics, context.log.info if context else _log.info)
+        self.create_missing_topics(topics, context.log.info if context else _log.info)
         live = LiveSettings(
             tuple(topics),
             group_id,
@@ -227,21 +227,23 @@ class KafkaLivenessResource(SecuredKafkaResource):
                 on_data_loss=offsets.on_data_loss,
                 on_missing_rows=offsets.on_missing_rows,
             ),
-            serves_while_busy=membership.liveness == "progress",
+            answers_rebalances_while_busy=membership.liveness == "progress",
             group_instance_id=membership.group_instance_id,
-            greedy=batching.allocation == "greedy",
-            witness=witness,
+            is_greedy=batching.allocation == "greedy",
+            ledger=ledger,
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
         limits = self.cluster().broker_limits()
         timeouts = self._timeouts(budget, group_id, limits)
         self.settings().check(timeouts)
-        link = link_of(context, away_seconds=(timeouts.process_ms + timeouts.session_ms) / 1000)
+        link = run_context_of(context, away_seconds=(timeouts.process_timeout_ms + timeouts.session_timeout_ms) / 1000)
         if timeouts.warning:
             link.log.warning("%s", timeouts.warning)
-        return LivenessConsumer(self.settings(), replace(live, renew_seconds=limits.renew_seconds), timeouts, link)
+        return LivenessConsumer(
+            self.settings(), replace(live, recommit_seconds=limits.recommit_seconds), timeouts, link
+        )
 
-    @checked(CatchUpSettings)
+    @validated(CatchUpSettings)
     def catch_up(
         self,
         *,
@@ -252,7 +254,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
         offsets: Offsets = Offsets(),
-        witness: Witness | None = None,
+        ledger: SinkLedger | None = None,
     ) -> CatchUpConsumer:
         """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
 
@@ -265,7 +267,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             max_batch_seconds: the budget of a batch, before every other source of it.
             offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off`` they are
                 recorded as done and found in ``lost``.
-            witness: who knows what is really there; else both commit logs alone are asked.
+            ledger: who knows what is really there; else both commit logs alone are asked.
 
         Raises:
             InvalidSettingError: a setting that is none.
@@ -277,12 +279,12 @@ class KafkaLivenessResource(SecuredKafkaResource):
             self.settings(),
             group_id,
             ranges,
-            again=reprocess,
+            reprocess=reprocess,
             max_poll_records=max_poll_records,
             budget=budget,
-            link=link_of(context),
+            run_context=run_context_of(context),
             on_data_loss=offsets.on_data_loss,
-            witness=witness,
+            ledger=ledger,
         )
 
     def cluster(self) -> Cluster:
@@ -291,30 +293,30 @@ class KafkaLivenessResource(SecuredKafkaResource):
 
         return Cluster(self.settings())
 
-    def make_missing(self, topics: Sequence[str], say: Callable[[str], object]) -> None:
-        """Make the topics that do not exist, on the embedded broker and only there; ``say`` is told of each."""
-        if resolved(self.bootstrap_servers) == EMBEDDED:
-            from kafka_liveness_dagster.kafka.topics import create_missing  # noqa: PLC0415 - stays lazy
+    def create_missing_topics(self, topics: Sequence[str], report: Callable[[str], object]) -> None:
+        """Make the topics that do not exist, on the embedded broker and only there; ``report`` is told of each."""
+        if resolve_env_vars(self.bootstrap_servers) == EMBEDDED:
+            from kafka_liveness_dagster.kafka.topics import create_missing_topics  # noqa: PLC0415 - stays lazy
 
-            create_missing(self.settings(), topics, say)
+            create_missing_topics(self.settings(), topics, report)
 
-    def _timeouts(self, budget: Budget, group_id: str, limits: BrokerLimits) -> Timeouts:
-        return derive(
+    def _timeouts(self, budget: RunBudget, group_id: str, limits: BrokerLimits) -> Timeouts:
+        return derive_timeouts(
             budget,
             session_seconds=self.session_timeout_seconds,
             heartbeat_seconds=self.heartbeat_interval_seconds,
             limits=limits,
-            group=self.cluster().group_timeouts(group_id) if self.group_protocol == "consumer" else None,
+            group=self.cluster().consumer_group_config(group_id) if self.group_protocol == "consumer" else None,
         )
 
     def settings(self) -> KafkaSettings:
         """The addresses and security settings; starts the embedded broker when it is the one meant."""
-        servers = resolved(self.bootstrap_servers)
+        servers = resolve_env_vars(self.bootstrap_servers)
         security = self.security()
         if servers == EMBEDDED:
             from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
-            if security.client():
+            if security.client_config():
                 raise InvalidSettingError("the embedded broker knows no security: name yours with bootstrap_servers")
-            servers = services.ensure(which=("kafka",)).bootstrap_servers
-        return KafkaSettings(servers, {name: resolved(value) for name, value in self.extra.items()}, security)
+            servers = services.ensure_services(which=("kafka",)).bootstrap_servers
+        return KafkaSettings(servers, {name: resolve_env_vars(value) for name, value in self.extra.items()}, security)

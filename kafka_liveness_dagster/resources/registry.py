@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr
 from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
 from kafka_liveness_dagster.resources.kafka import ResourceWithSecrets
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
-from kafka_liveness_dagster.settings.validation import resolved
+from kafka_liveness_dagster.settings.validation import resolve_env_vars
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -24,7 +24,7 @@ _FIELDS = tuple(SchemaRegistrySettings.model_fields)
 class SchemaRegistryResource(ResourceWithSecrets):
     """A schema registry with Confluent's API: Confluent's own, Karapace, Apicurio, and others."""
 
-    checked_by: ClassVar[type[SchemaRegistrySettings]] = SchemaRegistrySettings
+    settings_class: ClassVar[type[SchemaRegistrySettings]] = SchemaRegistrySettings
     secrets: ClassVar[tuple[str, ...]] = ("password",)
 
     url: str = Field(
@@ -62,14 +62,14 @@ class SchemaRegistryResource(ResourceWithSecrets):
             InvalidSettingError: the column holds no bytes; or what a variable holds is no setting.
         """
         from kafka_liveness_dagster.kafka.schema_registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
-        from kafka_liveness_dagster.spark.decode.decode import decoded, writers  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.decode.decode import decode_column, writer_schema_ids  # noqa: PLC0415 - pyspark stays lazy
 
         registry, written_by = self._client(), []
-        for number, where in sorted(writers(batch, column).items()):
+        for number, where in sorted(writer_schema_ids(batch, column).items()):
             with suppress(SchemaNotFoundError):  # its records fail, and no others: they may be dead letters
                 written_by.append(registry.schema(number, where))
         # the newest version is asked for last: it is not older than those that records have
-        return decoded(batch, column, written_by, registry.latest(subject), message)
+        return decode_column(batch, column, written_by, registry.latest(subject), message)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
         """Close the connections.
@@ -84,6 +84,6 @@ class SchemaRegistryResource(ResourceWithSecrets):
         from kafka_liveness_dagster.kafka.schema_registry import SchemaRegistry  # noqa: PLC0415 - confluent_kafka stays lazy
 
         if self._registry is None:
-            told = {name: resolved(getattr(self, name)) for name in _FIELDS}
+            told = {name: resolve_env_vars(getattr(self, name)) for name in _FIELDS}
             self._registry = SchemaRegistry(RegistrySettings(**told))
         return self._registry

@@ -9,11 +9,25 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.process_status import BEAT_SECONDS, Sign, Word, judge, start_is_lost
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.process_status import (
+    HEARTBEAT_SECONDS,
+    HeartbeatTag,
+    ProcessStatus,
+    is_start_lost,
+    process_status,
+)
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs import proc
-from kafka_liveness_dagster.runs.storage import DagsterStorageError, add_tags, needed, storage_of
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, AT_END, PROCESS_TAG, STEP_TAG, op_of, sign_of, worker_process
+from kafka_liveness_dagster.runs.storage import DagsterStorageError, add_tags, call_with_retries, storage_of
+from kafka_liveness_dagster.runs.tags import (
+    DATA_STATE_AT_END,
+    DATA_STATE_AT_START,
+    PROCESS_TAG,
+    STEP_TAG,
+    heartbeat_of,
+    op_context_of,
+    worker_process,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +36,15 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _STOP_SECONDS = 5.0
-_WORKERS = {"RUNNING": Word.THERE, "FAILED": Word.GONE, "NOT_FOUND": Word.GONE}  # Dagster's WorkerStatus
+_WORKERS = {
+    "RUNNING": ProcessStatus.ALIVE,
+    "FAILED": ProcessStatus.GONE,
+    "NOT_FOUND": ProcessStatus.GONE,
+}  # Dagster's WorkerStatus
 log = logging.getLogger("kafka_liveness_dagster")
 
 
-class SignsOfLife:
+class RunHeartbeat:
     """Lets everybody see that a run is at work, from its op's first line to its last. Use it as a context manager.
 
     At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's outcome.
@@ -38,44 +56,48 @@ class SignsOfLife:
 
     def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
         self._instance, self._run_id = context.instance, context.run.run_id
-        self._tags = {**tags, STEP_TAG: str(op_of(context).op_handle)}
+        self._tags = {**tags, STEP_TAG: str(op_context_of(context).op_handle)}
         self._storage = storage_of(context)
         self._process = worker_process(context)
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._beat, name="kafka-liveness-signs-of-life", daemon=True)
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run_loop, name="kafka-liveness-signs-of-life", daemon=True)
 
     def __enter__(self) -> Self:
-        tags = {**self._tags, PROCESS_TAG: self._sign(0)}
-        needed(lambda: add_tags(self._instance, self._run_id, tags), "the first sign of life of the run", AT_BEGIN)
+        tags = {**self._tags, PROCESS_TAG: self._tag_text(0)}
+        call_with_retries(
+            lambda: add_tags(self._instance, self._run_id, tags),
+            "the first sign of life of the run",
+            DATA_STATE_AT_START,
+        )
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._is_over = kind is None  # a step that fails may be retried in the same run, by its retry policy
+        self._has_ended = kind is None  # a step that fails may be retried in the same run, by its retry policy
         self._stopped.set()
         self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
         if isinstance(error, DagsterStorageError):
             self._warn(error)
         elif kind is None or issubclass(kind, Exception):
             try:
-                self._storage.settle(AT_END)
+                self._storage.flush(DATA_STATE_AT_END)
             except DagsterStorageError as failed:
                 self._warn(failed)
                 if kind is None:
                     raise
 
-    def _beat(self) -> None:
+    def _run_loop(self) -> None:
         beat = 0
-        while not self._stopped.wait(BEAT_SECONDS):
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
             beat += 1
-            self._say(beat)
-        self._say(None)  # other steps of the run may go on, which give no signs
+            self._write_tag(beat)
+        self._write_tag(None)  # other steps of the run may go on, which give no signs
         self._ended.set()
 
-    def _say(self, beat: int | None) -> None:
+    def _write_tag(self, beat: int | None) -> None:
         try:
-            self._storage.tag({PROCESS_TAG: self._sign(beat)})
+            self._storage.add_tags({PROCESS_TAG: self._tag_text(beat)})
         except Exception:  # somebody deleted the run: its watchdog ends it
             log.exception("could not give a sign of life of run %s", self._run_id)
 
@@ -84,50 +106,56 @@ class SignsOfLife:
         with suppress(Exception):  # it takes the place of an error that is about to be raised
             log.error("run %s: %s", self._run_id, error)
 
-    def _sign(self, beat: int | None) -> str:
-        return Sign(run_mark(self._run_id), beat, self._process, is_over=self._is_over).encode()
+    def _tag_text(self, beat: int | None) -> str:
+        return HeartbeatTag(short_run_id(self._run_id), beat, self._process, has_ended=self._has_ended).encode()
 
 
-def word_of(instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, away: bool) -> Word:
+def process_status_of(
+    instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, fence_report: bool
+) -> ProcessStatus:
     """What can be known of the process of a run in progress.
 
     Args:
         instance: knows the run's launcher.
         record: the run.
         now: seconds since the epoch.
-        away: it is no member of its group: only then is the launcher asked, which may take a while.
+        fence_report: it is no member of its group: only then is the launcher asked, which may take a while.
     """
     run = record.dagster_run
     if run.status is dg.DagsterRunStatus.QUEUED:
-        return Word.UNKNOWN
+        return ProcessStatus.UNKNOWN
     if run.status in (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING):
-        return _of_a_start(instance, record, now)
-    process, here = sign_of(run).process, proc.here()
-    word = judge(process, here, proc.entry(process.pid)) if process and here else Word.UNKNOWN
-    return _of_launcher(instance, run) if word is Word.UNKNOWN and away else word
+        return _status_of_start(instance, record, now)
+    process, here = heartbeat_of(run).process, proc.this_namespace()
+    word = process_status(process, here, proc.pid_entry(process.pid)) if process and here else ProcessStatus.UNKNOWN
+    return _status_from_launcher(instance, run) if word is ProcessStatus.UNKNOWN and fence_report else word
 
 
-def _of_a_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> Word:
+def _status_of_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> ProcessStatus:
     """Of a run whose worker has not come up yet."""
     launched, limit = record.update_timestamp.timestamp(), float(instance.run_monitoring_start_timeout_seconds)
     if isinstance(instance.run_launcher, dg.DefaultRunLauncher):
         limit = max(limit, instance.code_server_process_startup_timeout) if limit else limit
-        ours = proc.began()  # the code server's, which starts the run workers
-        return Word.GONE if start_is_lost(launched, now, server_began=ours, limit_seconds=limit) else Word.UNKNOWN
-    if start_is_lost(launched, now, server_began=None, limit_seconds=limit):
-        return _of_launcher(instance, record.dagster_run)
-    return Word.UNKNOWN
+        ours = proc.process_started_at()  # the code server's, which starts the run workers
+        return (
+            ProcessStatus.GONE
+            if is_start_lost(launched, now, server_started_at=ours, limit_seconds=limit)
+            else ProcessStatus.UNKNOWN
+        )
+    if is_start_lost(launched, now, server_started_at=None, limit_seconds=limit):
+        return _status_from_launcher(instance, record.dagster_run)
+    return ProcessStatus.UNKNOWN
 
 
-def _of_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Word:
+def _status_from_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> ProcessStatus:
     """Kubernetes, Docker and their like know their workers."""
     try:
         launcher = instance.run_launcher
         resumes = instance.run_monitoring_enabled and instance.run_monitoring_max_resume_run_attempts > 0
         if not launcher.supports_check_run_worker_health or resumes:  # Dagster will start a new worker for the same run
-            return Word.UNKNOWN
+            return ProcessStatus.UNKNOWN
         health = launcher.check_run_worker_health(run)
     except Exception:  # of the launcher's client: it may not be allowed to ask from here
         log.exception("could not ask the launcher how the worker of run %s is", run.run_id)
-        return Word.UNKNOWN
-    return Word.UNKNOWN if health.transient else _WORKERS.get(health.status.value, Word.UNKNOWN)
+        return ProcessStatus.UNKNOWN
+    return ProcessStatus.UNKNOWN if health.transient else _WORKERS.get(health.status.value, ProcessStatus.UNKNOWN)

@@ -11,60 +11,68 @@ from pathlib import Path
 
 import psutil
 
-from kafka_liveness_dagster.core.process_status import Entry, Place, Process
+from kafka_liveness_dagster.core.process_status import PidEntry, Process, ProcessNamespace
 
 _PROC = Path("/proc")
 _MACHINE_ID = Path("/etc/machine-id")
 _NOT_IN_A_CONTAINER = "4026531836"  # the first pid namespace of every kernel has this number
-_BOOT_LETTERS = 16
-_STATE, _BEGAN = 0, 19  # of /proc/<pid>/stat, counted from behind the command's name
-_DEAD = ("Z", "X")
+_BOOT_ID_CHARS = 16
+_STATE_FIELD, _START_TICKS_FIELD = 0, 19  # of /proc/<pid>/stat, counted from behind the command's name
+_DEAD_STATES = ("Z", "X")
 
 
 @cache
-def here() -> Place | None:
+def this_namespace() -> ProcessNamespace | None:
     """Where this process is; None where the system does not say."""
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_LETTERS]
-        pids, times = _namespace("pid"), _namespace("time")
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_ID_CHARS]
+        pids, times = _namespace_id("pid"), _namespace_id("time")
     except OSError:
         return None
-    return Place(boot, f"{pids}.{times}", _machine() if pids == _NOT_IN_A_CONTAINER else "") if boot and pids else None
+    return (
+        ProcessNamespace(boot, f"{pids}.{times}", _machine_hash() if pids == _NOT_IN_A_CONTAINER else "")
+        if boot and pids
+        else None
+    )
 
 
 def process(pid: int) -> Process | None:
     """A living process by its pid, so that it can be told from others; None where that cannot be said."""
-    place, found = here(), entry(pid)
-    return None if place is None or found.began is None else Process(place, pid, found.began)
+    place, found = this_namespace(), pid_entry(pid)
+    return None if place is None or found.start_ticks is None else Process(place, pid, found.start_ticks)
 
 
-def began() -> float:
+def process_started_at() -> float:
     """When this process did, in seconds since the epoch."""
     return psutil.Process().create_time()
 
 
-def entry(pid: int) -> Entry:
+def pid_entry(pid: int) -> PidEntry:
     """What is here under a pid. A zombie is nothing: it has ended and waits to be collected."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return Entry(exists=False)
+        return PidEntry(exists=False)
     except OSError:
         pass  # another user's: it exists
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # not shown to us
-        return Entry(exists=True)
-    return Entry(exists=False) if fields[_STATE] in _DEAD else Entry(exists=True, began=int(fields[_BEGAN]))
+        return PidEntry(exists=True)
+    return (
+        PidEntry(exists=False)
+        if fields[_STATE_FIELD] in _DEAD_STATES
+        else PidEntry(exists=True, start_ticks=int(fields[_START_TICKS_FIELD]))
+    )
 
 
-def _namespace(kind: str) -> str:
+def _namespace_id(kind: str) -> str:
     """The number of one of our namespaces; the kernel may lack the kind."""
     link = _PROC / "self/ns" / kind
     return "".join(filter(str.isdecimal, str(link.readlink()))) if link.is_symlink() else ""
 
 
-def _machine() -> str:
+def _machine_hash() -> str:
     """A machine by all that tells it from its clones: its id, its name and its network card; empty without an id."""
     try:
         machine = _MACHINE_ID.read_text().strip()

@@ -12,15 +12,15 @@ from uuid import uuid4
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.fencing import Away, RunState
-from kafka_liveness_dagster.core.process_status import Sign, Word
-from kafka_liveness_dagster.core.run_ids import run_mark, run_of_place
-from kafka_liveness_dagster.runs.heartbeat import word_of
-from kafka_liveness_dagster.runs.storage import add_tags, needed, storage_of
+from kafka_liveness_dagster.core.fencing import FenceReport, RunState
+from kafka_liveness_dagster.core.process_status import HeartbeatTag, ProcessStatus
+from kafka_liveness_dagster.core.run_ids import run_id_of_instance, short_run_id
+from kafka_liveness_dagster.runs.heartbeat import process_status_of
+from kafka_liveness_dagster.runs.storage import add_tags, call_with_retries, storage_of
 from kafka_liveness_dagster.runs.tags import (
-    AT_BEGIN,
     AWAY_TAG,
     COMMITTED_TAG,
+    DATA_STATE_AT_START,
     FENCED_TAG,
     GROUP_TAG,
     LANE_TAG,
@@ -28,14 +28,14 @@ from kafka_liveness_dagster.runs.tags import (
     MAX_RUNTIME,
     PROCESS_TAG,
     Context,
-    is_in_lane,
-    is_step,
+    dagster_run_of,
+    heartbeat_of,
+    instance_id_tag,
+    is_active_in_lane,
+    is_step_process,
     lane_tags,
-    op_of,
-    place_tag,
-    run_of,
+    op_context_of,
     run_remaining,
-    sign_of,
     worker_process,
 )
 from kafka_liveness_dagster.telemetry import otel as telemetry
@@ -44,68 +44,76 @@ from kafka_liveness_dagster.telemetry.metrics import FENCES, GROUP, LANE, REASON
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_liveness_dagster.kafka.run_context import RunLink
+    from kafka_liveness_dagster.kafka.run_context import RunContext
     from kafka_liveness_dagster.runs.storage import RunStorage
 
-_HAVE_STARTED = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-_AT_WORK = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+_STARTED_STATUSES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_WORKING_STATUSES = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 log = logging.getLogger("kafka_liveness_dagster")
 _warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
 
 
-def link_of(context: Context, *, away_seconds: float | None = None) -> RunLink:
+def run_context_of(context: Context, *, away_seconds: float | None = None) -> RunContext:
     """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit.
 
     Args:
         context: the op's or asset's.
         away_seconds: how long the run may be out of its group before it must be taken for lost, for others to know.
     """
-    from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
+    from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
-    run = run_of(context)
+    run = dagster_run_of(context)
     if context is None or run is None:
         run_id = uuid4().hex
-        return RunLink(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
+        return RunContext(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
     storage = storage_of(context)
     # An earlier consumer's, or of the run this one repeats
     tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         tags[AWAY_TAG] = f"{away_seconds:g}"
-    sign = sign_of(run)
-    if sign.process is None or sign.is_over:  # an op of the user's own
-        tags[PROCESS_TAG] = Sign(run_mark(run.run_id), None, worker_process(context)).encode()
+    sign = heartbeat_of(run)
+    if sign.process is None or sign.has_ended:  # an op of the user's own
+        tags[PROCESS_TAG] = HeartbeatTag(short_run_id(run.run_id), None, worker_process(context)).encode()
     if tags:
-        needed(lambda: add_tags(context.instance, run.run_id, tags), "the tags of the run", AT_BEGIN)
+        call_with_retries(
+            lambda: add_tags(context.instance, run.run_id, tags), "the tags of the run", DATA_STATE_AT_START
+        )
     remaining = run_remaining(context)
     if remaining is not None and not context.instance.run_monitoring_enabled:
-        _warn_unenforced(storage.log, run)
-    return RunLink(
+        _warn_budget_unenforced(storage.log, run)
+    return RunContext(
         run.run_id,
-        f"dagster/{run.job_name}/{run.run_id}/{op_of(context).op_handle}",
-        lambda: _state(context.instance, run.run_id),
+        f"dagster/{run.job_name}/{run.run_id}/{op_context_of(context).op_handle}",
+        lambda: _run_state(context.instance, run.run_id),
         None if remaining is None else now_ms() + round(remaining * 1000),
         storage.log,
-        is_step=is_step(context),
-        tell=lambda why: _tell_away(storage, run, why),
-        worked=lambda: _tell_work(storage, run.run_id),
-        take_over=lambda group_id, places: _take_over(context.instance, run.run_id, place_tag(group_id), places),
-        catch_up_runs=lambda group_id: _catch_up_runs(context.instance, group_id),
+        is_step=is_step_process(context),
+        report_fence=lambda why: _tag_fence_report(storage, run, why),
+        on_first_commit=lambda: _tag_first_commit(storage, run.run_id),
+        claim_instance_id=lambda group_id, places: _claim_instance_id(
+            context.instance, run.run_id, instance_id_tag(group_id), places
+        ),
+        catch_up_runs=lambda group_id: _count_catch_up_runs(context.instance, group_id),
     )
 
 
-def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequence[str]) -> str | None:
+def _claim_instance_id(
+    instance: dg.DagsterInstance, run_id: str, tag: str, group_instance_ids: Sequence[str]
+) -> str | None:
     """The first place in whose runs nobody works any more, neither the one it was made for nor a later one.
 
     It is said to be this run's before anybody joins there, so that the next one to ask does not take it as well. Who
     has not started yet is nobody's successor: Dagster gives a run that repeats another one all of its tags.
     """
     now = time.time()
-    for place in places:
-        first = instance.get_run_record_by_id(run_of_place(place) or "")
-        later = instance.get_run_records(dg.RunsFilter(tags={tag: place}, statuses=_HAVE_STARTED))
+    for place in group_instance_ids:
+        first = instance.get_run_record_by_id(run_id_of_instance(place) or "")
+        later = instance.get_run_records(dg.RunsFilter(tags={tag: place}, statuses=_STARTED_STATUSES))
         known = [*later, *([first] if first else [])]
         if first and all(
-            not is_in_lane(one.dagster_run) or word_of(instance, one, now, away=True) is Word.GONE for one in known
+            not is_active_in_lane(one.dagster_run)
+            or process_status_of(instance, one, now, fence_report=True) is ProcessStatus.GONE
+            for one in known
         ):
             add_tags(instance, run_id, {tag: place})
             return place
@@ -115,34 +123,34 @@ def _take_over(instance: dg.DagsterInstance, run_id: str, tag: str, places: Sequ
     return None
 
 
-def _catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
+def _count_catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
     """Count the catch-up runs that have started, but for those whose process is gone from this host.
 
     A run that is STARTING has no process yet, and one that waits for a pool is queued.
     """
     started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
     now = time.time()
-    at_work = [one for one in instance.get_run_records(started) if is_in_lane(one.dagster_run)]
-    return sum(word_of(instance, one, now, away=False) is not Word.GONE for one in at_work)
+    at_work = [one for one in instance.get_run_records(started) if is_active_in_lane(one.dagster_run)]
+    return sum(process_status_of(instance, one, now, fence_report=False) is not ProcessStatus.GONE for one in at_work)
 
 
-def _tell_away(storage: RunStorage, run: dg.DagsterRun, why: Away) -> None:
-    is_closed = why.reason.is_close
+def _tag_fence_report(storage: RunStorage, run: dg.DagsterRun, why: FenceReport) -> None:
+    is_closed = why.reason.is_orderly_close
     if not (is_closed or why.is_back) and GROUP_TAG in run.tags:
         of = {GROUP: run.tags[GROUP_TAG], LANE: run.tags.get(LANE_TAG, ""), REASON: why.reason.code}
-        telemetry.tell(FENCES, 1, of)
-    storage.tag({LEFT_TAG if is_closed else FENCED_TAG: why.encode()})
+        telemetry.record(FENCES, 1, of)
+    storage.add_tags({LEFT_TAG if is_closed else FENCED_TAG: why.encode()})
 
 
-def _tell_work(storage: RunStorage, run_id: str) -> None:
+def _tag_first_commit(storage: RunStorage, run_id: str) -> None:
     """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
     try:
-        storage.tag({COMMITTED_TAG: run_mark(run_id)})
+        storage.add_tags({COMMITTED_TAG: short_run_id(run_id)})
     except Exception:  # somebody deleted the run: its watchdog ends it
         log.exception("could not tag run %s: Dagster does not know that a batch of it is committed", run_id)
 
 
-def _warn_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
+def _warn_budget_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
     if run.run_id not in _warned:
         _warned.add(run.run_id)
         log.warning(
@@ -153,9 +161,9 @@ def _warn_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
         )
 
 
-def _state(instance: dg.DagsterInstance, run_id: str) -> RunState:
+def _run_state(instance: dg.DagsterInstance, run_id: str) -> RunState:
     """How a run is; while it is at work its records are counted, which is half the work of reading one."""
-    if instance.get_runs_count(dg.RunsFilter(run_ids=[run_id], statuses=_AT_WORK)):
+    if instance.get_runs_count(dg.RunsFilter(run_ids=[run_id], statuses=_WORKING_STATUSES)):
         return RunState.IN_PROGRESS
     run = instance.get_run_by_id(run_id)
     if run is None:

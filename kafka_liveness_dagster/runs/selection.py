@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.runs.storage import needed
-from kafka_liveness_dagster.runs.tags import AT_BEGIN, BACKFILL_TAG, op_of
+from kafka_liveness_dagster.runs.storage import call_with_retries
+from kafka_liveness_dagster.runs.tags import BACKFILL_TAG, DATA_STATE_AT_START, op_context_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,7 +21,7 @@ class PartitionRequiredError(KafkaLivenessError):
 
 def has_dependents(context: dg.AssetExecutionContext) -> bool:
     """Return whether steps of the run's job depend on the output of this one."""
-    step = op_of(context).op_handle.name
+    step = op_context_of(context).op_handle.name
     inputs = context.job_def.dependency_structure.output_to_downstream_inputs_for_node(step)
     return any(inputs.values())
 
@@ -33,7 +33,7 @@ def materializes(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
     """
     backfill_id = context.run.tags.get(BACKFILL_TAG)
     ask = partial(context.instance.get_backfill, backfill_id or "")
-    backfill = needed(ask, "the backfill of the run", AT_BEGIN) if backfill_id else None
+    backfill = call_with_retries(ask, "the backfill of the run", DATA_STATE_AT_START) if backfill_id else None
     of_backfill = (backfill.asset_selection if backfill else None) or ()
     return key in {*context.job_def.asset_layer.selected_asset_keys, *of_backfill}
 

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 
 import dagster as dg
 
-from kafka_liveness_dagster.concurrency import start
-from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +30,9 @@ NEEDED_SECONDS = 120.0
 """How long a run waits for an answer that it depends on."""
 SETTLE_SECONDS = 600.0
 """How long a run waits at its end for a storage that fails: somebody has to free space first."""
-_PATIENCE_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
+_WAIT_LOGGED_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 8.0
-_MOST_LINES = 1_000  # of the log, in memory
+_MAX_LINES = 1_000  # of the log, in memory
 _FIX = (
     "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and `storage` of "
     "dagster.yaml show where it is)"
@@ -57,13 +57,13 @@ def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str])
         instance.add_run_tags(run_id, dict(tags))
 
 
-def needed(ask: Callable[[], _T], doing: str, state: str, seconds: float | None = None) -> _T:
+def call_with_retries(call: Callable[[], _T], operation: str, data_state: str, seconds: float | None = None) -> _T:
     """Return the result of a call that the run depends on; retry while Dagster's storage fails.
 
     Args:
-        ask: the call.
-        doing: what the call is for, as a noun phrase for the error.
-        state: of rows and offsets at this moment, as a clause for the error.
+        call: the call.
+        operation: what the call is for, as a noun phrase for the error.
+        data_state: of rows and offsets at this moment, as a clause for the error.
         seconds: how long to retry; ``NEEDED_SECONDS`` unless set.
 
     Raises:
@@ -72,18 +72,21 @@ def needed(ask: Callable[[], _T], doing: str, state: str, seconds: float | None 
     began, limit, is_first = time.monotonic(), NEEDED_SECONDS if seconds is None else seconds, True
     while True:
         try:
-            return ask()
+            return call()
         except Exception as error:
-            if not _is_of_storage(error):
+            if not _is_storage_error(error):
                 raise
             waited = time.monotonic() - began
             if waited >= limit:
                 raise DagsterStorageError(
-                    f"Dagster's storage failed for {waited:.0f} s, at {doing} ({first_line(error)}). "
-                    f"Rows and offsets are safe: {state}. {_FIX}; then start the run again, or let the sensor start it"
+                    f"Dagster's storage failed for {waited:.0f} s, at {operation} ({summary_line(error)}). "
+                    f"Rows and offsets are safe: {data_state}. {_FIX}; then start the run again, or let the sensor "
+                    "start it"
                 ) from None
             if is_first:
-                _say("Dagster's storage failed at %s; retrying for %.0f s: %s", doing, limit - waited, error)
+                _log_in_process(
+                    "Dagster's storage failed at %s; retrying for %.0f s: %s", operation, limit - waited, error
+                )
             is_first = False
         time.sleep(_PAUSE_SECONDS)
 
@@ -101,20 +104,20 @@ def storage_errors(state: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_of_storage(error):
+        if not _is_storage_error(error):
             raise
         raise DagsterStorageError(
-            f"Dagster's storage failed ({first_line(error)}). Rows and offsets are safe: {state}. {_FIX}"
+            f"Dagster's storage failed ({summary_line(error)}). Rows and offsets are safe: {state}. {_FIX}"
         ) from None
 
 
-class _Call(NamedTuple):
-    """A call that waits for the storage; ``what`` it stores, empty for a line of the log."""
+class _StorageCall(NamedTuple):
+    """A call that waits for the storage; ``description`` it stores, empty for a line of the log."""
 
     store: Callable[[], None]
-    what: str
-    done: Future[None]
-    at: float
+    description: str
+    future: Future[None]
+    queued_at: float
 
 
 class RunStorage:
@@ -132,28 +135,28 @@ class RunStorage:
 
     def __init__(self, context: dg.AssetExecutionContext | dg.OpExecutionContext) -> None:
         self._context = context
-        self.log: logging.Logger = _Log(context.log, self)
-        self._waiting = deque[_Call]()
-        self._changed = threading.Condition()
+        self.log: logging.Logger = _StorageLog(context.log, self)
+        self._queue = deque[_StorageCall]()
+        self._condition = threading.Condition()
         self._failed_at: float | None = None
         self._error, self._dropped = "", 0
 
-    def tag(self, tags: Mapping[str, str]) -> Future[None]:
+    def add_tags(self, tags: Mapping[str, str]) -> Future[None]:
         """Add tags to the run."""
         instance, run_id = self._context.instance, self._context.run.run_id
-        return self._put(lambda: add_tags(instance, run_id, tags), "tags")
+        return self._enqueue(lambda: add_tags(instance, run_id, tags), "tags")
 
-    def event(self, event: dg.AssetMaterialization | dg.AssetObservation, what: str) -> Future[None]:
+    def store_event(self, event: dg.AssetMaterialization | dg.AssetObservation, what: str) -> Future[None]:
         """Store an event; ``what`` names it in an error. The future is done when Dagster has it."""
-        return self._put(lambda: self._context.log_event(event), what)
+        return self._enqueue(lambda: self._context.log_event(event), what)
 
-    def line(self, record: logging.LogRecord) -> None:
+    def store_line(self, record: logging.LogRecord) -> None:
         """Store a line of the run's log."""
         record.msg, record.args = record.getMessage(), ()
         # a copy for each attempt: Dagster marks a record, and ignores a marked one
-        self._put(lambda: self._context.log.handle(copy.copy(record)), "")
+        self._enqueue(lambda: self._context.log.handle(copy.copy(record)), "")
 
-    def metadata_of(self, key: str, metadata: Mapping[str, Any], outcome: str) -> None:
+    def add_metadata(self, key: str, metadata: Mapping[str, Any], outcome: str) -> None:
         """Add metadata to the materialization of a partition, at the end of the run: Dagster reads its keys for it.
 
         Args:
@@ -166,14 +169,14 @@ class RunStorage:
         """
         asset = cast("dg.AssetExecutionContext", self._context)  # a partition is an asset's
         add = partial(asset.add_asset_metadata, metadata, partition_key=key)
-        needed(add, f"the metadata of {key}", outcome, SETTLE_SECONDS)
+        call_with_retries(add, f"the metadata of {key}", outcome, SETTLE_SECONDS)
 
     @property
     def is_behind(self) -> bool:
         """Whether the storage fails, or calls wait for it."""
-        return bool(self._waiting)
+        return bool(self._queue)
 
-    def settle(self, outcome: str) -> None:
+    def flush(self, outcome: str) -> None:
         """Wait until Dagster has all of it, at the end of the run's work.
 
         Args:
@@ -182,90 +185,90 @@ class RunStorage:
         Raises:
             DagsterStorageError: the storage failed all the time.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._waiting, SETTLE_SECONDS):
+        with self._condition:
+            if not self._condition.wait_for(lambda: not self._queue, SETTLE_SECONDS):
                 raise DagsterStorageError(
                     f"Dagster's storage failed at the end of the run, which waited {SETTLE_SECONDS:.0f} s for it "
                     f"({self._error or 'no response'}). Rows and offsets are safe: {outcome}. "
-                    f"Not stored: {self._not_stored()}. {_FIX}"
+                    f"Not stored: {self._describe_waiting()}. {_FIX}"
                 )
 
-    def _put(self, store: Callable[[], None], what: str) -> Future[None]:
-        one = _Call(store, what, Future(), time.monotonic())
-        with self._changed:
-            was_behind = bool(self._waiting)
-            if was_behind and not what and len(self._waiting) >= _MOST_LINES:
+    def _enqueue(self, store: Callable[[], None], what: str) -> Future[None]:
+        one = _StorageCall(store, what, Future(), time.monotonic())
+        with self._condition:
+            was_behind = bool(self._queue)
+            if was_behind and not what and len(self._queue) >= _MAX_LINES:
                 self._dropped += 1
-                return one.done
-            self._waiting.append(one)
+                return one.future
+            self._queue.append(one)
             if was_behind:
-                return one.done
-            if start(self._work, "kafka-liveness-storage"):
-                self._changed.wait_for(lambda: one.done.done() or self._failed_at is not None, _PATIENCE_SECONDS)
+                return one.future
+            if start_daemon_thread(self._store_waiting, "kafka-liveness-storage"):
+                self._condition.wait_for(lambda: one.future.done() or self._failed_at is not None, _WAIT_LOGGED_SECONDS)
             else:  # a storage that fails fails the caller
-                self._waiting.clear()
+                self._queue.clear()
                 store()
-                one.done.set_result(None)
-        if one.done.done():
-            one.done.result()  # an error that is none of the storage's is the caller's
-        return one.done
+                one.future.set_result(None)
+        if one.future.done():
+            one.future.result()  # an error that is none of the storage's is the caller's
+        return one.future
 
-    def _work(self) -> None:
+    def _store_waiting(self) -> None:
         pause = _PAUSE_SECONDS
         while True:
-            one, error = self._waiting[0], None
+            one, error = self._queue[0], None
             try:
                 one.store()
             except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
                 error = raised
-            if isinstance(error, Exception) and _is_of_storage(error):
-                self._failed(one, error)
+            if isinstance(error, Exception) and _is_storage_error(error):
+                self._on_error(one, error)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            elif self._finish(one, error):
+            elif self._dequeue(one, error):
                 return
             else:
                 pause = _PAUSE_SECONDS
 
-    def _failed(self, one: _Call, error: Exception) -> None:
-        with self._changed:
-            is_first, self._error = self._failed_at is None, first_line(error)
-            self._failed_at = self._failed_at or one.at
-            self._changed.notify_all()
+    def _on_error(self, one: _StorageCall, error: Exception) -> None:
+        with self._condition:
+            is_first, self._error = self._failed_at is None, summary_line(error)
+            self._failed_at = self._failed_at or one.queued_at
+            self._condition.notify_all()
         if is_first:
-            _say(
+            _log_in_process(
                 "Dagster's storage failed (%s). The run goes on: batches are written and committed, and its log lines, "
                 "tags and materializations are stored later. %s",
                 self._error,
                 _FIX,
             )
 
-    def _finish(self, one: _Call, error: BaseException | None) -> bool:
+    def _dequeue(self, one: _StorageCall, error: BaseException | None) -> bool:
         """Take a call off the queue; return whether it was the last one."""
-        with self._changed:
-            self._waiting.popleft()
-            failed_at, is_last = self._failed_at, not self._waiting
+        with self._condition:
+            self._queue.popleft()
+            failed_at, is_last = self._failed_at, not self._queue
             dropped, self._dropped = (self._dropped, 0) if is_last else (0, self._dropped)
             if is_last:
                 self._failed_at = None
             if error is None:
-                one.done.set_result(None)
+                one.future.set_result(None)
             else:
-                one.done.set_exception(error)
-            self._changed.notify_all()
+                one.future.set_exception(error)
+            self._condition.notify_all()
         if is_last and failed_at is not None:
             lost = f"; {dropped:,} log lines were dropped" if dropped else ""
             self.log.warning("Dagster's storage responds again after %.0f s%s", time.monotonic() - failed_at, lost)
         return is_last
 
-    def _not_stored(self) -> str:
+    def _describe_waiting(self) -> str:
         """Name what waits: events and tags by their names, lines by their number."""
-        named = list(dict.fromkeys(one.what for one in self._waiting if one.what))
-        lines = self._dropped + sum(not one.what for one in self._waiting)
+        named = list(dict.fromkeys(one.description for one in self._queue if one.description))
+        lines = self._dropped + sum(not one.description for one in self._queue)
         return ", ".join([*named, *([f"{lines:,} log line{'s' if lines > 1 else ''}"] if lines else [])])
 
 
-class _Log(logging.Logger):
+class _StorageLog(logging.Logger):
     """A run's log whose lines a failing storage does not raise."""
 
     def __init__(self, log: logging.Logger, storage: RunStorage) -> None:
@@ -274,23 +277,23 @@ class _Log(logging.Logger):
 
     def handle(self, record: logging.LogRecord) -> None:
         """Store a record."""
-        self._storage.line(record)
+        self._storage.store_line(record)
 
 
-_of_steps: WeakValueDictionary[tuple[str, str], RunStorage] = WeakValueDictionary()
+_storage_by_step: WeakValueDictionary[tuple[str, str], RunStorage] = WeakValueDictionary()
 
 
 def storage_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> RunStorage:
     """Return the storage of a step, the same one for each caller."""
     op = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
     key = op.run_id, str(op.op_handle)
-    found = _of_steps.get(key)
+    found = _storage_by_step.get(key)
     if found is None:
-        found = _of_steps[key] = RunStorage(context)
+        found = _storage_by_step[key] = RunStorage(context)
     return found
 
 
-def _is_of_storage(error: Exception) -> bool:
+def _is_storage_error(error: Exception) -> bool:
     """Return whether Dagster's storage raised an error: drivers have many classes, so its traceback decides.
 
     An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured output.
@@ -306,7 +309,7 @@ def _is_of_storage(error: Exception) -> bool:
     return False
 
 
-def _say(text: str, *values: object) -> None:
+def _log_in_process(text: str, *values: object) -> None:
     """Write to the process's log, of which Dagster may make lines of the run's log that its storage does not take."""
     with suppress(Exception):  # its handlers are the user's, and what failed is retried whether it is told or not
-        _log.warning(text, *(first_line(one) if isinstance(one, Exception) else one for one in values))
+        _log.warning(text, *(summary_line(one) if isinstance(one, Exception) else one for one in values))

@@ -15,13 +15,13 @@ from zlib import crc32
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.fencing import Away
-from kafka_liveness_dagster.core.names import shown
-from kafka_liveness_dagster.core.process_status import Sign
-from kafka_liveness_dagster.core.run_ids import run_mark
-from kafka_liveness_dagster.core.timeouts import Budget, first_budget
+from kafka_liveness_dagster.core.fencing import FenceReport
+from kafka_liveness_dagster.core.names import display
+from kafka_liveness_dagster.core.process_status import HeartbeatTag
+from kafka_liveness_dagster.core.run_ids import short_run_id
+from kafka_liveness_dagster.core.timeouts import RunBudget, resolve_budget
 from kafka_liveness_dagster.runs import proc
-from kafka_liveness_dagster.runs.storage import needed
+from kafka_liveness_dagster.runs.storage import call_with_retries
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.process_status import Process
@@ -30,7 +30,7 @@ MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/started_because"  # in words
-LAG = "lag"  # the cause of a run that nobody's departure started
+CAUSE_LAG = "lag"  # the cause of a run that nobody's departure started
 WAITS_TAG = "kafka_liveness/waiting_for"
 # The key of the lane's step. Not hidden: a run of selected steps that the UI repeats loses hidden tags
 STEP_TAG = "kafka_liveness/step"
@@ -49,12 +49,12 @@ MAX_RETRIES = "dagster/max_retries"
 PRIORITY = "dagster/priority"
 LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
 NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
-AT_BEGIN = "this run has read and committed nothing yet"
-AT_END = (
+DATA_STATE_AT_START = "this run has read and committed nothing yet"
+DATA_STATE_AT_END = (
     "each batch that this run committed is in the table once, and what it did not commit comes again. Partitions of "
     "this run stay missing until another run materializes them, which reads nothing twice"
 )
-_OVER = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+_FINISHED_STATUSES = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
 
@@ -63,7 +63,7 @@ def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str
     return {GROUP_TAG: group_id, LANE_TAG: lane}
 
 
-def place_tag(group_id: str) -> str:
+def instance_id_tag(group_id: str) -> str:
     """Under which a run says whose place it has taken in a group, and nothing when it has none any more.
 
     A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id may have.
@@ -71,73 +71,79 @@ def place_tag(group_id: str) -> str:
     return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 
 
-def unfinished(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
+def in_progress_filter(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
     """The runs of a group, or of one of its lanes, that are queued, starting or at work."""
-    at_work = [status for status in dg.DagsterRunStatus if status not in _OVER]
+    at_work = [status for status in dg.DagsterRunStatus if status not in _FINISHED_STATUSES]
     return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
 
 
-def why_away(run: dg.DagsterRun) -> Away | None:
+def fence_report_of(run: dg.DagsterRun) -> FenceReport | None:
     """Why it left its group, or after which leave it is back; None while it never left."""
-    return Away.decode(run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, ""))
+    return FenceReport.decode(run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, ""))
 
 
 def has_committed(run: dg.DagsterRun) -> bool:
     """Whether a batch of it is committed, as far as it could say so."""
-    return run.tags.get(COMMITTED_TAG) == run_mark(run.run_id)
+    return run.tags.get(COMMITTED_TAG) == short_run_id(run.run_id)
 
 
-def sign_of(run: dg.DagsterRun) -> Sign:
+def heartbeat_of(run: dg.DagsterRun) -> HeartbeatTag:
     """What a run said of itself, if it did."""
-    return Sign.decode(run.tags.get(PROCESS_TAG, ""), run_mark(run.run_id))
+    return HeartbeatTag.decode(run.tags.get(PROCESS_TAG, ""), short_run_id(run.run_id))
 
 
-def is_in_lane(run: dg.DagsterRun) -> bool:
+def is_active_in_lane(run: dg.DagsterRun) -> bool:
     """Return whether a run is queued for its lane, starts, or works there.
 
     Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it repeats.
     """
     steps, step = run.step_keys_to_execute, run.tags.get(STEP_TAG)
     is_left_out = steps is not None and step is not None and step not in steps
-    return not (run.is_finished or sign_of(run).is_over or is_left_out)
+    return not (run.is_finished or heartbeat_of(run).has_ended or is_left_out)
 
 
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
     """The process whose end is the run's; of a step in a process of its own the one that started it."""
-    if not is_step(context):
+    if not is_step_process(context):
         return proc.process(os.getpid())
     starter = multiprocessing.parent_process()
     return proc.process(starter.pid) if starter is not None and starter.pid else None
 
 
-def is_step(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
+def is_step_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
-    started, run_id = dg.DagsterEventType.STEP_WORKER_STARTED, op_of(context).run_id
-    events = needed(lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", AT_BEGIN)
+    started, run_id = dg.DagsterEventType.STEP_WORKER_STARTED, op_context_of(context).run_id
+    events = call_with_retries(
+        lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", DATA_STATE_AT_START
+    )
     pids = (entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event)
     return str(os.getpid()) in {str(getattr(pid, "value", pid)) for pid in pids}
 
 
-def budget_of(context: Context, *, argument: float | None, default: float | None) -> Budget:
-    """How long one batch may take, and who said so (``first_budget`` has the order)."""
-    known = run_of(context) is not None and context is not None
-    return first_budget(
+def budget_of(context: Context, *, argument: float | None, default: float | None) -> RunBudget:
+    """How long one batch may take, and who said so (``resolve_budget`` has the order)."""
+    known = dagster_run_of(context) is not None and context is not None
+    return resolve_budget(
         argument=argument,
-        op_tag=_seconds(op_of(context).op_def.tags, "op tag") if known and context else None,
+        op_tag=_seconds(op_context_of(context).op_def.tags, "op tag") if known and context else None,
         asset_metadata=_seconds(_asset_metadata(context), "asset metadata") if known else None,
         run_remaining=run_remaining(context) if known else None,
         default=default,
     )
 
 
-def run_of(context: Context) -> dg.DagsterRun | None:
+def dagster_run_of(context: Context) -> dg.DagsterRun | None:
     """The run, None for a context that was built by hand: nothing of it is in the instance."""
     if context is None:
         return None
-    return needed(lambda: context.instance.get_run_by_id(op_of(context).run_id), "the record of the run", AT_BEGIN)
+    return call_with_retries(
+        lambda: context.instance.get_run_by_id(op_context_of(context).run_id),
+        "the record of the run",
+        DATA_STATE_AT_START,
+    )
 
 
-def op_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
+def op_context_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
     """The op's own context, of an asset's too."""
     return context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
 
@@ -146,8 +152,10 @@ def run_remaining(context: Context) -> float | None:
     """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit; None when the run has none."""
     if context is None:
         return None
-    asked = op_of(context).run_id
-    record = needed(lambda: context.instance.get_run_record_by_id(asked), "the record of the run", AT_BEGIN)
+    asked = op_context_of(context).run_id
+    record = call_with_retries(
+        lambda: context.instance.get_run_record_by_id(asked), "the record of the run", DATA_STATE_AT_START
+    )
     if record is None:
         return None
     limit = _seconds(record.dagster_run.tags, "run tag", MAX_RUNTIME)
@@ -172,5 +180,5 @@ def _seconds(source: Any, owner: str, name: str = MAX_BATCH_SECONDS) -> float | 
     except (TypeError, ValueError, OverflowError):
         seconds = math.nan
     if seconds is not None and not math.isfinite(seconds):
-        raise InvalidSettingError(f"{owner} {name} is {shown(value)}: wanted a number of seconds")
+        raise InvalidSettingError(f"{owner} {name} is {display(value)}: wanted a number of seconds")
     return seconds

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.departures import reason_of
-from kafka_liveness_dagster.core.fencing import Away
-from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.metadata import group_metadata, number, range_table
-from kafka_liveness_dagster.runs.tags import CAUSE_RUN_TAG, CAUSE_TAG, FENCED_TAG, LAG
+from kafka_liveness_dagster.core.departures import leave_reason_of
+from kafka_liveness_dagster.core.fencing import FenceReport
+from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.metadata import format_count, group_metadata, range_table
+from kafka_liveness_dagster.runs.tags import CAUSE_LAG, CAUSE_RUN_TAG, CAUSE_TAG, FENCED_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.events import GroupEvent
-    from kafka_liveness_dagster.sensor.observation import GroupLook
+    from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 _MEMBERS = dg.TableSchema(
     [
@@ -32,7 +32,7 @@ _MEMBERS = dg.TableSchema(
 )
 _KEYS = "crash_lag_keys"  # all of them: who asks since when one is owed finds it here
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
-_TOLD = 10  # events of one look
+_MAX_EVENTS = 10  # events of one look
 
 
 def topic_key(topic: str) -> dg.AssetKey:
@@ -43,7 +43,7 @@ def topic_key(topic: str) -> dg.AssetKey:
 def group_observations(
     group_id: str,
     topics: Sequence[str],
-    look: GroupLook,
+    observed: GroupObservation,
     events: Sequence[GroupEvent],
     *,
     failed: Sequence[str] = (),
@@ -53,40 +53,50 @@ def group_observations(
 
     With how far its windows of time are complete, where they are told.
     """
-    seen = look.snapshot
+    seen = observed.snapshot
     members = [
         dg.TableRecord(
             {
                 "member": member.name,
-                "partitions": listed(member.partitions) or "none",
+                "partitions": join_some(member.partitions) or "none",
                 "external": member.is_foreign,
                 "static": member.is_static,
             }
         )
-        for member in seen.known
+        for member in seen.named_members
     ]
-    told = [member.name for member in seen.known] + [gone.run for gone in seen.left if not gone.reason.in_good_order]
+    told = [member.name for member in seen.named_members] + [
+        gone.run for gone in seen.owners_without_member if not gone.reason.in_good_order
+    ]
     links = {
-        f"run {name}": dg.MetadataValue.dagster_run(run.run_id) for name in told if (run := look.run(name)) is not None
+        f"run {name}": dg.MetadataValue.dagster_run(run.run_id)
+        for name in told
+        if (run := observed.run_of_mark(name)) is not None
     }
-    lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
-    quiet = (
-        f"group {group_id} is {seen.state.value}: {number(seen.size, 'member')}, lag {lag:,}, {owed:,} offsets pending"
-    )
+    lag, owed = sum(p.lag for p in seen.partitions), sum(p.pending_offsets for p in seen.partitions)
+    group_size = format_count(seen.size, "member")
+    quiet = f"group {group_id} is {seen.state.value}: {group_size}, lag {lag:,}, {owed:,} offsets pending"
     return [
         dg.AssetObservation(
             topic_key(topic),
-            description="; ".join(_all([*map(str, events), *failed])) or quiet,
+            description="; ".join(_join_shortened([*map(str, events), *failed])) or quiet,
             metadata={
                 **group_metadata(
-                    group_id, [p for p in seen.partitions if p.topic_partition.topic == topic], seen.size, seen.left
+                    group_id,
+                    [p for p in seen.partitions if p.topic_partition.topic == topic],
+                    seen.size,
+                    seen.owners_without_member,
                 ),
                 "state": seen.state.value,
-                "events": dg.MetadataValue.md(_lines(events) or "none"),
+                "events": dg.MetadataValue.md(_markdown_lines(events) or "none"),
                 **({"windows": windows} if windows else {}),
-                **({"external_commits": dg.MetadataValue.md(_quoted(look.external))} if look.external else {}),
+                **(
+                    {"external_commits": dg.MetadataValue.md(_code_block(observed.external_commit_lines))}
+                    if observed.external_commit_lines
+                    else {}
+                ),
                 **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"sensor_errors": dg.MetadataValue.md(_lines(failed))} if failed else {}),
+                **({"sensor_errors": dg.MetadataValue.md(_markdown_lines(failed))} if failed else {}),
                 **links,
             },
         )
@@ -94,27 +104,27 @@ def group_observations(
     ]
 
 
-def _lines(told: Sequence[object]) -> str:
-    return "\n".join(f"- {one}" for one in _all(told))
+def _markdown_lines(told: Sequence[object]) -> str:
+    return "\n".join(f"- {one}" for one in _join_shortened(told))
 
 
-def _quoted(told: Sequence[object]) -> str:
+def _code_block(told: Sequence[object]) -> str:
     """Lines with text of other programs, as code: it renders no link and no HTML."""
-    return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _all(told))
+    return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _join_shortened(told))
 
 
 def crash_lag_observations(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, group_id: str, keys: Sequence[str], look: GroupLook
+    instance: dg.DagsterInstance, asset: dg.AssetKey, group_id: str, keys: Sequence[str], observed: GroupObservation
 ) -> list[dg.AssetObservation]:
     """Why these partitions of the crash lag asset are there: one for each run that jumped, with the cause it had."""
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
-        mark = look.partitions[range_of(key).topic_partition].mark
-        jumps.setdefault(mark.run if mark else None, []).append(key)
-    return [_jump(instance, asset, group_id, found, look, by) for by, found in jumps.items()]
+        mark = observed.partitions[parse_key(key).topic_partition].live_metadata
+        jumps.setdefault(mark.run_id if mark else None, []).append(key)
+    return [_jump_observation(instance, asset, group_id, found, observed, by) for by, found in jumps.items()]
 
 
-def untold(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
+def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
     """Those of new crash lag partitions that no run has told of: one that passes single offsets says itself why."""
     if not keys:
         return []
@@ -123,30 +133,30 @@ def untold(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]
     return [key for key in keys if key not in told]
 
 
-def jumped(observation: dg.AssetObservation | None) -> set[str]:
+def jumped_partitions(event: dg.AssetObservation | None) -> set[str]:
     """The partitions that an observation of the crash lag asset told of, when they were found."""
-    told = None if observation is None else observation.metadata.get(_KEYS)
+    told = None if event is None else event.metadata.get(_KEYS)
     return set(told.data) if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else set()
 
 
-def _jump(  # noqa: PLR0917 - one call
+def _jump_observation(  # noqa: PLR0917 - one call
     instance: dg.DagsterInstance,
     asset: dg.AssetKey,
     group_id: str,
     keys: Sequence[str],
-    look: GroupLook,
+    look: GroupObservation,
     by: str | None,
 ) -> dg.AssetObservation:
-    finder = look.run(by)
+    finder = look.run_of_mark(by)
     # Asked again: Dagster was asked before the broker, and a run says why it left before it joins again
     tags = (instance.get_run_by_id(finder.run_id) or finder).tags if finder else {}
-    cause, crashed = _cause(tags, by), look.run(tags.get(CAUSE_RUN_TAG))
-    owed, alone = [range_of(key) for key in keys], len(keys) == 1
+    cause, crashed = _jump_cause(tags, by), look.run_of_mark(tags.get(CAUSE_RUN_TAG))
+    owed, alone = [parse_key(key) for key in keys], len(keys) == 1
     offsets, these = sum(one.size for one in owed), "this partition is" if alone else "these partitions are"
     return dg.AssetObservation(
         asset,
         partition=keys[0] if alone else None,
-        description=f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): {listed(keys)}. "
+        description=f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): {join_some(keys)}. "
         f"They are in no table until {these} materialized",
         metadata={
             "group": group_id,
@@ -161,16 +171,16 @@ def _jump(  # noqa: PLR0917 - one call
     )
 
 
-def _cause(tags: Mapping[str, str], by: str | None) -> str:
+def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:
     """Why a run skipped offsets: another run's end, for which it was started, or its own time out of the group."""
-    away = Away.decode(tags.get(FENCED_TAG, ""))
-    reason = reason_of(away) if away is not None else None
+    away = FenceReport.decode(tags.get(FENCED_TAG, ""))
+    reason = leave_reason_of(away) if away is not None else None
     own = [f"run {by} {reason.value}"] if reason is not None else []
     started_by = tags.get(CAUSE_TAG, "")
-    return "; ".join([*([started_by] if started_by and not (own and started_by == LAG) else []), *own])
+    return "; ".join([*([started_by] if started_by and not (own and started_by == CAUSE_LAG) else []), *own])
 
 
-def _all(things: Sequence[object]) -> list[str]:
+def _join_shortened(things: Sequence[object]) -> list[str]:
     """Of so many that nobody reads them all: the first, and how many more."""
-    more = len(things) - _TOLD
-    return [*map(str, things[:_TOLD]), *([f"and {more:,} more"] if more > 0 else [])]
+    more = len(things) - _MAX_EVENTS
+    return [*map(str, things[:_MAX_EVENTS]), *([f"and {more:,} more"] if more > 0 else [])]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core import health
-from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.health import Gravity, HeldBack, Verdict, judged
+from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
+from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict, with_open_transactions
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs.storage import storage_errors
-from kafka_liveness_dagster.sensor.asset_events import jumped
-from kafka_liveness_dagster.sensor.observation import GroupLook
-from kafka_liveness_dagster.sensor.table_ledger import TableLook
+from kafka_liveness_dagster.sensor.asset_events import jumped_partitions
+from kafka_liveness_dagster.sensor.observation import GroupObservation
+from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -34,12 +34,12 @@ GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = (
 )
 DEAD_LETTERS = "dead_letters"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
-_JUMPS = 100  # events of the crash lag asset that are looked through
-_TOLD_AGAIN_SECONDS = 600.0
-_FORGOTTEN_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
-_SAME_SECONDS = 1.5  # SQLite stores whole ones
+_MAX_OBSERVATIONS = 100  # events of the crash lag asset that are looked through
+_REPEAT_SECONDS = 600.0
+_REEVALUATE_AFTER_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
+_TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole ones
 _CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
-_WHAT = {
+_DESCRIPTIONS = {
     GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
     "in progress and no member, and when records wait and nobody reads them.",
     LAG: "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that nobody ends.",
@@ -74,8 +74,8 @@ class GroupChecks:
     def specs(self) -> list[dg.AssetCheckSpec]:
         """What Dagster shows of them before one was evaluated; nobody can say what a sink of the user's own holds."""
         return [
-            dg.AssetCheckSpec(name, asset=self._asset(name), description=what)
-            for name, what in _WHAT.items()
+            dg.AssetCheckSpec(name, asset=self._asset_of(name), description=what)
+            for name, what in _DESCRIPTIONS.items()
             if (name != EXACT or self.table is not None) and (name != DEAD_LETTERS or self.has_dead_letters)
         ]
 
@@ -91,9 +91,11 @@ class GroupChecks:
         )
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             cluster = getattr(context.resources, kafka_resource_key).cluster()
-            table = TableLook.of(self.table, context.resources, spark_resource_key, _CONNECT_SECONDS)
+            table = TableLedgerReader.from_resources(
+                self.table, context.resources, spark_resource_key, _CONNECT_SECONDS
+            )
             with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
-                judged = self._judged(cluster, context.instance, table)
+                judged = self._evaluate_now(cluster, context.instance, table)
             for evaluated in judged:
                 if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
                     yield dg.AssetCheckResult(
@@ -107,20 +109,24 @@ class GroupChecks:
 
         return checks
 
-    def _judged(
-        self, cluster: "Cluster", instance: dg.DagsterInstance, table: TableLook | None
+    def _evaluate_now(
+        self, cluster: "Cluster", instance: dg.DagsterInstance, table: TableLedgerReader | None
     ) -> list[dg.AssetCheckEvaluation]:
         # Dagster first, as the sensor does: what is materialised between the two looks would seem unlisted
         existing = instance.get_dynamic_partitions(self.partitions_name)
         materialized = instance.get_materialized_partitions(self.crash_lag)
         recent_runs = 3 * self.max_live_runs
-        look = GroupLook.of(cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, witness=table)
+        look = GroupObservation.read(
+            cluster, instance, self.group_id, self.topics, recent_runs=recent_runs, ledger=table
+        )
         waiting = [key for key in existing if is_key(key) and key not in materialized]
-        unlisted = new_keys(look.owed, existing, materialized)
-        held, now = look.held(cluster, self.group_id), time.time()
-        return self.evaluate(look, instance, waiting, now, unlisted=unlisted, table=table, held=held)
+        unlisted = new_keys(look.pending, existing, materialized)
+        held, now = look.open_transactions(cluster, self.group_id), time.time()
+        return self.evaluate(
+            look, instance, waiting, now, ranges_without_key=unlisted, table=table, open_transactions=held
+        )
 
-    def newest(self, instance: dg.DagsterInstance, now: float) -> int:
+    def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
         """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.
 
         Of one of this very moment only the next look knows: what is stored in the same second may count as older.
@@ -130,93 +136,102 @@ class GroupChecks:
             for asset in (self.live, self.crash_lag)
             for one in instance.fetch_materializations(asset, limit=1).records
         ]
-        return max((one.storage_id for one in known if one.timestamp < now - _SAME_SECONDS), default=0)
+        return max((one.storage_id for one in known if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS), default=0)
 
     def evaluate(
         self,
-        look: GroupLook,
+        observed: GroupObservation,
         instance: dg.DagsterInstance,
-        waiting: Sequence[str],
+        pending: Sequence[str],
         now: float,
         *,
-        unlisted: Sequence[str] = (),
+        ranges_without_key: Sequence[str] = (),
         requested: bool = False,
         forgotten: Sequence[str] = (),
-        table: TableLook | None = None,
-        held: Sequence[HeldBack] = (),
+        table: TableLedgerReader | None = None,
+        open_transactions: Sequence[OpenTransaction] = (),
     ) -> list[dg.AssetCheckEvaluation]:
         """Judge one look.
 
         Args:
-            look: the group now.
+            observed: the group now.
             instance: knows since when something is owed.
-            waiting: crash lag partitions that are not materialised.
+            pending: crash lag partitions that are not materialised.
             now: seconds since the epoch.
-            unlisted: owed ranges without a partition.
+            ranges_without_key: owed ranges without a partition.
             requested: a live run is being requested at this moment.
             forgotten: ranges that nobody remembered to be owed, and that are not done yet.
             table: which was asked with the look, and may be asked for dead letters.
-            held: what waits behind open transactions.
+            open_transactions: what waits behind open transactions.
         """
-        seen = look.snapshot
-        ages = {run_mark(record.dagster_run.run_id): now - _began(record) for record in look.records}
-        found = self._found_at(look, instance, waiting)
+        seen = observed.snapshot
+        ages = {short_run_id(record.dagster_run.run_id): now - _started_at(record) for record in observed.records}
+        found = self._oldest_observed_at(observed, instance, pending)
         verdicts = {
             GROUP_ALIVE: health.group_alive(seen, ages, self.ghost_after_seconds, requested=requested),
-            LAG: judged(health.lag_below(seen.partitions, self.max_lag), held),
+            LAG: with_open_transactions(health.lag_below(seen.partitions, self.max_lag), open_transactions),
             RETENTION: health.retention(seen.partitions, self.max_poll_records),
             CRASH_LAG_AGE: health.crash_lag_age(
-                seen.partitions, max(0.0, now - (found or now)), unlisted, self.max_crash_lag_age_seconds
+                seen.partitions, max(0.0, now - (found or now)), ranges_without_key, self.max_crash_lag_age_seconds
             ),
         }
         if self.table is not None:
-            verdicts[EXACT] = health.exact(seen, forgotten, table.cannot_tell if table else "")
+            verdicts[EXACT] = health.no_missing_rows(seen, forgotten, table.unavailable_reason if table else "")
         if self.has_dead_letters:
-            letters = table.dead_letters(look.owed) if table else OwedLetters()
-            verdicts[DEAD_LETTERS] = health.dead_letters(letters, table.cannot_tell if table and look.owed else "")
-        return [self._evaluation(name, verdict, look) for name, verdict in verdicts.items()]
+            letters = table.dead_letters(observed.pending) if table else PendingDeadLetters()
+            verdicts[DEAD_LETTERS] = health.dead_letters_waiting(
+                letters, table.unavailable_reason if table and observed.pending else ""
+            )
+        return [self._evaluation(name, verdict, observed) for name, verdict in verdicts.items()]
 
-    def _found_at(self, look: GroupLook, instance: dg.DagsterInstance, waiting: Sequence[str]) -> float | None:
+    def _oldest_observed_at(
+        self, look: GroupObservation, instance: dg.DagsterInstance, waiting: Sequence[str]
+    ) -> float | None:
         """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
-        owed = look.still_owed(waiting)
+        owed = look.still_pending(waiting)
         if not owed:
             return None
         alone = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed[:_MAX_KEYS])
         found = [one.timestamp for one in instance.fetch_observations(alone, limit=1, ascending=True).records]
-        newest = instance.fetch_observations(self.crash_lag, limit=_JUMPS).records
-        of_these = [one.timestamp for one in newest if not jumped(one.asset_observation).isdisjoint(owed)]
-        if not of_these and not found and len(newest) == _JUMPS:
+        newest = instance.fetch_observations(self.crash_lag, limit=_MAX_OBSERVATIONS).records
+        of_these = [one.timestamp for one in newest if not jumped_partitions(one.asset_observation).isdisjoint(owed)]
+        if not of_these and not found and len(newest) == _MAX_OBSERVATIONS:
             of_these = [newest[-1].timestamp]  # it was longer ago than all these
         return min((*found, *of_these), default=None)
 
-    def _evaluation(self, name: str, verdict: Verdict, look: GroupLook) -> dg.AssetCheckEvaluation:
+    def _evaluation(self, name: str, verdict: Verdict, look: GroupObservation) -> dg.AssetCheckEvaluation:
         last = (
             {"last_live_run": dg.MetadataValue.dagster_run(look.records[0].dagster_run.run_id)} if look.records else {}
         )
         return dg.AssetCheckEvaluation(
-            asset_key=self._asset(name),
+            asset_key=self._asset_of(name),
             check_name=name,
-            passed=verdict.gravity is Gravity.FINE,
-            severity=dg.AssetCheckSeverity.ERROR if verdict.gravity is Gravity.ERROR else dg.AssetCheckSeverity.WARN,
-            description=verdict.sentence,
+            passed=verdict.severity is Severity.FINE,
+            severity=dg.AssetCheckSeverity.ERROR if verdict.severity is Severity.ERROR else dg.AssetCheckSeverity.WARN,
+            description=verdict.message,
             metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
         )
 
-    def _asset(self, name: str) -> dg.AssetKey:
+    def _asset_of(self, name: str) -> dg.AssetKey:
         return self.crash_lag if name == CRASH_LAG_AGE else self.live
 
 
-def _began(record: dg.RunRecord) -> float:
+def _started_at(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
 
 
-def are_forgotten(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
+def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
     """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
-    return newest > stored_of and now - stored_at >= _FORGOTTEN_SECONDS
+    return newest > stored_of and now - stored_at >= _REEVALUATE_AFTER_SECONDS
 
 
-def news(
-    evaluated: Sequence[dg.AssetCheckEvaluation], stored: str, stored_at: float, now: float, *, forgotten: bool = False
+def changed_evaluations(
+    evaluated: Sequence[dg.AssetCheckEvaluation],
+    stored: str,
+    stored_at: float,
+    now: float,
+    *,
+    must_repeat: bool = False,
 ) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
     """What of it is worth storing: every change at once, and what stays as it was every ten minutes.
 
@@ -225,11 +240,11 @@ def news(
         stored: the outcomes that were stored last, in a letter each.
         stored_at: when.
         now: on the clock of ``stored_at``.
-        forgotten: Dagster shows none of what was stored.
+        must_repeat: Dagster shows none of what was stored.
 
     Returns:
         What to store, and what to remember of it.
     """
     outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
-    is_news = forgotten or outcomes != stored or now - stored_at >= _TOLD_AGAIN_SECONDS
+    is_news = must_repeat or outcomes != stored or now - stored_at >= _REPEAT_SECONDS
     return (evaluated, outcomes, now) if is_news else ((), stored, stored_at)

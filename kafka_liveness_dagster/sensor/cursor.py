@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from kafka_liveness_dagster.core.departures import GroupState  # noqa: TC001 - pydantic reads it
-from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, Memory, Remembered
+from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
     import dagster as dg
 
 
-class ToldWindows(NamedTuple):
+class WindowProgress(NamedTuple):
     """What a tick tells of windows.
 
     Attributes:
-        told_to: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
-        watched: since when the group is at work and looked at, likewise; 0 while it is not.
-        late_seen: the last event of late records that was dealt with.
+        done_until: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
+        watched_since: since when the group is at work and looked at, likewise; 0 while it is not.
+        last_late_event: the last event of late records that was dealt with.
         identity: of the windows that this is about.
-        said: how far the windows are, and what the next one waits for.
-        first: the begin of the first window that does not end before the group's first record; 0 until one was passed.
+        status_text: how far the windows are, and what the next one waits for.
+        first_window_start: the begin of the first window that does not end before the group's first record; 0 until
+            one was passed.
     """
 
     events: Sequence[dg.AssetMaterialization] = ()
-    told_to: float = 0.0
-    watched: float = 0.0
-    late_seen: int = 0
+    done_until: float = 0.0
+    watched_since: float = 0.0
+    last_late_event: int = 0
     identity: str = ""
-    said: str = ""
-    first: float = 0.0
+    status_text: str = ""
+    first_window_start: float = 0.0
 
 
 class GroupCursor(BaseModel, frozen=True):
@@ -50,8 +51,9 @@ class GroupCursor(BaseModel, frozen=True):
         checked_materialization: the storage id of the last materialization before that.
         pending_hash: of the pending ranges whose partitions were last read from Dagster; 0 for none.
         windows_done_until: the end of the last window that was processed, in seconds since the epoch; this and the next
-            four are the fields of ``ToldWindows``.
-        group_state: None before the first tick; this and the rest are the fields of ``core.event_detection.Memory``.
+            four are the fields of ``WindowProgress``.
+        group_state: None before the first tick; this and the rest are the fields of
+            ``core.event_detection.SensorMemory``.
         member_runs: names of the members by their keys, and so are the next two.
         other_instance_runs: members that are runs of another Dagster instance.
         external_members: members that are no runs.
@@ -82,16 +84,16 @@ class GroupCursor(BaseModel, frozen=True):
     last_tick_at: float = 0.0
 
     @property
-    def memory(self) -> Memory | None:
+    def memory(self) -> SensorMemory | None:
         """What ``core.event_detection`` left behind, None before the first look."""
         if self.group_state is None:
             return None
-        return Memory(
+        return SensorMemory(
             self.group_state,
             {
-                **{key: Remembered(name) for key, name in self.member_runs.items()},
-                **{key: Remembered(name, is_elsewhere=True) for key, name in self.other_instance_runs.items()},
-                **{key: Remembered(name, is_foreign=True) for key, name in self.external_members.items()},
+                **{key: SeenMember(name) for key, name in self.member_runs.items()},
+                **{key: SeenMember(name, is_of_other_instance=True) for key, name in self.other_instance_runs.items()},
+                **{key: SeenMember(name, is_foreign=True) for key, name in self.external_members.items()},
             },
             {
                 run: reason
@@ -109,7 +111,7 @@ class GroupCursor(BaseModel, frozen=True):
     @classmethod
     def of(
         cls,
-        memory: Memory,
+        memory: SensorMemory,
         *,
         observed_at: float,
         started_at: int,
@@ -118,7 +120,7 @@ class GroupCursor(BaseModel, frozen=True):
         checks_stored_at: float = 0.0,
         checked_materialization: int = 0,
         pending_hash: int = 0,
-        told: ToldWindows | None = None,
+        told: WindowProgress | None = None,
     ) -> GroupCursor:
         """The cursor that keeps a memory."""
         return cls(
@@ -129,17 +131,19 @@ class GroupCursor(BaseModel, frozen=True):
             checks_stored_at=checks_stored_at,
             checked_materialization=checked_materialization,
             pending_hash=pending_hash,
-            **({} if told is None else _of_windows(told)),
-            group_state=memory.state,
-            member_runs=_names(memory),
-            other_instance_runs=_names(memory, is_elsewhere=True),
-            external_members=_names(memory, is_foreign=True),
-            reported_departures=_by_code(memory.announced),
-            assignment_hash=memory.dealt,
+            **({} if told is None else _window_fields(told)),
+            group_state=memory.group_state,
+            member_runs=_member_names(memory),
+            other_instance_runs=_member_names(memory, is_elsewhere=True),
+            external_members=_member_names(memory, is_foreign=True),
+            reported_departures=_departures_by_code(memory.reported_departures),
+            assignment_hash=memory.assignment_hash,
             rebalancing_since=memory.rebalancing_since,
-            absent_runs=dict(list(map(_absence, memory.absent.items()))[-MAX_ABSENT:]),  # the oldest are the last
-            forgotten_ranges=memory.forgotten,
-            last_tick_at=round(memory.looked_at),
+            absent_runs=dict(
+                list(map(_decode_absence, memory.absent_runs.items()))[-MAX_ABSENT:]
+            ),  # the oldest are the last
+            forgotten_ranges=memory.forgotten_ranges,
+            last_tick_at=round(memory.last_tick_at),
         )
 
     @classmethod
@@ -174,28 +178,28 @@ class GroupCursor(BaseModel, frozen=True):
         return self.model_dump_json(exclude_defaults=True)
 
 
-def _of_windows(told: ToldWindows) -> dict[str, Any]:
+def _window_fields(told: WindowProgress) -> dict[str, Any]:
     return {
-        "windows_done_until": told.told_to,
-        "windows_watched_since": round(told.watched),
-        "last_late_event": told.late_seen,
+        "windows_done_until": told.done_until,
+        "windows_watched_since": round(told.watched_since),
+        "last_late_event": told.last_late_event,
         "windows_identity": told.identity,
-        "first_window_start": told.first,
+        "first_window_start": told.first_window_start,
     }
 
 
-def _absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:
+def _decode_absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, int | None, bool]]:
     run, one = found
-    return run, (int(one.since), int(one.heard), one.beat, one.announced)
+    return run, (int(one.since), int(one.last_heartbeat_at), one.heartbeat, one.is_reported)
 
 
-def _names(memory: Memory, *, is_elsewhere: bool = False, is_foreign: bool = False) -> dict[str, str]:
+def _member_names(memory: SensorMemory, *, is_elsewhere: bool = False, is_foreign: bool = False) -> dict[str, str]:
     """The members of one kind."""
     kind = (is_elsewhere, is_foreign)
-    return {key: one.name for key, one in memory.members.items() if (one.is_elsewhere, one.is_foreign) == kind}
+    return {key: one.name for key, one in memory.members.items() if (one.is_of_other_instance, one.is_foreign) == kind}
 
 
-def _by_code(announced: Mapping[str, LeaveReason]) -> dict[str, str]:
+def _departures_by_code(announced: Mapping[str, LeaveReason]) -> dict[str, str]:
     """The runs that left for each reason."""
     reasons = dict.fromkeys(announced.values())
     return {reason.code: " ".join(run for run, why in announced.items() if why is reason) for reason in reasons}

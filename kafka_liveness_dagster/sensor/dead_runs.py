@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.orphaned_runs import ghost, is_over, uncounted
-from kafka_liveness_dagster.core.process_status import Word, judge
+from kafka_liveness_dagster.core.orphaned_runs import ghost_event, is_certainly_dead, not_counted_as_live
+from kafka_liveness_dagster.core.process_status import ProcessStatus, process_status
 from kafka_liveness_dagster.runs import proc
-from kafka_liveness_dagster.runs.tags import sign_of, unfinished
+from kafka_liveness_dagster.runs.tags import heartbeat_of, in_progress_filter
 
 if TYPE_CHECKING:
     import logging
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.orphaned_runs import Absence
     from kafka_liveness_dagster.core.process_status import Process
-    from kafka_liveness_dagster.sensor.observation import GroupLook
+    from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 
-_KEPT_SECONDS = 60.0  # a run that ends gives its slots back itself, a little later
+_SLOT_KEPT_SECONDS = 60.0  # a run that ends gives its slots back itself, a little later
 
 
 @dataclass(frozen=True)
-class Ghosts:
+class OrphanedRuns:
     """Runs in progress that keep no place, at one look.
 
     Attributes:
@@ -46,48 +46,50 @@ class Ghosts:
         always: report every ghost as failed; else only one whose end is certain.
     """
 
-    look: GroupLook
-    absent: Mapping[str, Absence]
+    observed: GroupObservation
+    absences: Mapping[str, Absence]
     now: float
     after_seconds: float
     always: bool
 
-    def live(self, max_live_runs: int) -> list[str]:
+    def live_runs(self, max_live_runs: int) -> list[str]:
         """Those of the live lane."""
-        return uncounted(self.look.snapshot.runs, self.absent, self.now, self.after_seconds, max_live_runs)
+        return not_counted_as_live(
+            self.observed.snapshot.runs, self.absences, self.now, self.after_seconds, max_live_runs
+        )
 
-    def catch_up(self) -> list[str]:
+    def catch_up_runs(self) -> list[str]:
         """Those of the catch-up lane."""
-        return uncounted(self.look.snapshot.catch_up, self.absent, self.now, self.after_seconds)
+        return not_counted_as_live(self.observed.snapshot.catch_up, self.absences, self.now, self.after_seconds)
 
-    def end(self, instance: dg.DagsterInstance, by: str, log: logging.Logger) -> bool:
+    def end_dead_runs(self, instance: dg.DagsterInstance, sensor_name: str, log: logging.Logger) -> bool:
         """Tell Dagster which of them are over; whether any was. At every look while it is so."""
         ended = False
-        runs = {**self.look.snapshot.runs, **self.look.snapshot.catch_up}
-        for mark, absence in self.absent.items():
-            if is_over(runs[mark], absence, self.now, self.after_seconds, always=self.always):
-                why = f"{ghost(mark, runs[mark], absence, self.now)}: reported by {by}"
+        runs = {**self.observed.snapshot.runs, **self.observed.snapshot.catch_up}
+        for mark, absence in self.absences.items():
+            if is_certainly_dead(runs[mark], absence, self.now, self.after_seconds, always_report=self.always):
+                why = f"{ghost_event(mark, runs[mark], absence, self.now)}: reported by {sensor_name}"
                 try:
-                    ended |= _end(instance, self.look.run(mark), why)
+                    ended |= _end_run(instance, self.observed.run_of_mark(mark), why)
                 except Exception:  # the next look tries again; the successor must not wait for that
                     log.exception("could not tell Dagster that run %s is over", mark)
         return ended
 
 
-def _end(instance: dg.DagsterInstance, known: dg.DagsterRun | None, why: str) -> bool:
+def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: str) -> bool:
     run = instance.get_run_by_id(known.run_id) if known is not None else None
     if run is None or run.is_finished:  # it ended since the look
         return False
     if run.status is dg.DagsterRunStatus.CANCELING:
-        instance.report_run_canceled(run, why)
+        instance.report_run_canceled(run, reason)
     else:
-        instance.report_run_failed(run, why)
+        instance.report_run_failed(run, reason)
     if instance.event_log_storage.supports_global_concurrency_limits:
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return True
 
 
-def free_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:
+def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:
     """Give back what runs that are over left taken of an asset's pool: a run worker that was killed cannot."""
     storage, pool = instance.event_log_storage, getattr(asset.node_def, "pool", None)
     if pool is None or not storage.supports_global_concurrency_limits:
@@ -96,17 +98,17 @@ def free_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: fl
     for run_id in {*(slot.run_id for slot in info.claimed_slots), *(step.run_id for step in info.pending_steps)}:
         record = instance.get_run_record_by_id(run_id)
         is_over = record is None or record.dagster_run.is_finished
-        if is_over and now - ((record.end_time if record else None) or 0.0) >= _KEPT_SECONDS:
+        if is_over and now - ((record.end_time if record else None) or 0.0) >= _SLOT_KEPT_SECONDS:
             storage.free_concurrency_slots_for_run(run_id)
 
 
-STAY_SECONDS = 4.0  # of the daemon's 5; the look behind it takes a tenth or two
-_AT_ONCE = 2
-_FEWEST_WORKERS = 2 * _AT_ONCE
-_places = threading.BoundedSemaphore(_AT_ONCE)
+WATCH_SECONDS = 4.0  # of the daemon's 5; the look behind it takes a tenth or two
+_MAX_WATCHING = 2
+_MIN_WORKERS = 2 * _MAX_WATCHING
+_slots = threading.BoundedSemaphore(_MAX_WATCHING)
 
 
-def keep_vigil(instance: dg.DagsterInstance, group_id: str, seconds: float = STAY_SECONDS) -> bool:
+def wait_for_process_exit(instance: dg.DagsterInstance, group_id: str, seconds: float = WATCH_SECONDS) -> bool:
     """Watch the live runs of a group that are at work on this host, until one's process ends or the time is over.
 
     Does nothing where no process is known to be here, the daemon has no threads to spare, the system has no pidfd
@@ -120,28 +122,33 @@ def keep_vigil(instance: dg.DagsterInstance, group_id: str, seconds: float = STA
     Returns:
         Whether a process has ended.
     """
-    if not (hasattr(os, "pidfd_open") and _has_threads(instance)) or not _places.acquire(blocking=False):
+    if not (hasattr(os, "pidfd_open") and _has_enough_threads(instance)) or not _slots.acquire(blocking=False):
         return False
     try:
-        signs = (sign_of(record.dagster_run) for record in instance.get_run_records(unfinished(group_id, "live")))
-        return _ends([sign.process for sign in signs if sign.process], seconds)
+        signs = (
+            heartbeat_of(record.dagster_run)
+            for record in instance.get_run_records(in_progress_filter(group_id, "live"))
+        )
+        return _wait_for_any_exit([sign.process for sign in signs if sign.process], seconds)
     finally:
-        _places.release()
+        _slots.release()
 
 
-def _has_threads(instance: dg.DagsterInstance) -> bool:
+def _has_enough_threads(instance: dg.DagsterInstance) -> bool:
     """Whether the daemon evaluates enough sensors side by side; unless told how many, it has more than four threads."""
     settings = instance.get_sensor_settings() or {}
-    return bool(settings.get("use_threads")) and (settings.get("num_workers") or _FEWEST_WORKERS) >= _FEWEST_WORKERS
+    return bool(settings.get("use_threads")) and (settings.get("num_workers") or _MIN_WORKERS) >= _MIN_WORKERS
 
 
-def _ends(processes: list[Process], seconds: float) -> bool:
+def _wait_for_any_exit(processes: list[Process], seconds: float) -> bool:
     """Whether one of those that are on this host has ended, or does in time; at once where none is."""
-    here = proc.here()
-    words = [(judge(process, here, proc.entry(process.pid)), process) for process in processes] if here else []
-    if any(word is Word.GONE for word, _ in words):
+    here = proc.this_namespace()
+    words = (
+        [(process_status(process, here, proc.pid_entry(process.pid)), process) for process in processes] if here else []
+    )
+    if any(word is ProcessStatus.GONE for word, _ in words):
         return True
-    there = [process.pid for word, process in words if word is Word.THERE]
+    there = [process.pid for word, process in words if word is ProcessStatus.ALIVE]
     poll = select.poll()
     with ExitStack() as opened:
         for pid in there:

@@ -14,47 +14,57 @@ from zlib import crc32
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX, DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_metadata import (
+    CATCH_UP_SUFFIX,
+    CatchUpCommitMetadata,
+    ExternalCommitError,
+    LiveCommitMetadata,
+)
 from kafka_liveness_dagster.core.departures import (
     GroupSnapshot,
     GroupState,
-    MemberSeen,
+    MemberSnapshot,
     PartitionSnapshot,
     Run,
     RunFate,
-    ignored,
-    replaced_logs,
+    ignored_pending_lines,
+    replaced_log_lines,
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
-from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.core.partition_state import PartitionFacts, check_groups, check_identity, check_target
-from kafka_liveness_dagster.core.process_status import Word
-from kafka_liveness_dagster.core.run_ids import dagster_run_of_client, run_mark, run_of_client, run_of_place
-from kafka_liveness_dagster.kafka.partition_states import believed
-from kafka_liveness_dagster.runs.heartbeat import word_of
+from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.core.partition_state import PartitionState, check_groups, check_identity, check_target
+from kafka_liveness_dagster.core.process_status import ProcessStatus
+from kafka_liveness_dagster.core.run_ids import (
+    dagster_run_id_of_client,
+    run_id_of_client,
+    run_id_of_instance,
+    short_run_id,
+)
+from kafka_liveness_dagster.kafka.partition_states import with_ledger
+from kafka_liveness_dagster.runs.heartbeat import process_status_of
 from kafka_liveness_dagster.runs.tags import (
     AWAY_TAG,
     GROUP_TAG,
     LANE_TAG,
-    is_in_lane,
+    fence_report_of,
+    heartbeat_of,
+    in_progress_filter,
+    instance_id_tag,
+    is_active_in_lane,
     lane_tags,
-    place_tag,
-    sign_of,
-    unfinished,
-    why_away,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kafka_liveness_dagster.core.health import HeldBack
+    from kafka_liveness_dagster.core.health import OpenTransaction
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import Witness
+    from kafka_liveness_dagster.core.partition_state import SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.group_description import Commit, Group, GroupMember
+    from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
 
 
-def by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
+def split_by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
     """Those of each lane; a run says which it is of in a tag."""
     found: dict[str, list[dg.RunRecord]] = {"live": [], "catch-up": []}
     for record in records:
@@ -62,84 +72,84 @@ def by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
     return found
 
 
-def newest_first(recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
+def merge_newest_first(recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
     """The recent runs, and those in progress that are older: one for which nobody works may be."""
     known = {record.dagster_run.run_id for record in recent}
     return [*recent, *(record for record in in_progress if record.dagster_run.run_id not in known)]
 
 
-def runs_of(records: Iterable[dg.RunRecord]) -> dict[str, Run]:
+def runs_by_short_id(records: Iterable[dg.RunRecord]) -> dict[str, Run]:
     """Each under its 8 hex digits."""
-    return {run_mark(record.dagster_run.run_id): _run(record.dagster_run) for record in records}
+    return {short_run_id(record.dagster_run.run_id): _to_run(record.dagster_run) for record in records}
 
 
-def of_this_instance(
+def mark_other_instances(
     instance: dg.DagsterInstance,
-    seen: Iterable[MemberSeen],
-    told: Sequence[GroupMember],
+    seen: Iterable[MemberSnapshot],
+    told: Sequence[MemberDescription],
     records: Iterable[dg.RunRecord],
-) -> tuple[MemberSeen, ...]:
+) -> tuple[MemberSnapshot, ...]:
     """The members, each with whether its run is another Dagster instance's.
 
     Runs that are not among the records are asked for, after the broker has listed the members.
 
     Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is said.
     """
-    ids = {member.member_id: dagster_run_of_client(member.client_id) for member in told}
+    ids = {member.member_id: dagster_run_id_of_client(member.client_id) for member in told}
     known = {record.dagster_run.run_id for record in records}
     wanted = [run for run in ids.values() if run is not None and run not in known]
     if wanted:
         known |= {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))}
     return tuple(
-        replace(member, is_elsewhere=not member.is_static and ids[member.member_id] not in {None, *known})
+        replace(member, is_of_other_instance=not member.is_static and ids[member.member_id] not in {None, *known})
         for member in seen
     )
 
 
-def asked_again(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]) -> GroupSnapshot:
+def refresh_runs(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]) -> GroupSnapshot:
     """The same with what is known of the processes of its runs, and why those are away that are no members.
 
     Dagster is asked last: a run that left between the two looks said why before it left, and a process that is gone
     may have ended its run before it went.
     """
-    members, now = seen.listed, time.time()
+    members, now = seen.member_run_ids, time.time()
     known = {**seen.runs, **seen.catch_up}
     away: dict[str, str] = {}
     for record in records:
-        run, mark = record.dagster_run, run_mark(record.dagster_run.run_id)
+        run, mark = record.dagster_run, short_run_id(record.dagster_run.run_id)
         if run.is_finished:
             continue
-        word = word_of(instance, record, now, away=mark not in members)
+        word = process_status_of(instance, record, now, fence_report=mark not in members)
         known[mark] = replace(known[mark], process=word)
-        if mark not in members or word is Word.GONE:
+        if mark not in members or word is ProcessStatus.GONE:
             away[run.run_id] = mark
     for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:
         mark = away.pop(run.run_id)
-        one = replace(known[mark], away=why_away(run))
+        one = replace(known[mark], fence_report=fence_report_of(run))
         if run.is_finished:  # since the first look: it is no departure yet, unless it was killed
-            killed = one.process is Word.GONE and run.status is dg.DagsterRunStatus.FAILURE
-            one = replace(one, process=Word.UNKNOWN, fate=RunFate.FAILED if killed else one.fate)
+            killed = one.process is ProcessStatus.GONE and run.status is dg.DagsterRunStatus.FAILURE
+            one = replace(one, process=ProcessStatus.UNKNOWN, fate=RunFate.FAILED if killed else one.fate)
         known[mark] = one
     for mark in away.values():  # deleted
-        known[mark] = replace(known[mark], process=Word.UNKNOWN)
+        known[mark] = replace(known[mark], process=ProcessStatus.UNKNOWN)
     return replace(seen, runs={r: known[r] for r in seen.runs}, catch_up={r: known[r] for r in seen.catch_up})
 
 
-def _run(run: dg.DagsterRun) -> Run:
+def _to_run(run: dg.DagsterRun) -> Run:
     at_work = run.status in (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
     return Run(
-        fate(run),
-        why_away(run),
+        run_fate(run),
+        fence_report_of(run),
         at_work,
-        beat=sign_of(run).beat,
-        is_over=not (run.is_finished or is_in_lane(run)),
-        away_seconds=float(away) if (away := run.tags.get(AWAY_TAG)) else None,
+        heartbeat_at=heartbeat_of(run).heartbeat_at,
+        has_ended=not (run.is_finished or is_active_in_lane(run)),
+        fenced_for_seconds=float(away) if (away := run.tags.get(AWAY_TAG)) else None,
         is_catch_up=run.tags.get(LANE_TAG) == "catch-up",
-        place=run.tags.get(place_tag(run.tags.get(GROUP_TAG, ""))) or None,
+        group_instance_id=run.tags.get(instance_id_tag(run.tags.get(GROUP_TAG, ""))) or None,
     )
 
 
-def fate(run: dg.DagsterRun) -> RunFate:
+def run_fate(run: dg.DagsterRun) -> RunFate:
     """What became of a run."""
     if not run.is_finished:
         return RunFate.CANCELING if run.status is dg.DagsterRunStatus.CANCELING else RunFate.IN_PROGRESS
@@ -150,9 +160,9 @@ def fate(run: dg.DagsterRun) -> RunFate:
 
 
 _RECENT_RUNS = 20
-_MARKS = re.compile(r"[^\w .:/()+=,#-]|(?<=:)/|(?<=/)/|(?<=www)\.")
+_MARKUP = re.compile(r"[^\w .:/()+=,#-]|(?<=:)/|(?<=/)/|(?<=www)\.")
 """What would be a link, HTML or a cell's end in the markdown that Dagster renders."""
-_FOREIGN_LETTERS = 24  # of a foreign member's name: the sensor's cursor is small
+_MAX_FOREIGN_CHARS = 24  # of a foreign member's name: the sensor's cursor is small
 _STATES = {
     "STABLE": GroupState.STABLE,
     "EMPTY": GroupState.EMPTY,
@@ -163,7 +173,7 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class GroupLook:
+class GroupObservation:
     """A group, the newest live runs that Dagster knows of it and all that are in progress, newest first.
 
     Attributes:
@@ -175,7 +185,7 @@ class GroupLook:
     catch_up: Sequence[dg.RunRecord] = ()
 
     @classmethod
-    def of(
+    def read(
         cls,
         cluster: Cluster,
         instance: dg.DagsterInstance,
@@ -183,9 +193,9 @@ class GroupLook:
         topics: Sequence[str],
         *,
         recent_runs: int = 0,
-        witness: Witness | None = None,
-        must_ask: bool = True,
-    ) -> GroupLook:
+        ledger: SinkLedger | None = None,
+        must_read_ledger: bool = True,
+    ) -> GroupObservation:
         """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
 
         Args:
@@ -194,45 +204,45 @@ class GroupLook:
             group_id: the live lane's group.
             topics: what it consumes.
             recent_runs: how many runs to look at, at least.
-            witness: the table.
-            must_ask: ask it even where all commits vouch for themselves and nothing is owed: then it could only tell of
-                rows that it has lost, which waits for the next look that must.
+            ledger: the table.
+            must_read_ledger: ask it even where all commits vouch for themselves and nothing is owed: then it could
+                only tell of rows that it has lost, which waits for the next look that must.
 
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
             TopicRecreatedError: the offsets are of a topic that was deleted.
-            OtherTableError: the group's commits are about another table than the witness.
-            OtherGroupError: the table contains rows of these topics that another group wrote.
+            TableMismatchError: the group's commits are about another table than the witness.
+            GroupMismatchError: the table contains rows of these topics that another group wrote.
         """
-        in_progress = by_lane(instance.get_run_records(unfinished(group_id)))
+        in_progress = split_by_lane(instance.get_run_records(in_progress_filter(group_id)))
         recent = instance.get_run_records(
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
-        records = newest_first(recent, in_progress["live"])
-        partitions, group = _asked(cluster, group_id, topics, witness, must_ask=must_ask)
-        members = of_this_instance(instance, map(_member, group.members), group.members, records)
-        seen = GroupSnapshot(_state(group), members, partitions, runs_of(records))
-        seen = replace(seen, catch_up=runs_of(in_progress["catch-up"]))
-        return cls(asked_again(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
+        records = merge_newest_first(recent, in_progress["live"])
+        partitions, group = _read_states(cluster, group_id, topics, ledger, must_ask=must_read_ledger)
+        members = mark_other_instances(instance, map(_member_snapshot, group.members), group.members, records)
+        seen = GroupSnapshot(_group_state(group), members, partitions, runs_by_short_id(records))
+        seen = replace(seen, catch_up=runs_by_short_id(in_progress["catch-up"]))
+        return cls(refresh_runs(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
 
     @cached_property
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """Each by its name."""
         return {seen.topic_partition: seen for seen in self.snapshot.partitions}
 
-    def held(self, cluster: Cluster, group_id: str) -> Sequence[HeldBack]:
-        """What waits behind open transactions now, as ``kafka.timestamps.held_back`` tells it."""
-        from kafka_liveness_dagster.kafka.timestamps import held_back  # noqa: PLC0415 - confluent_kafka stays lazy
+    def open_transactions(self, cluster: Cluster, group_id: str) -> Sequence[OpenTransaction]:
+        """What waits behind open transactions now, as ``kafka.timestamps.open_transactions`` tells it."""
+        from kafka_liveness_dagster.kafka.timestamps import open_transactions  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        return held_back(cluster, group_id, {tp: seen.log_end for tp, seen in self.partitions.items()})
+        return open_transactions(cluster, group_id, {tp: seen.log_end for tp, seen in self.partitions.items()})
 
     @property
     def live_in_progress(self) -> list[dg.DagsterRun]:
         """The runs that were at work in the live lane."""
-        return [run for record in self.records if is_in_lane(run := record.dagster_run)]
+        return [run for record in self.records if is_active_in_lane(run := record.dagster_run)]
 
     @property
-    def owed(self) -> list[OffsetRange]:
+    def pending(self) -> list[OffsetRange]:
         """What is owed and not done; of partitions where that is known."""
         return [
             OffsetRange(*seen.topic_partition, *span)
@@ -242,38 +252,38 @@ class GroupLook:
         ]
 
     @property
-    def external(self) -> list[str]:
+    def external_commit_lines(self) -> list[str]:
         """A line for each partition with text of another client in a commit log."""
-        return [*replaced_logs(self.snapshot.partitions), *ignored(self.snapshot.partitions)]
+        return [*replaced_log_lines(self.snapshot.partitions), *ignored_pending_lines(self.snapshot.partitions)]
 
     @property
-    def owed_now(self) -> int:
+    def pending_hash(self) -> int:
         """Which ranges those are, as a number that another look can be held against; 0 for none."""
-        return crc32(repr(self.owed).encode()) if self.owed else 0
+        return crc32(repr(self.pending).encode()) if self.pending else 0
 
-    def still_owed(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
+    def still_pending(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
         """The keys of which something is owed, in their order; with those of paused partitions, or without."""
         owed = {
             tp: seen.outstanding
             for tp, seen in self.partitions.items()
             if (paused or not seen.paused) and not seen.is_upper_bound
         }
-        asked = ((key, range_of(key)) for key in keys)
+        asked = ((key, parse_key(key)) for key in keys)
         return [key for key, one in asked if intersection([one.span], owed.get(one.topic_partition, ()))]
 
-    def run(self, mark: str | None) -> dg.DagsterRun | None:
+    def run_of_mark(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""
         known = (record.dagster_run for record in (*self.records, *self.catch_up))
-        return next((run for run in known if run_mark(run.run_id) == mark), None)
+        return next((run for run in known if short_run_id(run.run_id) == mark), None)
 
 
-def _asked(
-    cluster: Cluster, group_id: str, topics: Sequence[str], witness: Witness | None, *, must_ask: bool
-) -> tuple[tuple[PartitionSnapshot, ...], Group]:
+def _read_states(
+    cluster: Cluster, group_id: str, topics: Sequence[str], witness: SinkLedger | None, *, must_ask: bool
+) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
-    marks = {tp: _decode(commit.metadata) for tp, commit in first.items()}
-    owing = [tp for tp, mark in marks.items() if mark and mark.owed]
+    marks = {tp: _decode_live_metadata(commit.metadata) for tp, commit in first.items()}
+    owing = [tp for tp, mark in marks.items() if mark and mark.pending]
     # Without a commit too: the broker deletes them with their topic, and the table knows of which one they were
     vouched = all((mark := marks.get(tp)) is not None and mark.origin is not None for tp in tps)
     if not (must_ask or owing) and vouched:
@@ -282,45 +292,48 @@ def _asked(
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {tp: _facts(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
+    facts = {tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
     if witness is not None:  # last: what is committed was written before that
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
-        facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in believed(facts, witness).items()}
-        check_groups(group_id, {tp: one.account for tp, one in facts.items()}, witness.target)
-    return tuple(_partition(tp, one) for tp, one in facts.items()), group
+        facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in with_ledger(facts, witness).items()}
+        check_groups(group_id, {tp: one.ledger_entry for tp, one in facts.items()}, witness.target)
+    return tuple(_partition_snapshot(tp, one) for tp, one in facts.items()), group
 
 
-def _facts(
-    first: Commit | None, mark: LiveMark | None, second: Commit | None, bounds: tuple[int, int]
-) -> PartitionFacts:
-    done = DoneLog.read(second.offset, second.metadata) if second else DoneLog()
-    return PartitionFacts(first.offset if first else None, mark, *bounds, done)
+def _partition_state(
+    first: CommittedOffset | None,
+    mark: LiveCommitMetadata | None,
+    second: CommittedOffset | None,
+    bounds: tuple[int, int],
+) -> PartitionState:
+    done = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
+    return PartitionState(first.offset if first else None, mark, *bounds, done)
 
 
-def _partition(tp: TopicPartition, facts: PartitionFacts) -> PartitionSnapshot:
+def _partition_snapshot(tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
     """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
     check_identity(tp, facts)
-    return PartitionSnapshot.of(tp, facts)
+    return PartitionSnapshot.from_state(tp, facts)
 
 
-def _decode(metadata: str) -> LiveMark | None:
+def _decode_live_metadata(metadata: str) -> LiveCommitMetadata | None:
     try:
-        return LiveMark.decode(metadata)
-    except ForeignCommitError:
+        return LiveCommitMetadata.decode(metadata)
+    except ExternalCommitError:
         return None  # the live run refuses to join and says why; this only looks
 
 
-def _state(group: Group) -> GroupState:
+def _group_state(group: GroupDescription) -> GroupState:
     """KIP-848's own states have no name in the client yet: a group with members that is not stable is rebalancing."""
     return _STATES.get(group.state, GroupState.REBALANCING if group.members else GroupState.EMPTY)
 
 
-def _member(member: GroupMember) -> MemberSeen:
+def _member_snapshot(member: MemberDescription) -> MemberSnapshot:
     """A member under its run's 8 digits, or as the foreign one it is."""
-    run = run_of_client(member.client_id)
-    name = run or _MARKS.sub("?", f"{member.client_id} at {member.host.lstrip('/')}"[:_FOREIGN_LETTERS])
+    run = run_id_of_client(member.client_id)
+    name = run or _MARKUP.sub("?", f"{member.client_id} at {member.host.lstrip('/')}"[:_MAX_FOREIGN_CHARS])
     instance = member.group_instance_id
-    place = instance if run_of_place(instance) else None
+    place = instance if run_id_of_instance(instance) else None
     is_static = instance is not None and place is None
-    return MemberSeen(member.member_id, name, member.partitions, run is None, is_static, place)
+    return MemberSnapshot(member.member_id, name, member.partitions, run is None, is_static, place)

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Literal
 import dagster as dg
 
 from kafka_liveness_dagster.core.departures import RunFate
-from kafka_liveness_dagster.core.events import identity
-from kafka_liveness_dagster.core.orphaned_runs import MAX_BACKOFF_SECONDS, restart_delay_seconds, wants_live_run
-from kafka_liveness_dagster.core.run_ids import run_mark
-from kafka_liveness_dagster.metadata import told
+from kafka_liveness_dagster.core.events import event_identity
+from kafka_liveness_dagster.core.orphaned_runs import MAX_BACKOFF_SECONDS, restart_delay_seconds, should_start_live_run
+from kafka_liveness_dagster.core.run_ids import short_run_id
+from kafka_liveness_dagster.metadata import describe_departures
 from kafka_liveness_dagster.runs.tags import (
+    CAUSE_LAG,
     CAUSE_RUN_TAG,
     CAUSE_TAG,
-    LAG,
     NO_RETRIES,
     PARTITION_TAG,
     has_committed,
-    is_in_lane,
+    in_progress_filter,
+    is_active_in_lane,
     lane_tags,
-    unfinished,
 )
-from kafka_liveness_dagster.sensor.observation import fate
+from kafka_liveness_dagster.sensor.observation import run_fate
 
 if TYPE_CHECKING:
     import logging
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
-    from kafka_liveness_dagster.sensor.observation import GroupLook
+    from kafka_liveness_dagster.sensor.observation import GroupObservation
     from kafka_liveness_dagster.settings.types import Hook
 
 
@@ -49,30 +49,30 @@ class EventHook:
     """
 
     sensor_name: str
-    hook: Hook | None
+    callback: Hook | None
     job_name: str | None
 
-    def to(
+    def call(
         self, events: Sequence[GroupEvent], cursor: GroupCursor, log: logging.Logger
     ) -> tuple[list[dg.RunRequest], list[str]]:
         """The runs to request for the events of one tick, and what went wrong with which event."""
         requests: list[dg.RunRequest] = []
         failed: list[str] = []
         met: Counter[str] = Counter()
-        for event in events if self.hook is not None else ():
-            name = identity(event)
+        for event in events if self.callback is not None else ():
+            name = event_identity(event)
             met[name] += 1
             # Not the event's place among the others: a tick that is repeated may see more of them
             key = f"{self.sensor_name} {cursor.started_at}.{cursor.event_count} {name} {met[name]}"
             try:
-                requests += self._asked(event, key)
+                requests += self._requested(event, key)
             except Exception as error:
                 log.exception("on_event of %s failed, nothing was requested for: %s", self.sensor_name, event)
                 failed.append(f"on_event failed with {type(error).__name__}, nothing was requested for: {event}")
         return requests, failed
 
-    def _asked(self, event: GroupEvent, key: str) -> list[dg.RunRequest]:
-        answer = self.hook(event) if self.hook is not None else None
+    def _requested(self, event: GroupEvent, key: str) -> list[dg.RunRequest]:
+        answer = self.callback(event) if self.callback is not None else None
         several = [answer] if isinstance(answer, dg.RunRequest) else list(answer or ())
         return [
             one._replace(run_key=one.run_key or f"{key}.{number}", job_name=one.job_name or self.job_name)
@@ -97,91 +97,100 @@ class RunRequests:
     crash_lag_job_name: str | None
     max_live_runs: int
 
-    def live(
-        self, instance: dg.DagsterInstance, look: GroupLook, now: float, ghosts: Collection[str]
+    def live_run(
+        self, instance: dg.DagsterInstance, observed: GroupObservation, now: float, orphaned: Collection[str]
     ) -> tuple[list[dg.RunRequest], str]:
         """A live run, when one is wanted; and why not, when none is.
 
         Args:
             instance: knows what is in progress.
-            look: the group now.
+            observed: the group now.
             now: seconds since the epoch.
-            ghosts: runs in progress that keep no place.
+            orphaned: runs in progress that keep no place.
         """
-        seen = look.snapshot
-        wants = partial(wants_live_run, seen.partitions, seen.left, max_live_runs=self.max_live_runs)
-        in_progress = _counted((run.run_id for run in look.live_in_progress), ghosts)
-        failures, delayed = _delay([*takewhile(lambda record: not _has_worked(record), look.records)], now)
+        seen = observed.snapshot
+        wants = partial(
+            should_start_live_run, seen.partitions, seen.owners_without_member, max_live_runs=self.max_live_runs
+        )
+        in_progress = _without_orphaned((run.run_id for run in observed.live_in_progress), orphaned)
+        failures, delayed = _restart_delay([*takewhile(lambda record: not _did_work(record), observed.records)], now)
         wanted = wants(in_progress=in_progress)
         if wanted and not delayed:  # one may have been launched since the look
-            in_progress = self._in_progress(instance, "live", ghosts)
+            in_progress = self._count_in_progress(instance, "live", orphaned)
             wanted = wants(in_progress=in_progress)
         if wanted and not delayed:
-            tags = {**lane_tags(self.group_id, "live"), CAUSE_TAG: told(seen.left) or LAG}
-            if causes := [gone.run for gone in seen.left if not gone.reason.in_good_order]:
+            tags = {
+                **lane_tags(self.group_id, "live"),
+                CAUSE_TAG: describe_departures(seen.owners_without_member) or CAUSE_LAG,
+            }
+            if causes := [gone.run for gone in seen.owners_without_member if not gone.reason.in_good_order]:
                 tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
-        lag, owed = sum(p.lag for p in seen.partitions), sum(p.owed for p in seen.partitions)
+        lag, owed = sum(p.lag for p in seen.partitions), sum(p.pending_offsets for p in seen.partitions)
         why = "nothing to read"
         if wanted:
             why = f"waiting after {failures} failures in a row"
         elif in_progress:
-            queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in look.live_in_progress)
+            queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in observed.live_in_progress)
             of_queue = f", {queued} of them waiting in Dagster's queue" if queued else ""
             why = f"{in_progress} of {self.max_live_runs} already in progress{of_queue}"
         return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets pending"
 
-    def catch_up(
+    def catch_up_run(
         self,
         instance: dg.DagsterInstance,
-        look: GroupLook,
+        observed: GroupObservation,
         missing: Callable[[], Sequence[str]],
         now: float,
-        ghosts: Collection[str],
+        orphaned: Collection[str],
     ) -> list[dg.RunRequest]:
         """The oldest missing partition's run, when nobody is catching up and it is not failing all the time.
 
         Which those are is asked last: all partitions there ever were are read for it.
         """
-        if self.crash_lag_job_name is None or not look.owed or self._in_progress(instance, "catch-up", ghosts):
+        if (
+            self.crash_lag_job_name is None
+            or not observed.pending
+            or self._count_in_progress(instance, "catch-up", orphaned)
+        ):
             return []
         tags = lane_tags(self.group_id, "catch-up")
         records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
-        if _delay(records, now)[1]:
+        if _restart_delay(records, now)[1]:
             return []
-        owed = look.still_owed(missing(), paused=False)
+        owed = observed.still_pending(missing(), paused=False)
         if not owed:
             return []
         # A partition that fails every time must not keep the younger ones from being processed
-        failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed(records))
+        failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed_in_a_row(records))
         oldest = min(owed, key=lambda key: failed[key])
         return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})]
 
-    def _in_progress(
+    def _count_in_progress(
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
         """How many keep a place now."""
-        runs = instance.get_runs(unfinished(self.group_id, lane))
-        return _counted((run.run_id for run in runs if is_in_lane(run)), ghosts)
+        runs = instance.get_runs(in_progress_filter(self.group_id, lane))
+        return _without_orphaned((run.run_id for run in runs if is_active_in_lane(run)), ghosts)
 
 
-def _counted(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
-    return sum(run_mark(run_id) not in ghosts for run_id in run_ids)
+def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
+    return sum(short_run_id(run_id) not in ghosts for run_id in run_ids)
 
 
-def _delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
+def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """How many of the newest runs failed in a row, and whether it is too early for the next one."""
-    failed = _failed(records)
+    failed = _failed_in_a_row(records)
     since = abs(now - (failed[0].end_time or now)) if failed else 0.0  # of one to come on a clock that was set back
     return len(failed), since < restart_delay_seconds(len(failed))
 
 
-def _failed(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
+def _failed_in_a_row(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
     """The newest runs that failed in a row."""
-    return list(takewhile(lambda record: fate(record.dagster_run) is RunFate.FAILED, records))
+    return list(takewhile(lambda record: run_fate(record.dagster_run) is RunFate.FAILED, records))
 
 
-def _has_worked(record: dg.RunRecord) -> bool:
+def _did_work(record: dg.RunRecord) -> bool:
     """Whether a run did something before it ended, or was at work for longer than the longest delay.
 
     What ended it does not end every run: a host that loses its workers one after the other is no mistake in them.

@@ -10,15 +10,15 @@ from pydantic import InstanceOf
 from kafka_liveness_dagster.sensor.checks import GroupChecks
 from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.groups import ResourceKeys, Sensor
-from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.validation import ValidatedSettings
 from kafka_liveness_dagster.settings.windows import Windows
 
 
-class SensorSettings(Declared):
+class SensorSettings(ValidatedSettings):
     """The settings of one group sensor, those of :func:`build_group_sensor`."""
 
-    of: ClassVar[str] = "sensor"
-    named_by: ClassVar[str] = "name"
+    title: ClassVar[str] = "sensor"
+    name_field: ClassVar[str] = "name"
 
     name: types.SensorName
     group_id: types.GroupId
@@ -26,11 +26,11 @@ class SensorSettings(Declared):
     live_job: types.Job
     crash_lag: types.CrashLagAsset
     crash_lag_job: types.Job | None
-    sensor: Annotated[Sensor, types.MADE]
-    checks: Annotated[InstanceOf[GroupChecks], types.Wanted("GroupChecks")] | None
+    sensor: Annotated[Sensor, types.INSTANCE]
+    checks: Annotated[InstanceOf[GroupChecks], types.Constraint("GroupChecks")] | None
     table: types.Table | None
-    windows: Annotated[InstanceOf[Windows], types.Wanted("settings.windows.Windows")] | None
-    resources: Annotated[ResourceKeys, types.MADE]
+    windows: Annotated[InstanceOf[Windows], types.Constraint("settings.windows.Windows")] | None
+    resources: Annotated[ResourceKeys, types.INSTANCE]
 
     def contradictions(self) -> Iterator[str]:
         """A bound that no check is told, windows of which nobody could say what is in the table."""

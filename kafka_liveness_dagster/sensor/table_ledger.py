@@ -11,29 +11,29 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.errors import KafkaLivenessError, first_line
-from kafka_liveness_dagster.core.ledger import NOTHING_READ, Reading
+from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
+from kafka_liveness_dagster.core.ledger import EMPTY_LEDGER_SNAPSHOT, LedgerSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.ledger import LedgerEntries
     from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
 
-AT_ONCE_SECONDS = 3.0
+QUICK_CONNECT_SECONDS = 3.0
 _Answer = TypeVar("_Answer")
-_ASK_SECONDS = 10.0
-_LEAVE_ALONE_SECONDS = 30.0
+_QUERY_SECONDS = 10.0
+_RETRY_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
-_silent_until: dict[str, tuple[float, float, str]] = {}
-_readings: dict[str, Reading] = {}  # by the table's name: another one of that name has other snapshots
+_retry_at: dict[str, tuple[float, float, str]] = {}
+_snapshots: dict[str, LedgerSnapshot] = {}  # by the table's name: another one of that name has other snapshots
 
 
 @dataclass
-class TableLook:
-    """The table of one look; ``cannot_tell`` says why it could not be asked, once it was ``asked``.
+class TableLedgerReader:
+    """The table of one look; ``unavailable_reason`` says why it could not be asked, once it was ``was_read``.
 
     ``exists`` after it was asked: a batch has been committed to it.
 
@@ -45,94 +45,94 @@ class TableLook:
 
     target: str
     spark: SparkConnectResource
-    connect_seconds: float = AT_ONCE_SECONDS
-    cannot_tell: str = field(default="", init=False)
-    asked: bool = field(default=False, init=False)
+    connect_seconds: float = QUICK_CONNECT_SECONDS
+    unavailable_reason: str = field(default="", init=False)
+    was_read: bool = field(default=False, init=False)
     exists: bool = field(default=False, init=False)
 
     @classmethod
-    def of(
-        cls, table: str | None, resources: Any, spark_resource_key: str, connect_seconds: float = AT_ONCE_SECONDS
-    ) -> TableLook | None:
+    def from_resources(
+        cls, table: str | None, resources: Any, spark_resource_key: str, connect_seconds: float = QUICK_CONNECT_SECONDS
+    ) -> TableLedgerReader | None:
         """The table with the resources of this look; None where there is no table."""
         return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
 
-    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts | None:
-        """What the table says; None where it cannot be asked, and then ``cannot_tell`` says why."""
-        self.asked = True
-        return self._told(lambda: self._ask(asked))
+    def entries(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
+        """What the table says; None where it cannot be asked, and then ``unavailable_reason`` says why."""
+        self.was_read = True
+        return self._query(lambda: self._read_ledger(partitions))
 
-    def dead_letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
-        """Those of these offsets, after the look; none where they cannot be asked for, and ``cannot_tell`` says why."""
-        found = self._told(lambda: self._letters(owed)) if owed and not self.cannot_tell else None
-        return found or OwedLetters()
+    def dead_letters(self, pending: Sequence[OffsetRange]) -> PendingDeadLetters:
+        """Those of these offsets, after the look; none where nobody can tell, and ``unavailable_reason`` says why."""
+        found = self._query(lambda: self._pending_letters(pending)) if pending and not self.unavailable_reason else None
+        return found or PendingDeadLetters()
 
-    def learn(self, accounts: Accounts) -> None:
+    def add_known(self, accounts: LedgerEntries) -> None:
         """A look tells nothing."""
 
-    def believe(self, accounts: Accounts) -> None:
+    def assume_written(self, accounts: LedgerEntries) -> None:
         """Nor does it keep anything."""
 
-    def _told(self, ask: Callable[[], _Answer]) -> _Answer | None:
+    def _query(self, ask: Callable[[], _Answer]) -> _Answer | None:
         try:
             return ask()
         except KafkaLivenessError as error:
-            self.cannot_tell = str(error)
+            self.unavailable_reason = str(error)
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
-            self.cannot_tell = self._why_dead() or f"Spark says {first_line(error)[:200]}"
-            self._forget()
+            self.unavailable_reason = self._dead_reason() or f"Spark says {summary_line(error)[:200]}"
+            self._drop_session()
         return None
 
-    def _why_dead(self) -> str:
+    def _dead_reason(self) -> str:
         """Return whether the error is not the table's: the server can run no job at all. Empty where it can."""
-        from kafka_liveness_dagster.spark.connect.health import FIX, why_dead  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.connect.health import FIX, dead_reason  # noqa: PLC0415 - pyspark stays lazy
 
         with suppress(Exception):  # the server is busy or away: the error of the table is reported
-            if why := why_dead(self._session(), _ASK_SECONDS):
+            if why := dead_reason(self._session(), _QUERY_SECONDS):
                 return f"{why} {FIX}"
         return ""
 
-    def _letters(self, owed: Sequence[OffsetRange]) -> OwedLetters:
-        from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+    def _pending_letters(self, owed: Sequence[OffsetRange]) -> PendingDeadLetters:
+        from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
 
         session = self._session()
-        with line_of(session).within(_ASK_SECONDS, f"{self.target} was asked for its dead letters"):
-            return DeadLetterTable.beside(session, self.target).owed(owed)
+        with connection_of(session).abort_after(_QUERY_SECONDS, f"{self.target} was asked for its dead letters"):
+            return DeadLetterTable.of_table(session, self.target).pending(owed)
 
-    def _ask(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
+    def _read_ledger(self, asked: Mapping[TopicPartition, Span]) -> LedgerEntries:
         from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
-        last = _readings.get(self.target, NOTHING_READ)
-        ledger = TableLedger(IcebergTable(self.target), self._session, _ASK_SECONDS, last)
-        found = ledger.accounts(asked)
-        _readings[self.target] = ledger.reading
-        self.exists = ledger.reading.snapshot_id is not None
+        last = _snapshots.get(self.target, EMPTY_LEDGER_SNAPSHOT)
+        ledger = TableLedger(IcebergTable(self.target), self._session, _QUERY_SECONDS, last)
+        found = ledger.entries(asked)
+        _snapshots[self.target] = ledger.snapshot
+        self.exists = ledger.snapshot.snapshot_id is not None
         return found
 
     def _session(self) -> Any:
-        from kafka_liveness_dagster.spark.connect.connection import line_of  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415
 
-        remote = self.spark.running()
+        remote = self.spark.running_address()
         if remote is None:
             raise SparkUnreachableError("the embedded Spark does not run; `kafka-liveness up` starts it")
-        until, waited, why = _silent_until.get(remote, (0.0, 0.0, ""))
+        until, waited, why = _retry_at.get(remote, (0.0, 0.0, ""))
         if time.monotonic() < until and waited >= self.connect_seconds:  # who has more patience may try
             raise SparkUnreachableError(why)
-        if remote not in _sessions or line_of(_sessions[remote]).is_cut:
+        if remote not in _sessions or connection_of(_sessions[remote]).is_aborted:
             try:
                 _sessions[remote] = connect(remote, timeout_seconds=self.connect_seconds)
             except SparkUnreachableError as error:
-                until = time.monotonic() + _LEAVE_ALONE_SECONDS
-                _silent_until[remote] = (until, self.connect_seconds, str(error))
+                until = time.monotonic() + _RETRY_SECONDS
+                _retry_at[remote] = (until, self.connect_seconds, str(error))
                 raise
         return _sessions[remote]
 
-    def _forget(self) -> None:
+    def _drop_session(self) -> None:
         """The next look opens a session of its own: this one may have ended with its server."""
-        remote = self.spark.running()
+        remote = self.spark.running_address()
         if remote is not None:
             _sessions.pop(remote, None)

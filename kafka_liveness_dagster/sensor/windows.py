@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.names import listed
-from kafka_liveness_dagster.core.windows import Completeness, JudgedWindow, all_done, has_records, judged
-from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, number, window_metadata
-from kafka_liveness_dagster.sensor.cursor import ToldWindows
+from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.windows import JudgedWindow, WindowStatus, are_processed, has_records, judge_window
+from kafka_liveness_dagster.metadata import LATE_RECORDS, format_count, late_ranges, window_metadata
+from kafka_liveness_dagster.sensor.cursor import WindowProgress
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.cursor import GroupCursor
-    from kafka_liveness_dagster.sensor.observation import GroupLook
+    from kafka_liveness_dagster.sensor.observation import GroupObservation
     from kafka_liveness_dagster.settings.windows import Window, Windows
 
-_MOST = 100  # of one tick: each is a row, and two requests
-_MOST_SECONDS = 10.0  # of a tick, of which Dagster ends one that takes 60
+_MAX_WINDOWS = 100  # of one tick: each is a row, and two requests
+_MAX_SECONDS = 10.0  # of a tick, of which Dagster ends one that takes 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowWatch:
+class WindowMaterializer:
     """The windows of one group, watched.
 
     Attributes:
@@ -40,7 +40,7 @@ class WindowWatch:
     group_id: str
     target: str
 
-    def known(self, instance: dg.DagsterInstance, cursor: GroupCursor, now: float) -> ToldWindows:
+    def load_progress(self, instance: dg.DagsterInstance, cursor: GroupCursor, now: float) -> WindowProgress:
         """What was told before: by the cursor, or by Dagster, where it was reset or is of other windows."""
         if cursor.windows_identity == self.windows.identity and cursor.windows_done_until <= now:
             numbers = (
@@ -49,80 +49,85 @@ class WindowWatch:
                 cursor.last_late_event,
                 cursor.windows_identity,
             )
-            return ToldWindows((), *numbers, first=cursor.first_window_start)
+            return WindowProgress((), *numbers, first_window_start=cursor.first_window_start)
         told, until = instance.get_materialized_partitions(self.windows.key), 0.0
-        for window in self.windows.ended(self.windows.begin, now, len(told)):
+        for window in self.windows.ended_windows(self.windows.begin, now, len(told)):
             if window.key not in told:
                 break
             until = window.end
-        newest = self.windows.told_until(instance)
-        return ToldWindows((), until, newest if newest <= now and told else 0.0, 0, self.windows.identity)
+        newest = self.windows.materialized_until(instance)
+        return WindowProgress((), until, newest if newest <= now and told else 0.0, 0, self.windows.identity)
 
-    def is_due(self, before: ToldWindows, now: float) -> bool:
+    def is_due(self, progress: WindowProgress, now: float) -> bool:
         """Whether there is a window to judge: then the table has to be asked."""
-        return bool(self._due(before.told_to, now))
+        return bool(self._due_windows(progress.done_until, now))
 
-    def tell(
+    def materialize_complete(
         self,
         cluster: Cluster,
         instance: dg.DagsterInstance,
-        look: GroupLook,
-        before: ToldWindows,
+        observed: GroupObservation,
+        progress: WindowProgress,
         *,
         now: float,
-        cannot_tell: str,
-    ) -> ToldWindows:
+        unavailable_reason: str,
+    ) -> WindowProgress:
         """Judge the windows that are over.
 
         Args:
             cluster: knows which offsets are of a time.
             instance: knows what was told.
-            look: the group, asked before the cluster is, with what its table says.
-            before: what was told before.
+            observed: the group, asked before the cluster is, with what its table says.
+            progress: what was told before.
             now: seconds since the epoch.
-            cannot_tell: why the table could not be asked; then nothing is told.
+            unavailable_reason: why the table could not be asked; then nothing is told.
         """
-        at_work = all(one.committed is not None or one.log_end == 0 for one in look.snapshot.partitions)
-        watched = before.watched or (now if at_work else 0.0)
+        at_work = all(one.committed is not None or one.log_end == 0 for one in observed.snapshot.partitions)
+        watched = progress.watched_since or (now if at_work else 0.0)
         events: list[dg.AssetMaterialization] = []
-        unknown, said, told_to, first = 0, "", before.told_to, before.first
-        due, give_up_at = deque(self._due(told_to, now)), time.monotonic() + _MOST_SECONDS
+        unknown, said, told_to, first = 0, "", progress.done_until, progress.first_window_start
+        due, give_up_at = deque(self._due_windows(told_to, now)), time.monotonic() + _MAX_SECONDS
         known = instance.get_materialized_partitions(self.windows.key) if due else set()
         while due and time.monotonic() <= give_up_at:  # Dagster ends a tick that is too long, and keeps nothing of it
             window = due.popleft()
             if window.key in known:
                 told_to = window.end
                 continue
-            found = self._judged(cluster, look, window, watched or now)
-            if found.standing is Completeness.BEFORE:
-                if not has_records(look.snapshot.partitions, {tp: one.log_end for tp, one in look.partitions.items()}):
+            found = self._judge(cluster, observed, window, watched or now)
+            if found.status is WindowStatus.BEFORE:
+                if not has_records(
+                    observed.snapshot.partitions, {tp: one.log_end for tp, one in observed.partitions.items()}
+                ):
                     said = "the first record is waited for"
                     break
-                told_to = first = self._first(cluster, look, window, now)
-                due = deque(self._due(told_to, now))
+                told_to = first = self._first_begin(cluster, observed, window, now)
+                due = deque(self._due_windows(told_to, now))
                 continue
-            if cannot_tell or found.standing is Completeness.WAITING:
-                said = f"{window} waits for {f'the table: {cannot_tell}' if cannot_tell else found.waits_for}"
+            if unavailable_reason or found.status is WindowStatus.WAITING:
+                waiting_for = f"the table: {unavailable_reason}" if unavailable_reason else found.waiting_for
+                said = f"{window} waits for {waiting_for}"
                 break
             told_to = window.end
-            unknown += found.standing is Completeness.UNKNOWN
-            if found.standing is Completeness.COMPLETE and (self.windows.mark_empty or not found.is_empty):
-                events.append(self._event(window, found, now))
-        again, late_seen, waiting = self._again(instance, look, before.late_seen)
+            unknown += found.status is WindowStatus.UNKNOWN
+            if found.status is WindowStatus.COMPLETE and (self.windows.mark_empty or not found.is_empty):
+                events.append(self._materialization(window, found, now))
+        again, late_seen, waiting = self._late_updates(instance, observed, progress.last_late_event)
         words = [
-            f"told to {_iso(told_to)}" if told_to else "",
-            f"windows before {_iso(first)} are not marked complete: the group's first record is later" if first else "",
+            f"told to {_format_time(told_to)}" if told_to else "",
+            f"windows before {_format_time(first)} are not marked complete: the group's first record is later"
+            if first
+            else "",
             f"{unknown:,} windows up to there are not told: the group had not all of them" if unknown else "",
             said,
-            f"late records are waited for in {listed(waiting)}" if waiting else "",
+            f"late records are waited for in {join_some(waiting)}" if waiting else "",
         ]
         said = "; ".join(filter(None, words))
-        return ToldWindows([*events, *again], told_to, watched, late_seen, self.windows.identity, said, first)
+        return WindowProgress([*events, *again], told_to, watched, late_seen, self.windows.identity, said, first)
 
-    def _due(self, told_to: float, now: float) -> list[Window]:
-        return self.windows.ended(told_to, now - self.windows.allowed_lateness_seconds, _MOST)
+    def _due_windows(self, told_to: float, now: float) -> list[Window]:
+        return self.windows.ended_windows(told_to, now - self.windows.allowed_lateness_seconds, _MAX_WINDOWS)
 
-    def _first(self, cluster: Cluster, look: GroupLook, window: Window, now: float) -> float:
+    def _first_begin(self, cluster: Cluster, look: GroupObservation, window: Window, now: float) -> float:
         """Return the begin of the first window that does not end before the group's first record.
 
         Bisection by Kafka's index: 16 requests pass the hours of years, where judging each takes one tick a hundred.
@@ -137,34 +142,34 @@ class WindowWatch:
 
         lateness = self.windows.allowed_lateness_seconds
         before, behind = window.end, now - lateness
-        while (middle := self.windows.at((before + behind) / 2).begin) > before:
+        while (middle := self.windows.window_at((before + behind) / 2).begin) > before:
             ends = window_ends(cluster, list(look.partitions), round(1000 * (middle + lateness)))
             before, behind = (before, middle) if has_records(look.snapshot.partitions, ends) else (middle, behind)
         return before
 
-    def _judged(self, cluster: Cluster, look: GroupLook, window: Window, watched: float) -> JudgedWindow:
+    def _judge(self, cluster: Cluster, look: GroupObservation, window: Window, watched: float) -> JudgedWindow:
         from kafka_liveness_dagster.kafka.timestamps import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
 
         until = window.end + self.windows.allowed_lateness_seconds
         begins, ends = window_bounds(cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until))
-        return judged(look.snapshot.partitions, begins, ends, is_of_our_time=window.begin >= watched)
+        return judge_window(look.snapshot.partitions, begins, ends, started_in_group_lifetime=window.begin >= watched)
 
-    def _event(self, window: Window, found: JudgedWindow, now: float) -> dg.AssetMaterialization:
-        offsets = number(sum(r.size for r in found.ranges), "offset")
+    def _materialization(self, window: Window, found: JudgedWindow, now: float) -> dg.AssetMaterialization:
+        offsets = format_count(sum(r.size for r in found.ranges), "offset")
         return dg.AssetMaterialization(
             self.windows.key,
             partition=window.key,
-            description=f"every record up to {_iso(window.end)} is in {self.target}: {offsets}",
+            description=f"every record up to {_format_time(window.end)} is in {self.target}: {offsets}",
             metadata={
                 **window_metadata(self.group_id, found.ranges),
                 "complete_at": dg.MetadataValue.timestamp(now),
                 LATE_RECORDS: 0,
-                **({"written_off_offsets": found.closed} if found.closed else {}),
+                **({"written_off_offsets": found.written_off} if found.written_off else {}),
             },
         )
 
-    def _again(
-        self, instance: dg.DagsterInstance, look: GroupLook, seen: int
+    def _late_updates(
+        self, instance: dg.DagsterInstance, look: GroupObservation, seen: int
     ) -> tuple[list[dg.AssetMaterialization], int, list[str]]:
         """Those that have got late records since they were told, when these are in the table; and those that wait."""
         if not self.windows.reopen_on_late:
@@ -172,18 +177,18 @@ class WindowWatch:
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, after_storage_id=seen or None)
         late: dict[str, dg.EventLogRecord] = {}
         waiting: dict[str, None] = {}
-        for record in instance.fetch_observations(asked, limit=_MOST, ascending=True).records:
+        for record in instance.fetch_observations(asked, limit=_MAX_WINDOWS, ascending=True).records:
             key, ranges = record.partition_key, late_ranges(record.asset_observation)
-            if key is not None and ranges and not all_done(look.snapshot.partitions, ranges):
+            if key is not None and ranges and not are_processed(look.snapshot.partitions, ranges):
                 waiting[key] = None
             elif key is not None and ranges:
                 late[key] = record
             if not waiting:
                 seen = record.storage_id
-        again = (self._told_again(instance, key, one) for key, one in late.items() if key not in waiting)
+        again = (self._updated_materialization(instance, key, one) for key, one in late.items() if key not in waiting)
         return [event for event in again if event is not None], seen, list(waiting)
 
-    def _told_again(
+    def _updated_materialization(
         self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord
     ) -> dg.AssetMaterialization | None:
         """As it was told before, with what came since; None where that is known already, or it never was told."""
@@ -200,5 +205,5 @@ class WindowWatch:
         )
 
 
-def _iso(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

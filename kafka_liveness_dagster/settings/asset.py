@@ -12,15 +12,19 @@ from typing import Annotated, Any, ClassVar, Literal
 import dagster as dg
 from pydantic import Field
 
-from kafka_liveness_dagster.core.batch_size import AUTO_CEILING
+from kafka_liveness_dagster.core.batch_size import AUTO_MAX_OFFSETS
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import name_of_sink
-from kafka_liveness_dagster.core.table_layout import Layout
-from kafka_liveness_dagster.core.table_properties import change, in_words, refused_of_new_table
-from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, NAMES, PROTOCOLS, contradictions
-from kafka_liveness_dagster.kafka.settings import refusals
+from kafka_liveness_dagster.core.names import sink_name
+from kafka_liveness_dagster.core.table_layout import TableLayout
+from kafka_liveness_dagster.core.table_properties import (
+    describe_refused,
+    format_set_properties,
+    refused_new_table_properties,
+)
+from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, PROTOCOLS, SETTING_NAMES, contradictions
+from kafka_liveness_dagster.kafka.settings import refused_settings
 from kafka_liveness_dagster.settings import types
-from kafka_liveness_dagster.settings.asset_arguments import prefix, refused
+from kafka_liveness_dagster.settings.asset_arguments import key_prefix_of, refused_arguments
 from kafka_liveness_dagster.settings.groups import (
     Batching,
     Completeness,
@@ -32,29 +36,29 @@ from kafka_liveness_dagster.settings.groups import (
     ResourceKeys,
     Sensor,
 )
-from kafka_liveness_dagster.settings.transform import Asked, asked_by
-from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.transform import TransformSignature, signature_of
+from kafka_liveness_dagster.settings.validation import ValidatedSettings
 from kafka_liveness_dagster.settings.windows import Every, Windows
 
-MOST_IN_FLIGHT = 2
+DEFAULT_IN_FLIGHT = 2
 
 
-class KafkaAssetSettings(Declared):
+class KafkaAssetSettings(ValidatedSettings):
     """The settings of one ``@kafka_asset``.
 
     Raises:
         InvalidSettingError: settings that no run could work with.
     """
 
-    of: ClassVar[str] = "asset"
-    named_by: ClassVar[str] = "name"
+    title: ClassVar[str] = "asset"
+    name_field: ClassVar[str] = "name"
 
-    transform: types.Called
+    transform: types.AnyCallable
     name: types.AssetName
     topics: types.OwedTopics
     group_id: types.GroupId
     table: types.Table | None
-    sink: types.ASink | None
+    sink: types.SinkCallable | None
     max_poll_records: types.Records
     max_batch_seconds: types.Budget | None
     enable_parallel_rebalance: types.Flag
@@ -62,15 +66,15 @@ class KafkaAssetSettings(Declared):
     materialize_interval_seconds: types.Seconds
     include_headers: types.Flag
     complete_every: Every | None
-    completeness: Annotated[Completeness, types.MADE]
-    batching: Annotated[Batching, types.MADE]
-    crash_lag: Annotated[CrashLag, types.MADE]
-    offsets: Annotated[Offsets, types.MADE]
-    membership: Annotated[Membership, types.MADE]
-    sensor: Annotated[Sensor, types.MADE]
-    iceberg: Annotated[Iceberg, types.MADE]
-    maintenance: Annotated[Maintenance, types.MADE]
-    resources: Annotated[ResourceKeys, types.MADE]
+    completeness: Annotated[Completeness, types.INSTANCE]
+    batching: Annotated[Batching, types.INSTANCE]
+    crash_lag: Annotated[CrashLag, types.INSTANCE]
+    offsets: Annotated[Offsets, types.INSTANCE]
+    membership: Annotated[Membership, types.INSTANCE]
+    sensor: Annotated[Sensor, types.INSTANCE]
+    iceberg: Annotated[Iceberg, types.INSTANCE]
+    maintenance: Annotated[Maintenance, types.INSTANCE]
+    resources: Annotated[ResourceKeys, types.INSTANCE]
     group_name: types.GroupName | None
     arguments: dict[str, Any]
     """What ``dg.asset`` takes too: see :class:`AssetArguments`."""
@@ -83,12 +87,13 @@ class KafkaAssetSettings(Declared):
                 "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
             )
         if self.sink is not None:
-            yield from self._of_a_sink()
-        yield from self._of_windows()
-        if found := refused_of_new_table(self.layout):
+            yield from self._sink_contradictions()
+        yield from self._window_contradictions()
+        if found := refused_new_table_properties(self.layout):
             yield (
                 f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
-                f"{in_words(found)}. Fix: table_properties={{{change(found).replace('=', ': ')}}}, or leave them out"
+                f"{describe_refused(found)}. Fix: "
+                f"table_properties={{{format_set_properties(found).replace('=', ': ')}}}, or leave them out"
             )
         if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
             yield (
@@ -101,11 +106,11 @@ class KafkaAssetSettings(Declared):
                 f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
                 "one resource cannot be both"
             )
-        if wrong := [*refused(self.arguments)]:
+        if wrong := [*refused_arguments(self.arguments)]:
             yield from (f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong)
             return
         try:
-            _ = self.asked
+            _ = self.transform_signature
         except InvalidSettingError as error:
             yield f"asset {self.name}: {error}"
         own = [f"{self.identifier}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
@@ -113,8 +118,8 @@ class KafkaAssetSettings(Declared):
             its = " and ".join(twice)
             yield f"sensor.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
 
-    def _of_windows(self) -> Iterator[str]:
-        if self.complete_every is None and (changed := self.completeness.changed()):
+    def _window_contradictions(self) -> Iterator[str]:
+        if self.complete_every is None and (changed := self.completeness.non_defaults()):
             yield (
                 f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: give "
                 "complete_every='1h' too, or leave it out"
@@ -125,9 +130,9 @@ class KafkaAssetSettings(Declared):
                 "completeness=kl.Completeness(start='2026-11-01')"
             )
 
-    def _of_a_sink(self) -> Iterator[str]:
+    def _sink_contradictions(self) -> Iterator[str]:
         """What a sink of the user's own cannot be told."""
-        if self.most_in_flight > 1:
+        if self.max_in_flight > 1:
             yield (
                 f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
                 f"in_flight={self.batching.in_flight} of batching out"
@@ -143,24 +148,24 @@ class KafkaAssetSettings(Declared):
                 f"complete_every={self.complete_every!r} out"
             )
         for group in ("iceberg", "maintenance"):
-            if changed := getattr(self, group).changed():
+            if changed := getattr(self, group).non_defaults():
                 known = ", ".join(changed)
                 yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
 
     @property
     def target(self) -> str:
         """Where the rows go: the table's name, or the sink's."""
-        return self.table or name_of_sink(self.sink)
+        return self.table or sink_name(self.sink)
 
     @property
     def key(self) -> dg.AssetKey:
         """Of the live asset."""
-        return dg.AssetKey([*prefix(self.arguments), self.name])
+        return dg.AssetKey([*key_prefix_of(self.arguments), self.name])
 
     @property
     def crash_lag_key(self) -> dg.AssetKey:
         """Of the asset whose partitions are the owed ranges."""
-        return dg.AssetKey([*prefix(self.arguments), f"{self.name}_crash_lag"])
+        return dg.AssetKey([*key_prefix_of(self.arguments), f"{self.name}_crash_lag"])
 
     @property
     def partitioned_keys(self) -> list[dg.AssetKey]:
@@ -173,9 +178,9 @@ class KafkaAssetSettings(Declared):
         return self.key.to_python_identifier()
 
     @property
-    def asked(self) -> Asked:
+    def transform_signature(self) -> TransformSignature:
         """What the transform asks for beside its batch."""
-        return asked_by(self.transform, tuple(self.arguments.get("ins", ())))
+        return signature_of(self.transform, tuple(self.arguments.get("ins", ())))
 
     @property
     def windows(self) -> Windows | None:
@@ -187,9 +192,9 @@ class KafkaAssetSettings(Declared):
         return Windows(self.key, self.complete_every, start, told.timezone, *marking)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> TableLayout:
         """How the table is laid out and committed to."""
-        return Layout(**dict(self.iceberg))
+        return TableLayout(**dict(self.iceberg))
 
     @property
     def source_options(self) -> dict[str, str]:
@@ -197,22 +202,22 @@ class KafkaAssetSettings(Declared):
         return {"includeHeaders": "true"} if self.include_headers else {}
 
     @property
-    def most_records(self) -> int:
+    def max_records(self) -> int:
         """How many offsets no batch exceeds."""
-        return AUTO_CEILING if self.max_poll_records == "auto" else self.max_poll_records
+        return AUTO_MAX_OFFSETS if self.max_poll_records == "auto" else self.max_poll_records
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
         if self.batching.in_flight is None:
-            return MOST_IN_FLIGHT if self.sink is None else 1
+            return DEFAULT_IN_FLIGHT if self.sink is None else 1
         return self.batching.in_flight
 
 
-class KafkaResourceSettings(Declared):
+class KafkaResourceSettings(ValidatedSettings):
     """The fields of :class:`KafkaLivenessResource`; texts may be environment variables."""
 
-    of: ClassVar[str] = "KafkaLivenessResource"
+    title: ClassVar[str] = "KafkaLivenessResource"
 
     security_protocol: Annotated[str, types.one_of(PROTOCOLS)]
     sasl_mechanism: Annotated[str, types.one_of(MECHANISMS)] | None
@@ -238,17 +243,17 @@ class KafkaResourceSettings(Declared):
 
     def contradictions(self) -> Iterator[str]:
         """What the fields say against each other; what a variable holds is known in a run."""
-        yield from refusals(self.extra)
-        given = {name: getattr(self, name) for name in NAMES}
+        yield from refused_settings(self.extra)
+        given = {name: getattr(self, name) for name in SETTING_NAMES}
         variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
         if not variables & {"security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm"}:
             yield from contradictions(given, variables)
 
 
-class SparkResourceSettings(Declared):
+class SparkResourceSettings(ValidatedSettings):
     """The fields of :class:`SparkConnectResource`."""
 
-    of: ClassVar[str] = "SparkConnectResource"
+    title: ClassVar[str] = "SparkConnectResource"
 
     remote: types.Remote = Field(repr=False)  # it carries the token
     ui_url: types.Url | None

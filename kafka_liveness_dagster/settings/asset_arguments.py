@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.names import shown
+from kafka_liveness_dagster.core.names import display
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,34 +54,34 @@ class AssetArguments(TypedDict, total=False):
     run_tags: Mapping[str, str]
 
 
-OF_LIVE_ALONE = frozenset({"description", "automation_condition", "freshness_policy", "pool"})
-OF_ITS_JOBS = frozenset({"run_tags"})
+LIVE_ASSET_ONLY = frozenset({"description", "automation_condition", "freshness_policy", "pool"})
+JOB_ARGUMENTS = frozenset({"run_tags"})
 
 
-def prefix(arguments: Mapping[str, Any]) -> list[str]:
+def key_prefix_of(arguments: Mapping[str, Any]) -> list[str]:
     """The parts of the key before its name."""
     given = arguments.get("key_prefix") or []
     return [given] if isinstance(given, str) else list(given)
 
 
-def refused(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def refused_arguments(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Each argument that Dagster does not take: its name, its value, and what Dagster says."""
     for name, value in arguments.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                _try(name, value)
+                _try_argument(name, value)
         except Exception as error:  # noqa: BLE001 - Dagster has several kinds, and none in common
-            yield name, shown(value), " ".join(str(error).split())
+            yield name, display(value), " ".join(str(error).split())
 
 
-def _try(name: str, value: Any) -> None:
+def _try_argument(name: str, value: Any) -> None:
     """Let Dagster have a look at one argument."""
-    if name in OF_ITS_JOBS:
+    if name in JOB_ARGUMENTS:
         dg.define_asset_job("tried", tags=value)
         return
     if name == "key_prefix":
-        dg.AssetKey([*prefix({name: value}), "tried"]).to_python_identifier()
+        dg.AssetKey([*key_prefix_of({name: value}), "tried"]).to_python_identifier()
     if name == "ins":  # which are parameters of the transform, the asset says
         if not all(isinstance(one, dg.AssetIn) for one in dict(value).values()):
             raise TypeError("wanted a dg.AssetIn for each parameter of the transform")

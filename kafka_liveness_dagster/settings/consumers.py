@@ -5,18 +5,18 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, ClassVar
 
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.groups import Batching, CrashLag, Membership, Offsets
-from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.validation import ValidatedSettings
 
 
-class ConsumerSettings(Declared):
+class ConsumerSettings(ValidatedSettings):
     """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
 
-    of: ClassVar[str] = "the consumer of group"
-    named_by: ClassVar[str] = "group_id"
-    uses: ClassVar[Mapping[str, Collection[str]]] = {
+    title: ClassVar[str] = "the consumer of group"
+    name_field: ClassVar[str] = "group_id"
+    used_fields: ClassVar[Mapping[str, Collection[str]]] = {
         "batching": ("allocation",),
         "crash_lag": ("min_offsets", "max_ranges"),
     }
@@ -26,28 +26,28 @@ class ConsumerSettings(Declared):
     max_poll_records: types.Count | None
     max_batch_seconds: types.Budget | None
     enable_parallel_rebalance: types.Flag
-    batching: Annotated[Batching, types.MADE]
-    crash_lag: Annotated[CrashLag, types.MADE]
-    offsets: Annotated[Offsets, types.MADE]
-    membership: Annotated[Membership, types.MADE]
+    batching: Annotated[Batching, types.INSTANCE]
+    crash_lag: Annotated[CrashLag, types.INSTANCE]
+    offsets: Annotated[Offsets, types.INSTANCE]
+    membership: Annotated[Membership, types.INSTANCE]
 
 
-class CatchUpSettings(Declared):
+class CatchUpSettings(ValidatedSettings):
     """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
 
-    of: ClassVar[str] = "the catch-up of group"
-    named_by: ClassVar[str] = "group_id"
-    uses: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
+    title: ClassVar[str] = "the catch-up of group"
+    name_field: ClassVar[str] = "group_id"
+    used_fields: ClassVar[Mapping[str, Collection[str]]] = {"offsets": ("on_data_loss",)}
 
     group_id: types.GroupId
     ranges: types.Ranges
     reprocess: types.Ranges
     max_poll_records: types.Count
     max_batch_seconds: types.Budget | None
-    offsets: Annotated[Offsets, types.MADE]
+    offsets: Annotated[Offsets, types.INSTANCE]
 
     def contradictions(self) -> Iterator[str]:
         """What no run could work with, although each setting alone is as it should be."""
         if strange := [one for one in self.reprocess if one not in self.ranges]:
-            named = listed(strange)
+            named = join_some(strange)
             yield f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"

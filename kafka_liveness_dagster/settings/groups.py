@@ -19,10 +19,10 @@ from typing_extensions import Self
 
 from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION
 from kafka_liveness_dagster.settings import types
-from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.validation import ValidatedSettings
 
 
-class Group(Declared, dg.Resolvable):
+class SettingsGroup(ValidatedSettings, dg.Resolvable):
     """Settings that are declared as one object: each has a default, and may be left out.
 
     Raises:
@@ -31,10 +31,12 @@ class Group(Declared, dg.Resolvable):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.of = cls.__name__
+        cls.title = cls.__name__
 
     def __repr__(self) -> str:
-        return f"kl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.changed().items())})"
+        return (
+            f"kl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.non_defaults().items())})"
+        )
 
     @classmethod
     def model(cls) -> type[BaseModel]:
@@ -42,7 +44,7 @@ class Group(Declared, dg.Resolvable):
         return BaseModel
 
     @classmethod
-    def described(cls) -> dict[str, FieldInfo]:
+    def fields_with_descriptions(cls) -> dict[str, FieldInfo]:
         """The fields, each with its docstring as its description.
 
         Read from the source, and only for who asks: pydantic's own ``use_attribute_docstrings`` reads it in every run
@@ -54,17 +56,17 @@ class Group(Declared, dg.Resolvable):
             field.description = told[name]
         return fields
 
-    def changed(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """What is not as it is by default."""
         fields = type(self).model_fields
         return {name: value for name, value in self if value != fields[name].default}
 
-    def only(self, names: Iterable[str]) -> Self:
+    def subset(self, names: Iterable[str]) -> Self:
         """The same of these settings, and the defaults of the others: for who takes no others."""
         return type(self)(**{name: getattr(self, name) for name in names})
 
 
-class Batching(Group):
+class Batching(SettingsGroup):
     """How batches are cut and written."""
 
     allocation: Literal["fair", "greedy"] = "fair"
@@ -96,7 +98,7 @@ class Batching(Group):
     and nothing of the batch is passed."""
 
 
-class CrashLag(Group):
+class CrashLag(SettingsGroup):
     """Crash lag (KIP-333): when it is left to partitions, and how it is caught up."""
 
     min_offsets: types.OffsetCount = 1
@@ -112,7 +114,7 @@ class CrashLag(Group):
     a run; one run for each stretch of neighbouring partitions unless set."""
 
 
-class Offsets(Group):
+class Offsets(SettingsGroup):
     """What to do where Kafka's offsets, or the rows of committed ones, are not what they should be."""
 
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
@@ -126,7 +128,7 @@ class Offsets(Group):
     as lost (``crash_lag``): roll a table back and backfill it to repair what a transform did."""
 
 
-class Membership(Group):
+class Membership(SettingsGroup):
     """How a live run is a member of its consumer group."""
 
     liveness: Literal["poll", "progress"] = "poll"
@@ -138,7 +140,7 @@ class Membership(Group):
     time. Without it a run is a dynamic member, whose place its successor takes if it dies."""
 
 
-class Sensor(Group):
+class Sensor(SettingsGroup):
     """The group's sensor: how often it ticks, which runs it starts, and when its checks warn."""
 
     max_live_runs: types.Count = 1
@@ -164,7 +166,7 @@ class Sensor(Group):
     is gone."""
 
 
-class Iceberg(Group):
+class Iceberg(SettingsGroup):
     """How the table is laid out and committed to: all but ``snapshots`` are of a table that is created."""
 
     snapshots: Literal["overwrite", "append"] = "overwrite"
@@ -179,7 +181,7 @@ class Iceberg(Group):
     """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's own."""
 
 
-class Maintenance(Group):
+class Maintenance(SettingsGroup):
     """How the table is kept small, beside both lanes. Switched on in the UI, or by ``default_status``."""
 
     cron_schedule: types.Cron = "17 * * * *"
@@ -198,7 +200,7 @@ class Maintenance(Group):
     """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
 
 
-class Completeness(Group):
+class Completeness(SettingsGroup):
     """When a window of time (``complete_every``) is told complete, and what comes after that."""
 
     start: types.WindowStart | None = None
@@ -217,7 +219,7 @@ class Completeness(Group):
     record are never marked."""
 
 
-class ResourceKeys(Group):
+class ResourceKeys(SettingsGroup):
     """Under which keys the code location has the two resources."""
 
     kafka: types.ResourceKey = "kafka"

@@ -7,16 +7,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kafka_liveness_dagster.kafka.schema_registry_settings import contradictions
+from kafka_liveness_dagster.kafka.schema_registry_settings import find_contradictions
 from kafka_liveness_dagster.settings import types
-from kafka_liveness_dagster.settings.types import VARIABLES
-from kafka_liveness_dagster.settings.validation import Declared
+from kafka_liveness_dagster.settings.types import ENV_VARS
+from kafka_liveness_dagster.settings.validation import ValidatedSettings
 
 
-class SchemaRegistrySettings(Declared):
+class SchemaRegistrySettings(ValidatedSettings):
     """The fields of :class:`SchemaRegistryResource`."""
 
-    of: ClassVar[str] = "SchemaRegistryResource"
+    title: ClassVar[str] = "SchemaRegistryResource"
 
     url: types.Registry = Field(repr=False)  # what is refused may hold a password
     username: types.Text | None
@@ -26,4 +26,6 @@ class SchemaRegistrySettings(Declared):
     def contradictions(self) -> Iterator[str]:
         """What the fields say against each other; what a variable holds is known in a run."""
         known = {"url": "https://", "username": "set", "password": "set", "ssl_ca_location": "set"}
-        yield from contradictions({name: known.get(name) if isinstance(one, VARIABLES) else one for name, one in self})
+        yield from find_contradictions(
+            {name: known.get(name) if isinstance(one, ENV_VARS) else one for name, one in self}
+        )

@@ -19,32 +19,32 @@ _RESOURCE: Any = dg.ResourceParam[object]
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class Asked(NamedTuple):
+class TransformSignature(NamedTuple):
     """What a transform asks for.
 
     Attributes:
         context: whether the run's context comes before the batch.
-        others: by name, which Dagster gives: resources by their annotation, else what an asset of the name has.
+        parameters: by name, which Dagster gives: resources by their annotation, else what an asset of the name has.
     """
 
     context: bool
-    others: tuple[Parameter, ...]
+    parameters: tuple[Parameter, ...]
 
-    def signature(self, resource_keys: Iterable[str], returns: Any) -> Signature:
+    def op_signature(self, resource_keys: Iterable[str], returns: Any) -> Signature:
         """Of the op that calls the transform, needs these resources itself, and returns this: None is stored nowhere.
 
         Dagster looks at parameters or at ``required_resource_keys``, not at both.
         """
-        names, kind = {one.name for one in self.others}, Parameter.POSITIONAL_OR_KEYWORD
+        names, kind = {one.name for one in self.parameters}, Parameter.POSITIONAL_OR_KEYWORD
         own = [Parameter(key, kind, annotation=_RESOURCE) for key in resource_keys if key not in names]
         context = Parameter(_CONTEXT, kind, annotation=dg.AssetExecutionContext)
-        return Signature([context, *own, *self.others], return_annotation=returns)
+        return Signature([context, *own, *self.parameters], return_annotation=returns)
 
-    def bound(
+    def bind(
         self, transform: Callable[..., Any], context: dg.AssetExecutionContext, others: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """The transform as a function of its batch alone, with its name; of the others it gets what it asks for."""
-        first, asked = [context] if self.context else [], {one.name: others[one.name] for one in self.others}
+        first, asked = [context] if self.context else [], {one.name: others[one.name] for one in self.parameters}
 
         @functools.wraps(transform)
         def of_batch(batch: Any) -> Any:
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
         return of_batch if first or asked else transform
 
 
-def asked_by(transform: Callable[..., Any], inputs: Collection[str] = ()) -> Asked:
+def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) -> TransformSignature:
     """What it asks for; a parameter with a default is its own, unless it is one of these inputs.
 
     Raises:
@@ -78,16 +78,16 @@ def asked_by(transform: Callable[..., Any], inputs: Collection[str] = ()) -> Ask
             f"def {name}(batch, {', '.join(missing)})"
         )
     asked = [one for one in named.values() if one.default is Parameter.empty or one.name in inputs]
-    return Asked(is_with_context, tuple(_as_dagster_has_it(one, transform, name, inputs) for one in asked))
+    return TransformSignature(is_with_context, tuple(_check_parameter(one, transform, name, inputs) for one in asked))
 
 
-def _as_dagster_has_it(one: Parameter, transform: Callable[..., Any], name: str, inputs: Collection[str]) -> Parameter:
+def _check_parameter(one: Parameter, transform: Callable[..., Any], name: str, inputs: Collection[str]) -> Parameter:
     annotation = one.annotation
     if isinstance(annotation, str):
         holder: Any = lambda: None  # noqa: E731 - of one annotation: those of the others may not be there
         holder.__annotations__ = {one.name: annotation}
         try:
-            annotation = get_type_hints(holder, globalns=_names_of(transform), include_extras=True)[one.name]
+            annotation = get_type_hints(holder, globalns=_namespace_of(transform), include_extras=True)[one.name]
         except NameError:
             if one.name not in inputs:
                 raise InvalidSettingError(
@@ -98,7 +98,7 @@ def _as_dagster_has_it(one: Parameter, transform: Callable[..., Any], name: str,
     return Parameter(one.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
 
 
-def _names_of(transform: Callable[..., Any]) -> dict[str, Any]:
+def _namespace_of(transform: Callable[..., Any]) -> dict[str, Any]:
     """What is known where it is written."""
     written = unwrap(transform)
     found = getattr(written, "__globals__", None) or getattr(type(written).__call__, "__globals__", {})

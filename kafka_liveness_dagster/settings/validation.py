@@ -15,20 +15,20 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import shown
-from kafka_liveness_dagster.settings.types import VARIABLES, WANTED
+from kafka_liveness_dagster.core.names import display
+from kafka_liveness_dagster.settings.types import CONSTRAINT_ERROR, ENV_VARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from pydantic.fields import FieldInfo
 
-_Told = ParamSpec("_Told")
-_Made = TypeVar("_Made")
-_LINE = 80
+_Params = ParamSpec("_Params")
+_Return = TypeVar("_Return")
+_LINE_CHARS = 80
 
 
-class Declared(BaseModel):
+class ValidatedSettings(BaseModel):
     """Settings as somebody declared them: each field is of one of the ``kinds``, and none has a default.
 
     Raises:
@@ -36,40 +36,40 @@ class Declared(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", arbitrary_types_allowed=True)
-    of: ClassVar[str]
+    title: ClassVar[str]
     """Whose settings they are, as errors name them."""
-    named_by: ClassVar[str] = ""
+    name_field: ClassVar[str] = ""
     """The setting that tells it from others."""
-    uses: ClassVar[Mapping[str, Collection[str]]] = {}
+    used_fields: ClassVar[Mapping[str, Collection[str]]] = {}
     """Of the groups that mean only a part of themselves here: which part."""
 
     def __init__(self, **given: Any) -> None:
         try:
             super().__init__(**given)
         except ValidationError as error:
-            raise refusal(error, type(self).model_fields, self.whose(given)) from None
-        if found := [*self._meaningless(), *self.contradictions()]:
+            raise settings_error(error, type(self).model_fields, self.title_of(given)) from None
+        if found := [*self._unused_settings(), *self.contradictions()]:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
-    def whose(cls, given: Mapping[str, Any]) -> str:
+    def title_of(cls, given: Mapping[str, Any]) -> str:
         """Whose settings these are, as errors name them."""
-        return named(cls.of, given.get(cls.named_by)) if cls.named_by else cls.of
+        return title_with_name(cls.title, given.get(cls.name_field)) if cls.name_field else cls.title
 
     def contradictions(self) -> Iterable[str]:
         """What no run could work with, although each setting alone is as it should be."""
         return ()
 
-    def _meaningless(self) -> Iterable[str]:
-        for name, used in self.uses.items():
+    def _unused_settings(self) -> Iterable[str]:
+        for name, used in self.used_fields.items():
             group = getattr(self, name)
-            for setting, value in group.changed().items():
+            for setting, value in group.non_defaults().items():
                 if setting not in used:
-                    whose = self.whose(dict(self))
-                    yield f"{setting} of {name} means nothing to {whose}: leave {setting}={_value(value)} out"
+                    whose = self.title_of(dict(self))
+                    yield f"{setting} of {name} means nothing to {whose}: leave {setting}={_display_value(value)} out"
 
     @classmethod
-    def check_some(cls, given: Mapping[str, Any], whose: str) -> None:
+    def check_known(cls, given: Mapping[str, Any], whose: str) -> None:
         """Check these settings while others are still unknown; a group may be a section, from which none was made yet.
 
         Raises:
@@ -77,30 +77,30 @@ class Declared(BaseModel):
         """
         groups = {name: cls.group(name) for name in cls.model_fields if isinstance(given.get(name), Mapping)}
         sections = {name: group for name, group in groups.items() if group is not None}
-        found = _wrong(cls, {name: one for name, one in given.items() if name not in sections}, whose)
+        found = _find_errors(cls, {name: one for name, one in given.items() if name not in sections}, whose)
         for name, group in sections.items():
-            found += _wrong(group, given[name], whose, name)
+            found += _find_errors(group, given[name], whose, name)
         if found:
             raise InvalidSettingError("\n".join(found))
 
     @staticmethod
-    def refuse_unknown(given: Iterable[str], known: Collection[str], whose: str) -> None:
+    def reject_unknown(given: Iterable[str], known: Collection[str], whose: str) -> None:
         """Refuse names that are no settings. Each error suggests a setting with a similar name.
 
         Raises:
             InvalidSettingError: with each unknown name.
         """
-        if found := [unknown(name, known, whose) for name in given if name not in known]:
+        if found := [unknown_setting_error(name, known, whose) for name in given if name not in known]:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
-    def group(cls, name: str) -> type[Declared] | None:
+    def group(cls, name: str) -> type[ValidatedSettings] | None:
         """The class of a setting that is a group of settings."""
         field = cls.model_fields.get(name)
         if field is None or get_origin(field.annotation):  # list[str] is a type, and no class, to Python 3.10
             return None
         kind = field.annotation
-        return kind if isinstance(kind, type) and issubclass(kind, Declared) else None
+        return kind if isinstance(kind, type) and issubclass(kind, ValidatedSettings) else None
 
 
 class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -114,29 +114,29 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     # a misspelt field would quietly be another cluster's, or no security; errors do not show what was given
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-    checked_by: ClassVar[type[Declared]]
+    settings_class: ClassVar[type[ValidatedSettings]]
 
     def __init__(self, **given: Any) -> None:
-        fields, known = type(self).model_fields, self.checked_by.model_fields
+        fields, known = type(self).model_fields, self.settings_class.model_fields
         default = {name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known}
         its_own = fields.keys() - known  # of a class made of ours
-        self.checked_by(**default | {name: value for name, value in given.items() if name not in its_own})
+        self.settings_class(**default | {name: value for name, value in given.items() if name not in its_own})
         super().__init__(**given)
 
 
-def checked(by: type[Declared]) -> Callable[[Callable[_Told, _Made]], Callable[_Told, _Made]]:
+def validated(by: type[ValidatedSettings]) -> Callable[[Callable[_Params, _Return]], Callable[_Params, _Return]]:
     """A function whose arguments of these names are checked before anything is done with them; lists become tuples.
 
     Raises:
         InvalidSettingError: as the declaration does.
     """
 
-    def check(make: Callable[_Told, _Made]) -> Callable[_Told, _Made]:
+    def check(make: Callable[_Params, _Return]) -> Callable[_Params, _Return]:
         parameters = signature(make)
 
         @functools.wraps(make)
-        def checked_make(*args: _Told.args, **kwargs: _Told.kwargs) -> _Made:
-            by.refuse_unknown(kwargs, parameters.parameters, by.whose(kwargs))
+        def checked_make(*args: _Params.args, **kwargs: _Params.kwargs) -> _Return:
+            by.reject_unknown(kwargs, parameters.parameters, by.title_of(kwargs))
             given = parameters.bind(*args, **kwargs)
             given.apply_defaults()
             found = by(**{name: given.arguments[name] for name in by.model_fields})
@@ -148,7 +148,7 @@ def checked(by: type[Declared]) -> Callable[[Callable[_Told, _Made]], Callable[_
     return check
 
 
-def resolved(value: Any) -> Any:
+def resolve_env_vars(value: Any) -> Any:
     """The value of a resource's field: Dagster looks environment variables up in a run, and nobody has in a script.
 
     Raises:
@@ -162,35 +162,37 @@ def resolved(value: Any) -> Any:
 
 
 @functools.cache
-def _each_alone(settings: type[Declared]) -> type[BaseModel]:
+def _with_optional_fields(settings: type[ValidatedSettings]) -> type[BaseModel]:
     """The same settings, none of which has to be there."""
     each: dict[str, Any] = {name: (field.rebuild_annotation(), None) for name, field in settings.model_fields.items()}
     return create_model(settings.__name__, __config__=settings.model_config, **each)
 
 
-def _wrong(settings: type[Declared], given: Mapping[str, Any], whose: str, section: str = "") -> list[str]:
+def _find_errors(
+    settings: type[ValidatedSettings], given: Mapping[str, Any], whose: str, section: str = ""
+) -> list[str]:
     try:
-        _each_alone(settings).model_validate(given)
+        _with_optional_fields(settings).model_validate(given)
     except ValidationError as error:
         return _sentences(error, settings.model_fields, whose, section)
     return []
 
 
-def named(what: str, name: Any) -> str:
+def title_with_name(what: str, name: Any) -> str:
     """Whose settings they are, also where the name is one of those that are wrong."""
-    is_fine = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LINE
-    return f"{what} {name if is_fine and not isinstance(name, VARIABLES) else _value(name)}"
+    is_fine = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LINE_CHARS
+    return f"{what} {name if is_fine and not isinstance(name, ENV_VARS) else _display_value(name)}"
 
 
-def refusal(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str) -> InvalidSettingError:
+def settings_error(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str) -> InvalidSettingError:
     """What pydantic found wrong in these fields, a line each."""
     return InvalidSettingError("\n".join(_sentences(error, fields, whose)))
 
 
-def unknown(name: object, known: Iterable[str], whose: str) -> str:
+def unknown_setting_error(name: object, known: Iterable[str], whose: str) -> str:
     """There is no such setting; one that is spelt alike may be meant."""
     near = difflib.get_close_matches(str(name), known, n=1)
-    return f"{shown(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
+    return f"{display(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
 
 
 def _sentences(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str, section: str = "") -> list[str]:
@@ -201,20 +203,20 @@ def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section:
     if detail["type"] == "value_error":  # said by a rule of ours for several settings
         return str(detail["ctx"]["error"])
     if not detail["loc"]:  # a name that is no text: half of a character
-        return unknown(detail["input"], fields, f"{section} of {whose}" if section else whose)
+        return unknown_setting_error(detail["input"], fields, f"{section} of {whose}" if section else whose)
     name, *inside = detail["loc"]
     if detail["type"] == "missing":
         return f"{name} of {whose} is missing"
     if detail["type"] in ("extra_forbidden", "invalid_key"):
-        return unknown(name, fields, f"{section} of {whose}" if section else whose)
+        return unknown_setting_error(name, fields, f"{section} of {whose}" if section else whose)
     setting = "".join((f"{section}." * bool(section), str(name), *(f"[{p!r}]" for p in inside if p != "[key]")))
-    wanted = detail["msg"] if detail["type"] == WANTED else detail.get("ctx", {}).get("expected")
+    wanted = detail["msg"] if detail["type"] == CONSTRAINT_ERROR else detail.get("ctx", {}).get("expected")
     wanted = wanted or detail["msg"].removeprefix("Input should be ")
-    if isinstance(detail["input"], VARIABLES):
+    if isinstance(detail["input"], ENV_VARS):
         wanted += ", and not an environment variable, which nobody looks up here"
-    given = "refused" if fields[name].repr is False else _value(detail["input"])
+    given = "refused" if fields[name].repr is False else _display_value(detail["input"])
     return f"{setting} of {whose} is {given}: wanted {wanted}"
 
 
-def _value(value: Any) -> str:
-    return f"dg.EnvVar({value.env_var_name!r})" if isinstance(value, VARIABLES) else shown(value)
+def _display_value(value: Any) -> str:
+    return f"dg.EnvVar({value.env_var_name!r})" if isinstance(value, ENV_VARS) else display(value)

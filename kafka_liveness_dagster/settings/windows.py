@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 import dagster as dg
 
 Every = Literal["15min", "1h", "1d"]
-_OF_A_DAY = "%Y-%m-%d"
-_OF_A_TIME = "%Y-%m-%d-%H:%M"
-_ENDINGS = {"15min": "_by_15min", "1h": "_by_hour", "1d": "_by_day"}
+_DAY_FORMAT = "%Y-%m-%d"
+_TIME_FORMAT = "%Y-%m-%d-%H:%M"
+_KEY_SUFFIXES = {"15min": "_by_15min", "1h": "_by_hour", "1d": "_by_day"}
 _QUARTERS = "*/15 * * * *"
-_MOST_SECONDS = {"15min": 900, "1h": 3_600, "1d": 90_000}
+_MAX_WINDOW_SECONDS = {"15min": 900, "1h": 3_600, "1d": 90_000}
 
-_MOST_OF_ONE_NAME = 8  # quarters of the hour that comes twice when summer ends: keys are not in order there
+_MAX_REPEATED_KEYS = 8  # quarters of the hour that comes twice when summer ends: keys are not in order there
 
 
 class Window(NamedTuple):
@@ -61,17 +61,17 @@ class Windows:
     @property
     def key(self) -> dg.AssetKey:
         """Of the asset whose partitions they are."""
-        return dg.AssetKey([*self.of.path[:-1], f"{self.of.path[-1]}{_ENDINGS[self.every]}"])
+        return dg.AssetKey([*self.of.path[:-1], f"{self.of.path[-1]}{_KEY_SUFFIXES[self.every]}"])
 
     @cached_property
     def definition(self) -> dg.TimeWindowPartitionsDefinition:
         """As downstream assets may have them, too."""
-        start, zone = datetime.strptime(self.start, written_as(self.start)), self.timezone  # noqa: DTZ007 - of the zone
+        start, zone = datetime.strptime(self.start, start_format(self.start)), self.timezone  # noqa: DTZ007 - of the zone
         if self.every == "1h":
             return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
         if self.every == "1d":
             return dg.DailyPartitionsDefinition(start_date=start, timezone=zone)
-        return dg.TimeWindowPartitionsDefinition(start=start, fmt=_OF_A_TIME, cron_schedule=_QUARTERS, timezone=zone)
+        return dg.TimeWindowPartitionsDefinition(start=start, fmt=_TIME_FORMAT, cron_schedule=_QUARTERS, timezone=zone)
 
     @property
     def identity(self) -> str:
@@ -83,40 +83,40 @@ class Windows:
         """Of the first one, in seconds since the epoch."""
         return self.definition.start_timestamp
 
-    def of_key(self, key: str) -> Window:
+    def window_of_key(self, key: str) -> Window:
         """The window of a partition."""
         found = self.definition.time_window_for_partition_key(key)
         return Window(key, found.start.timestamp(), found.end.timestamp())
 
-    def at(self, moment: float) -> Window:
+    def window_at(self, moment: float) -> Window:
         """The window in which something happened, in seconds since the epoch; it may lie before the first one."""
-        return self.of_key(self.definition.get_partition_key_for_timestamp(moment))
+        return self.window_of_key(self.definition.get_partition_key_for_timestamp(moment))
 
-    def ended(self, since: float, until: float, most: int) -> list[Window]:
+    def ended_windows(self, since: float, until: float, max_windows: int) -> list[Window]:
         """The oldest of those that begin at or after ``since``, where one begins, and have ended by ``until``."""
         since = max(since, self.begin)
-        until = min(until, since + most * _MOST_SECONDS[self.every])
+        until = min(until, since + max_windows * _MAX_WINDOW_SECONDS[self.every])
         if since >= until:
             return []
         asked = dg.TimeWindow(*(datetime.fromtimestamp(at, timezone.utc) for at in (since, until)))
-        found = map(self.of_key, self.definition.get_partition_keys_in_time_window(asked))
-        return [one for one in found if one.begin >= since and one.end <= until][:most]
+        found = map(self.window_of_key, self.definition.get_partition_keys_in_time_window(asked))
+        return [one for one in found if one.begin >= since and one.end <= until][:max_windows]
 
-    def told_until(self, instance: dg.DagsterInstance) -> float:
+    def materialized_until(self, instance: dg.DagsterInstance) -> float:
         """When the newest window ends that Dagster has as materialized; minus infinity where it has none."""
-        newest = nlargest(_MOST_OF_ONE_NAME, instance.get_materialized_partitions(self.key))
-        return max((self.of_key(key).end for key in newest), default=-math.inf)
+        newest = nlargest(_MAX_REPEATED_KEYS, instance.get_materialized_partitions(self.key))
+        return max((self.window_of_key(key).end for key in newest), default=-math.inf)
 
 
-def written_as(start: str) -> str:
+def start_format(start: str) -> str:
     """The form of a text that says when the first window begins."""
-    return _OF_A_TIME if len(start) > len("2026-11-01") else _OF_A_DAY
+    return _TIME_FORMAT if len(start) > len("2026-11-01") else _DAY_FORMAT
 
 
-def is_start(text: str) -> bool:
+def is_window_start(text: str) -> bool:
     """Whether it is such a text."""
     try:
-        return datetime.strptime(text, form := written_as(text)).strftime(form) == text  # noqa: DTZ007 - no zone in it
+        return datetime.strptime(text, form := start_format(text)).strftime(form) == text  # noqa: DTZ007 - no zone in it
     except ValueError:
         return False
 

@@ -1,7 +1,7 @@
 """Classify a Spark error: retry or fail, which of catalog and storage failed, and what helps.
 
 >>> from pyspark.errors import PySparkException
->>> in_short(PySparkException("Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"))
+>>> summarize(PySparkException("Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"))
 'x.E: disk is full'
 
 Iceberg wraps what they say several times, and Spark shows the outermost: "Failed to close current writer". What helps
@@ -9,7 +9,7 @@ is in the innermost.
 
 >>> from pyspark.errors import PySparkException
 >>> told = "(org.apache.iceberg.exceptions.ServiceUnavailableException) Service unavailable: maintenance until 4 pm"
->>> print(unreadable(PySparkException(told), "lake.shop.orders"))
+>>> print(storage_read_error(PySparkException(told), "lake.shop.orders"))
 lake.shop.orders could not be read: its catalog lake does not answer (Service unavailable: maintenance until 4 pm): ...
 """
 
@@ -24,81 +24,99 @@ from grpc import StatusCode
 from pyspark.errors import PySparkException, PythonException
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from kafka_liveness_dagster.core.hidden_values import is_asked, kind_of
+from kafka_liveness_dagster.core.hidden_values import error_kind, is_enabled
 from kafka_liveness_dagster.spark.errors import (
     RowsOutsideBatchError,
     SparkUnreachableError,
     StorageError,
     TableUnreadableError,
 )
-from kafka_liveness_dagster.spark.row_guard import is_taken, kept, stray
+from kafka_liveness_dagster.spark.row_guard import has_existing_rows, metadata_column_advice, row_outside_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.spark.connect.connection import Line
+    from kafka_liveness_dagster.spark.connect.connection import SparkConnection
 
 
-class Why(Enum):
+class RetryReason(Enum):
     """Why a commit was refused that may be tried again."""
 
-    WRITER = "a second writer of the same offsets"
+    OTHER_WRITER = "a second writer of the same offsets"
     CATALOG = "what holds the catalog's database"
-    CUTS_A_FILE = "files that hold more than the batch"
-    TAKEN = "rows of these offsets, from an attempt before"
-    UNKNOWN = "a catalog that does not say whether it took a commit"
+    PARTIAL_FILE_CONFLICT = "files that hold more than the batch"
+    ROWS_EXIST = "rows of these offsets, from an attempt before"
+    COMMIT_STATE_UNKNOWN = "a catalog that does not say whether it took a commit"
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedCommit:
     """A commit that was refused: why, and in Spark's words."""
 
-    why: Why
+    reason: RetryReason
     message: str
 
 
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 _NO_SESSION = ("NO_ACTIVE_SESSION", *(f"INVALID_HANDLE.SESSION_{what}" for what in ("CHANGED", "CLOSED", "NOT_FOUND")))
-_MADE_MEANWHILE = ("TABLE_OR_VIEW_ALREADY_EXISTS", "FIELD_ALREADY_EXISTS", "SCHEMA_NOT_FOUND")  # or gone: a namespace
+_CREATED_CONCURRENTLY = (
+    "TABLE_OR_VIEW_ALREADY_EXISTS",
+    "FIELD_ALREADY_EXISTS",
+    "SCHEMA_NOT_FOUND",
+)  # or gone: a namespace
 _OF_ICEBERG = (  # which has no conditions: the class of an exception, how its message begins, and what it means
-    ("ValidationException", "Cannot delete file where some, but not all, rows match", Why.CUTS_A_FILE),
-    ("ValidationException", "Found conflicting", Why.WRITER),  # "… files", "… deleted files": written to since
-    ("ValidationException", "Found new conflicting", Why.WRITER),
-    ("ValidationException", "Missing required files to delete", Why.WRITER),
-    ("ValidationException", "Deleted manifest", Why.WRITER),  # a lane's commit merged them: its 100th since the last
-    ("ValidationException", "Cannot determine history", Why.WRITER),  # our snapshot was expired meanwhile
-    ("AlreadyExistsException", "", Why.WRITER),  # the table, made by somebody else since we looked
-    ("CommitFailedException", "", Why.WRITER),  # lost every race for the table's metadata pointer
-    ("UncheckedSQLException", "", Why.CATALOG),
+    (
+        "ValidationException",
+        "Cannot delete file where some, but not all, rows match",
+        RetryReason.PARTIAL_FILE_CONFLICT,
+    ),
+    (
+        "ValidationException",
+        "Found conflicting",
+        RetryReason.OTHER_WRITER,
+    ),  # "… files", "… deleted files": written to since
+    ("ValidationException", "Found new conflicting", RetryReason.OTHER_WRITER),
+    ("ValidationException", "Missing required files to delete", RetryReason.OTHER_WRITER),
+    (
+        "ValidationException",
+        "Deleted manifest",
+        RetryReason.OTHER_WRITER,
+    ),  # a lane's commit merged them: its 100th since the last
+    ("ValidationException", "Cannot determine history", RetryReason.OTHER_WRITER),  # our snapshot was expired meanwhile
+    ("AlreadyExistsException", "", RetryReason.OTHER_WRITER),  # the table, made by somebody else since we looked
+    ("CommitFailedException", "", RetryReason.OTHER_WRITER),  # lost every race for the table's metadata pointer
+    ("UncheckedSQLException", "", RetryReason.CATALOG),
 )
-_LONGEST = 300
+_MAX_CHARS = 300
 _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
-_READS = re.compile(r"org\.apache\.(?:kafka\.(?!clients\.producer\.)|spark\.sql\.kafka010\.)[\w.$]*\Z")
-_LOST = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
-_GONE = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
-_ENDED = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
+_KAFKA_READ_CLASS = re.compile(r"org\.apache\.(?:kafka\.(?!clients\.producer\.)|spark\.sql\.kafka010\.)[\w.$]*\Z")
+_DATA_LOSS_CONDITIONS = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
+_TOPIC_GONE_EXCEPTIONS = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
+_PROCESS_LOST = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
     r"\A(?:\([\w.$]+\) )?(?:\[[\w.]+\] )?(?:Job \d+ cancelled because SparkContext was shut down|"
     r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
 )
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
-_ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")  # not of a field in a column
+_COLUMN_ADDED = re.compile(
+    r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)"
+)  # not of a field in a column
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
     r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
 )
 
 
-def in_short(error: PySparkException) -> str:
+def summarize(error: PySparkException) -> str:
     """What happened, without how Spark came to it; of a Python function's error its last line."""
-    if is_asked():
-        return kind_of(error)
+    if is_enabled():
+        return error_kind(error)
     lines = _TASK.sub("", str(error).partition(_STACK)[0].strip()).splitlines() or [type(error).__name__]
     line = lines[-1] if isinstance(error, PythonException) else lines[0]
     if line.rstrip().endswith(":") and lines[1:]:
         line = f"{line.rstrip()} {lines[1].lstrip('- ')}"
-    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return line if len(line) <= _MAX_CHARS else f"{line[:_MAX_CHARS]}…"
 
 
 def is_cancelled(error: BaseException | None) -> bool:
@@ -106,20 +124,20 @@ def is_cancelled(error: BaseException | None) -> bool:
     return isinstance(error, PySparkException) and error.getCondition() == "OPERATION_CANCELED"
 
 
-def is_the_servers(error: PySparkException) -> bool:
+def is_server_error(error: PySparkException) -> bool:
     """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
-    known = is_away(error) or is_anew(error) or is_ended(error) or is_cancelled(error)
+    known = is_unavailable(error) or is_session_gone(error) or is_process_lost(error) or is_cancelled(error)
     return known or type(error) is SparkConnectGrpcException
 
 
-def is_away(error: BaseException | None) -> bool:
+def is_unavailable(error: BaseException | None) -> bool:
     """Whether the server was lost: pyspark 4.0 keeps no status code, and says in the end that it has tried enough."""
     if type(error) is SparkConnectGrpcException:
         return f"status = {StatusCode.UNAVAILABLE}" in str(error)
     return isinstance(error, PySparkException) and error.getCondition() == "RETRIES_EXCEEDED"
 
 
-def is_anew(error: BaseException | None) -> bool:
+def is_session_gone(error: BaseException | None) -> bool:
     """Whether the server does not know the session: it was started anew, or has ended it.
 
     PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's details.
@@ -127,7 +145,7 @@ def is_anew(error: BaseException | None) -> bool:
     return isinstance(error, PySparkException) and error.getCondition() in _NO_SESSION
 
 
-def is_ended(error: BaseException | None) -> bool:
+def is_process_lost(error: BaseException | None) -> bool:
     """Whether Spark, or an executor of it, ended under the work: out of memory most of the time.
 
     Its server answers for some seconds after that, and says of all it is asked that its SparkContext is stopped.
@@ -136,114 +154,119 @@ def is_ended(error: BaseException | None) -> bool:
         return False
     if any(
         kind == "java.lang.OutOfMemoryError" or said.startswith("Cannot call methods on a stopped SparkContext")
-        for kind, said in raised(error)
+        for kind, said in server_exceptions(error)
     ):
         return True
-    return bool(_ENDED.search(str(error)))
+    return bool(_PROCESS_LOST.search(str(error)))
 
 
-def lost(error: PySparkException, line: Line) -> SparkUnreachableError | None:
+def lost_server_error(error: PySparkException, connection: SparkConnection) -> SparkUnreachableError | None:
     """The error for a batch whose Spark went under it, on this connection; None where Spark is there."""
     memory = "look at the server's log"
-    if is_ended(error):
-        why = f"it ended, or an executor of it ({in_short(error)})"
+    if is_process_lost(error):
+        why = f"it ended, or an executor of it ({summarize(error)})"
         memory = (
             "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a cluster "
             "spark.executor.memory) in the server's settings, or lower max_poll_records"
         )
-    elif is_anew(error) and line.is_released:
+    elif is_session_gone(error) and connection.is_released:
         why, memory = "this process ended its session", "leave out `spark.stop()` in the transform, and in a sink"
-    elif is_anew(error):
+    elif is_session_gone(error):
         why = "it was started anew, or has ended this session"
-    elif is_away(error):
+    elif is_unavailable(error):
         why = "it was not found again in half a minute of trying"
         memory += ", and for the reason: the system may have killed it for its memory"
     else:
         return None
     return SparkUnreachableError(
-        f"Spark at {line.address} was lost in the middle of a batch: {why}: nothing was committed, and the batch comes "
+        f"Spark at {connection.address} was lost in the middle of a batch: {why}: nothing was committed, and the batch "
+        "comes "
         f"again; {memory}"
     )
 
 
-def is_timestamp(error: PySparkException) -> bool:
+def is_timestamp_error(error: PySparkException) -> bool:
     """Whether a record's timestamp is beyond what Spark holds: its Kafka source fails whatever is asked of it.
 
     The exception is Java's own and has no condition; where it was raised stands in its stack alone.
     """
-    overflowed = ("java.lang.ArithmeticException", "long overflow") in raised(error)
+    overflowed = ("java.lang.ArithmeticException", "long overflow") in server_exceptions(error)
     return overflowed and bool(_CONVERTS.search(str(error)))
 
 
-def is_of_source(error: PySparkException) -> bool:
+def is_source_options_error(error: PySparkException) -> bool:
     """Whether Spark's Kafka source refuses its options, which it looks at when it plans: no record's fault."""
     return bool(_OPTIONS.search(str(error)))
 
 
-def is_gone(error: PySparkException) -> bool:
+def is_data_deleted(error: PySparkException) -> bool:
     """Whether brokers no longer have what Spark's Kafka source was to read: records, a partition, the topic."""
-    is_lost = (error.getCondition() or "").startswith(_LOST)
-    return is_lost or any(_READS.match(kind) and kind.endswith(_GONE) for kind, _ in _read(error))
+    is_lost = (error.getCondition() or "").startswith(_DATA_LOSS_CONDITIONS)
+    return is_lost or any(
+        _KAFKA_READ_CLASS.match(kind) and kind.endswith(_TOPIC_GONE_EXCEPTIONS) for kind, _ in _unwrap(error)
+    )
 
 
-def is_unread(error: PySparkException) -> bool:
+def is_read_failure(error: PySparkException) -> bool:
     """Whether Spark's Kafka source failed, or its client: brokers that are away, or refuse."""
-    return any(_READS.match(kind) for kind, _ in _read(error))
+    return any(_KAFKA_READ_CLASS.match(kind) for kind, _ in _unwrap(error))
 
 
-def _read(error: PySparkException) -> list[tuple[str, str]]:
+def _unwrap(error: PySparkException) -> list[tuple[str, str]]:
     """The exceptions; where one only carries another of Kafka's, that one."""
     return [
-        (inner, text) if kind.endswith("ExecutionException") and _READS.match(inner) else (kind, said)
-        for kind, said in raised(error)
+        (inner, text) if kind.endswith("ExecutionException") and _KAFKA_READ_CLASS.match(inner) else (kind, said)
+        for kind, said in server_exceptions(error)
         for inner, _, text in [said.partition(": ")]
     ]
 
 
-def is_missing(error: PySparkException, table: str) -> bool:
+def is_table_missing(error: PySparkException, table: str) -> bool:
     """Whether there is no table of that name, as SQL takes it; one that a view or a transform reads is another."""
     return error.getCondition() == NOT_FOUND and (error.getMessageParameters() or {}).get("relationName") == table
 
 
-def is_added_meanwhile(said: str) -> bool:
+def is_column_added_concurrently(message: str) -> bool:
     """Whether Spark 4.0 misses a column of the table in rows that have all it had; 4.1 writes null there."""
-    return bool(_ADDED.search(said))
+    return bool(_COLUMN_ADDED.search(message))
 
 
-def refusal(error: PySparkException, table: str, quoted: str) -> Refusal | None:
+def retry_reason(error: PySparkException, table: str, quoted: str) -> RefusedCommit | None:
     """Why Iceberg refused the commit, when beginning again can help; None when it cannot.
 
     Raises:
         RowsOutsideBatchError: a row is not of its batch.
     """
-    if is_missing(error, quoted) or error.getCondition() in _MADE_MEANWHILE:
-        return Refusal(Why.WRITER, str(error))  # dropped under the batch: the next attempt says so, or makes it
-    if is_added_meanwhile(str(error)):
-        return Refusal(Why.WRITER, str(error))
-    if row := stray(error):
+    if is_table_missing(error, quoted) or error.getCondition() in _CREATED_CONCURRENTLY:
+        return RefusedCommit(
+            RetryReason.OTHER_WRITER, str(error)
+        )  # dropped under the batch: the next attempt says so, or makes it
+    if is_column_added_concurrently(str(error)):
+        return RefusedCommit(RetryReason.OTHER_WRITER, str(error))
+    if row := row_outside_ranges(error):
         raise RowsOutsideBatchError(
             f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
-            f"written; {kept(row)}"
+            f"written; {metadata_column_advice(row)}"
         ) from error
-    if is_taken(error):
-        return Refusal(Why.TAKEN, str(error))
-    for kind, said in raised(error):
+    if has_existing_rows(error):
+        return RefusedCommit(RetryReason.ROWS_EXIST, str(error))
+    for kind, said in server_exceptions(error):
         for of_iceberg, beginning, why in _OF_ICEBERG:
             if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):
-                return Refusal(why, str(error))
-    return Refusal(Why.UNKNOWN, str(error)) if is_unanswered(error) else None
+                return RefusedCommit(why, str(error))
+    return RefusedCommit(RetryReason.COMMIT_STATE_UNKNOWN, str(error)) if is_commit_state_unknown(error) else None
 
 
-def is_unanswered(error: PySparkException) -> bool:
+def is_commit_state_unknown(error: PySparkException) -> bool:
     """Whether a commit was sent, and nobody knows whether it was taken."""
-    found = list(raised(error))
+    found = list(server_exceptions(error))
     if any(kind.endswith(".CommitStateUnknownException") for kind, _ in found):
         return True
     sent = any(kind.endswith(".RESTException") and said.endswith("POST request") for kind, said in found)
     return sent and not found[-1][0].endswith("ConnectException")  # nobody was there to take it
 
 
-def raised(error: PySparkException) -> Iterator[tuple[str, str]]:
+def server_exceptions(error: PySparkException) -> Iterator[tuple[str, str]]:
     """The exceptions of the server's that have no condition: the class of each, and the first line of its message.
 
     From the outermost to the innermost, which is the last one.
@@ -251,68 +274,70 @@ def raised(error: PySparkException) -> Iterator[tuple[str, str]]:
     return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))
 
 
-_AWAY = ("RESTException", "ServiceFailureException", "ServiceUnavailableException", "UncheckedSQLException")
+_UNAVAILABLE = ("RESTException", "ServiceFailureException", "ServiceUnavailableException", "UncheckedSQLException")
 _REFUSES = ("ForbiddenException", "NotAuthorizedException")
 _NO_NAMESPACE = "NoSuchNamespaceException"
-_OF_THE_STORE = "software.amazon.awssdk."
-_OF_FILES = ("java.io.", "java.nio.file.", "org.apache.hadoop.fs.")
+_STORE_ERRORS = "software.amazon.awssdk."
+_FILE_ACCESS_ERRORS = ("java.io.", "java.nio.file.", "org.apache.hadoop.fs.")
 _FILE_ERRORS = ("org.apache.iceberg.exceptions.RuntimeIOException", "org.apache.iceberg.exceptions.NotFoundException")
 _ICEBERG_AT_WORK = "\tat org.apache.iceberg."
-_FULL = ("No space left on device", "Disk quota exceeded", "There is not enough space on the disk")
+_DISK_FULL = ("No space left on device", "Disk quota exceeded", "There is not enough space on the disk")
 _FREE_SPACE = "free space on the disk of spark.local.dir of the Spark server, or lower `max_poll_records`"
-_OPENED_BY = "at org.apache.spark.sql.connector.catalog.Catalogs$.load("
-_NO_CLIENT = "Cannot find constructor for interface org.apache.iceberg.io.FileIO"
+_CATALOG_LOAD_FRAME = "at org.apache.spark.sql.connector.catalog.Catalogs$.load("
+_MISSING_CLIENT = "Cannot find constructor for interface org.apache.iceberg.io.FileIO"
 
 
 @dataclass(frozen=True)
-class _Trouble:
+class _StorageProblem:
     """What one of them did, in its own words, and what to do about it."""
 
-    what: str
+    message: str
     remedy: str
 
 
-def unwritten(error: PySparkException, table: str, ranges: str) -> StorageError | None:
+def storage_write_error(error: PySparkException, table: str, ranges: str) -> StorageError | None:
     """The error for a batch that one of them is to blame for; None when neither is."""
-    if (found := _trouble(error, table)) is None:
+    if (found := _storage_problem(error, table)) is None:
         return None
     return StorageError(
-        f"{ranges} could not be written to {table}: {found.what}: the table has all of the batch or nothing, no offset "
+        f"{ranges} could not be written to {table}: {found.message}: the table has all of the batch or nothing, no "
+        "offset "
         f"of it was committed, and it comes again; {found.remedy}"
     )
 
 
-def uncomputed(error: PySparkException, ranges: str) -> StorageError | None:
+def disk_full_error(error: PySparkException, ranges: str) -> StorageError | None:
     """The error for rows that could not be computed because a disk is full; None for other errors."""
-    found = list(raised(error))
+    found = list(server_exceptions(error))
     if not _is_full(found):
         return None
     return StorageError(
-        f"{ranges} could not be processed: a disk that Spark works on is full ({_innermost(found)}): nothing of it was "
+        f"{ranges} could not be processed: a disk that Spark works on is full ({_root_cause(found)}): nothing of it "
+        "was "
         f"written or committed, and it comes again; {_FREE_SPACE}"
     )
 
 
-def unreadable(error: PySparkException, table: str) -> TableUnreadableError | None:
+def storage_read_error(error: PySparkException, table: str) -> TableUnreadableError | None:
     """The error for a look at the table that one of them is to blame for; None when neither is."""
-    if (found := _trouble(error, table)) is None:
+    if (found := _storage_problem(error, table)) is None:
         return None
     return TableUnreadableError(
-        f"{table} could not be read: {found.what}: nothing is known of it, and nothing was changed; {found.remedy}"
+        f"{table} could not be read: {found.message}: nothing is known of it, and nothing was changed; {found.remedy}"
     )
 
 
-def _trouble(error: PySparkException, table: str) -> _Trouble | None:
+def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | None:
     """What a catalog, or a store that speaks S3, is to blame for: the first of these that is so."""
-    found = list(raised(error))
-    is_at_files = any(kind.startswith(_OF_FILES) or kind in _FILE_ERRORS for kind, _ in found)
+    found = list(server_exceptions(error))
+    is_at_files = any(kind.startswith(_FILE_ACCESS_ERRORS) or kind in _FILE_ERRORS for kind, _ in found)
     is_of_table = is_at_files and _ICEBERG_AT_WORK in str(error)
     names = {kind.rpartition(".")[2] for kind, _ in found}
     catalog = table.partition(".")[0]
     settings = f"the settings spark.sql.catalog.{catalog}.* of the Spark server"
     cases = (
         (
-            is_unanswered(error),
+            is_commit_state_unknown(error),
             f"its catalog {catalog} did not say whether it took the commit",
             f"what landed is replaced then; look whether the catalog is well, and at its address in {settings}",
         ),
@@ -322,12 +347,12 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
             "free space in it" if is_of_table else _FREE_SPACE,
         ),
         (
-            any(kind.startswith(_OF_THE_STORE) for kind, _ in found) or is_of_table,
+            any(kind.startswith(_STORE_ERRORS) for kind, _ in found) or is_of_table,
             "its store does not take or give files",
             f"look whether it answers, at its rights and space, and at address, keys and region in {settings}",
         ),
         (
-            any(said == _NO_CLIENT for _, said in found),
+            any(said == _MISSING_CLIENT for _, said in found),
             "the Spark server lacks the client of its store",
             f"put it on the class path that has Iceberg (for S3: iceberg-aws-bundle), or mend io-impl in {settings}",
         ),
@@ -342,25 +367,25 @@ def _trouble(error: PySparkException, table: str) -> _Trouble | None:
             "create it by hand",
         ),
         (
-            not names.isdisjoint(_AWAY),
+            not names.isdisjoint(_UNAVAILABLE),
             f"its catalog {catalog} does not answer",
             f"look whether it runs and is well, and at its address in {settings}",
         ),
         (
-            _OPENED_BY in str(error),
+            _CATALOG_LOAD_FRAME in str(error),
             f"the Spark server cannot open its catalog {catalog}",
             f"mend {settings}",
         ),
     )
-    said = f" ({_innermost(found) or in_short(error)})"
-    return next((_Trouble(what + said, remedy) for is_so, what, remedy in cases if is_so), None)
+    said = f" ({_root_cause(found) or summarize(error)})"
+    return next((_StorageProblem(what + said, remedy) for is_so, what, remedy in cases if is_so), None)
 
 
 def _is_full(found: list[tuple[str, str]]) -> bool:
-    return any(kind.startswith(_OF_FILES) and said.endswith(_FULL) for kind, said in found)
+    return any(kind.startswith(_FILE_ACCESS_ERRORS) and said.endswith(_DISK_FULL) for kind, said in found)
 
 
-def _innermost(found: list[tuple[str, str]]) -> str:
+def _root_cause(found: list[tuple[str, str]]) -> str:
     """The innermost exception's words, or its name where it has none."""
     kind, said = found[-1] if found else ("", "")
-    return said.strip().rstrip(":")[:_LONGEST] or kind.rpartition(".")[2]
+    return said.strip().rstrip(":")[:_MAX_CHARS] or kind.rpartition(".")[2]

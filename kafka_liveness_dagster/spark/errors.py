@@ -12,7 +12,7 @@ class SparkUnreachableError(KafkaLivenessError, ConnectionError):
     """No Spark Connect server answered at the address, or it refused the token."""
 
 
-class SparkSilentError(KafkaLivenessError, ConnectionError):
+class SparkNotRespondingError(KafkaLivenessError, ConnectionError):
     """Spark, or what it waits for itself, did not answer in time; the connection to it was given up."""
 
 

@@ -1,8 +1,8 @@
 """Which rows and which whole files do these offset ranges mean? Arithmetic only; never asks Spark.
 
->>> print(condition([OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)]))
+>>> print(ranges_condition([OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)]))
 (`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)
->>> names(whole_files([OffsetRange("orders", 3, 80, 110)], [OffsetRange("orders", 3, 70, 100)]))
+>>> describe(widen_to_files([OffsetRange("orders", 3, 80, 110)], [OffsetRange("orders", 3, 70, 100)]))
 'orders:3:70-110'
 """
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     Spans = dict[TopicPartition, tuple[Span, ...]]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
-_NAMES_LIMIT = 1000  # characters; a snapshot's properties stay in the table's metadata for good
+_MAX_DESCRIPTION_CHARS = 1000  # characters; a snapshot's properties stay in the table's metadata for good
 
 
-def condition(ranges: Iterable[OffsetRange], of: str = "") -> str:
-    """The rows of these offsets, as SQL; ``of`` a table, where others have columns of these names.
+def ranges_condition(ranges: Iterable[OffsetRange], table: str = "") -> str:
+    """The rows of these offsets, as SQL; ``table`` a table, where others have columns of these names.
 
     Raises:
         InvalidSettingError: there is no range, or a topic is not one of Kafka's.
     """
-    at = f"{of}." if of else ""
+    at = f"{table}." if table else ""
     return " OR ".join(
         f"({at}`topic` = '{part.topic}' AND {at}`partition` = {part.partition} "
         f"AND {at}`offset` >= {part.start} AND {at}`offset` < {part.end})"
-        for part in fit_for_sql(ranges)
+        for part in limit_for_sql(ranges)
     )
 
 
-def fit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The same offsets as the fewest ranges; raises as ``condition`` does."""
-    parts = merged(ranges)
+def limit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The same offsets as the fewest ranges; raises as ``ranges_condition`` does."""
+    parts = merge_ranges(ranges)
     wrong = [part.topic for part in parts if not _TOPIC.fullmatch(part.topic)]
     if wrong or not parts:
         raise InvalidSettingError(
@@ -51,24 +51,24 @@ def fit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     return parts
 
 
-def merged(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+def merge_ranges(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """The same offsets as the fewest ranges, in order."""
-    return _ranges(_spans(ranges))
+    return _offset_ranges(_spans_by_partition(ranges))
 
 
-def without(ranges: Iterable[OffsetRange], holes: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The offsets of ``ranges`` that are not in ``holes``."""
-    out = _spans(holes)
-    return _ranges({at: difference(spans, out.get(at, ())) for at, spans in _spans(ranges).items()})
+def subtract(ranges: Iterable[OffsetRange], removed: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """The offsets of ``ranges`` that are not in ``removed``."""
+    out = _spans_by_partition(removed)
+    return _offset_ranges({at: difference(spans, out.get(at, ())) for at, spans in _spans_by_partition(ranges).items()})
 
 
-def layers(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
+def one_per_partition(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
     """The ranges dealt out so that each layer has one a partition: what one read, or one file, can hold."""
-    by_partition = [list(parts) for _, parts in groupby(merged(ranges), key=lambda part: part.topic_partition)]
+    by_partition = [list(parts) for _, parts in groupby(merge_ranges(ranges), key=lambda part: part.topic_partition)]
     return [[part for part in layer if part is not None] for layer in zip_longest(*by_partition)]
 
 
-def whole_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+def widen_to_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """The ranges, widened until they cut through no file.
 
     Args:
@@ -78,16 +78,18 @@ def whole_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) -> 
     held: dict[TopicPartition, list[Span]] = {}
     for file in files:
         held.setdefault(file.topic_partition, []).append(file.span)
-    return _ranges({at: _widened(spans, held.get(at, [])) for at, spans in _spans(ranges).items()})
+    return _offset_ranges(
+        {at: _widen_spans(spans, held.get(at, [])) for at, spans in _spans_by_partition(ranges).items()}
+    )
 
 
-def names(ranges: Iterable[OffsetRange]) -> str:
+def describe(ranges: Iterable[OffsetRange]) -> str:
     """The ranges for people and snapshot properties: ``orders:3:70-120,orders:4:0-9``, cut when very long."""
     text = ",".join(map(str, ranges))
-    return text if len(text) <= _NAMES_LIMIT else text[:_NAMES_LIMIT].rpartition(",")[0] + ",…"
+    return text if len(text) <= _MAX_DESCRIPTION_CHARS else text[:_MAX_DESCRIPTION_CHARS].rpartition(",")[0] + ",…"
 
 
-def _widened(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:
+def _widen_spans(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:
     """A file that is touched comes in as a whole, and may touch others."""
     while True:
         touched = [file for file in files if intersection([file], spans)]
@@ -97,12 +99,12 @@ def _widened(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:
         spans = grown
 
 
-def _spans(ranges: Iterable[OffsetRange]) -> Spans:
+def _spans_by_partition(ranges: Iterable[OffsetRange]) -> Spans:
     spans: dict[TopicPartition, list[Span]] = {}
     for part in ranges:
         spans.setdefault(part.topic_partition, []).append(part.span)
     return {at: union(parts) for at, parts in sorted(spans.items())}
 
 
-def _ranges(spans: Spans) -> tuple[OffsetRange, ...]:
+def _offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
     return tuple(OffsetRange(*at, *span) for at, parts in spans.items() for span in parts)

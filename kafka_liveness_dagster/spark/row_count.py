@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
-from kafka_liveness_dagster.spark.connect.connection import line_of
+from kafka_liveness_dagster.spark.connect.connection import connection_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,16 +36,16 @@ class RowSums:
     """
 
     name: str = field(default_factory=lambda: f"kafka-liveness-{uuid4().hex}")
-    _fullest: Mapping[str, Any] = field(default_factory=dict)
+    _largest_report: Mapping[str, Any] = field(default_factory=dict)
 
     def report(self, sums: Mapping[str, Any]) -> None:
         """Take what Spark reports. Caller: the session's line, in the thread of the execution. Affects: the sums."""
         if (sums.get("rows") or 0) >= self.rows_read:
-            self._fullest = sums
+            self._largest_report = sums
 
     def get(self, name: str) -> Any:
         """Return a sum; None while Spark has not reported it, or where there was no row."""
-        return self._fullest.get(name)
+        return self._largest_report.get(name)
 
     @property
     def rows_read(self) -> int:
@@ -53,18 +53,18 @@ class RowSums:
         return self.get("rows") or 0
 
 
-def summed(frame: DataFrame, *what: Column) -> tuple[DataFrame, RowSums]:
+def with_sums(frame: DataFrame, *what: Column) -> tuple[DataFrame, RowSums]:
     """Return the rows, and their sums after Spark has computed the rows; ``rows``, their number, is always one."""
     sums = RowSums()
-    line_of(frame.sparkSession).report_to(sums)
+    connection_of(frame.sparkSession).report_to(sums)
     return frame.observe(sums.name, F.count(F.lit(1)).alias("rows"), *what), sums
 
 
-def rows_of(counted: RowSums, session: SparkSession, table: IcebergTable, ranges: Sequence[OffsetRange]) -> int:
+def row_count(counted: RowSums, session: SparkSession, table: IcebergTable, ranges: Sequence[OffsetRange]) -> int:
     """Return how many rows were written; where Spark reports no number, as many as the table has of these ranges.
 
     Both are the same number. Spark waits 0.1 s for its sums, and a busy server takes longer; and where it knows
     beforehand that there is no row it has no sums.
     """
     rows = counted.get("rows")
-    return table.count(session, ranges) if rows is None else int(rows)
+    return table.count_rows(session, ranges) if rows is None else int(rows)

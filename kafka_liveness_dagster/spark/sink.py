@@ -1,6 +1,6 @@
 """What must a sink of your own do? Hold exactly these rows of these offsets, whatever it held of them before.
 
-The built-in sink is ``iceberg.write``. This module is the seam for any other, and ``docs/sinks.md`` has two of them.
+The built-in sink is ``spark.table.write``. This module is the seam for any other; ``docs/sinks.md`` has two of them.
 Knows no storage, and imports nothing of Spark before a batch is written.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -13,19 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_liveness_dagster.core.ledger import Account, total
-from kafka_liveness_dagster.core.names import name_of_sink
+from kafka_liveness_dagster.core.ledger import LedgerEntry, merge_entries
+from kafka_liveness_dagster.core.names import sink_name
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.ranges import condition, names
+from kafka_liveness_dagster.spark.ranges import describe, ranges_condition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from kafka_liveness_dagster.core.ledger import Accounts
+    from kafka_liveness_dagster.core.ledger import LedgerEntries
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.spark.table.write import Written
+    from kafka_liveness_dagster.spark.table.write import WriteResult
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Replacement:
             an offset. Spark computes them when they are used, and again with every use. A row outside of the ranges
             fails the job that comes upon it. The session is ``rows.sparkSession``.
         ranges: the offsets of the batch, half-open, at least one range; several partitions and topics are possible.
-        may_go_on: raises when this process may not write any more: it is fenced, or Spark was cancelled. Call it
+        raise_if_fenced: raises when this process may not write any more: it is fenced, or Spark was cancelled. Call it
             before every step that others can see, the one that commits above all, and before each new attempt.
     """
 
     rows: DataFrame
     ranges: tuple[OffsetRange, ...]
-    may_go_on: Callable[[], None]
+    raise_if_fenced: Callable[[], None]
 
     @property
     def condition(self) -> str:
         """The rows of the ranges, as an SQL condition on topic, partition and offset."""
-        return condition(self.ranges)
+        return ranges_condition(self.ranges)
 
 
 class Sink(Protocol):
@@ -62,7 +62,7 @@ class Sink(Protocol):
     2. Rows of other offsets stay as they are.
     3. When it raises, or the process dies in it, readers find the former state, or the new one, or one that is mended
        when the ranges are written again. Any exception ends the run, and the next run begins with the same offsets.
-    4. It comes to an end when ``may_go_on`` raises, and lets that exception pass.
+    4. It comes to an end when ``raise_if_fenced`` raises, and lets that exception pass.
     5. Two processes may call it at once: with disjoint ranges, as the two lanes do; and, since Spark goes on with what
        a dead client began, with the same ones. Say what yours guarantees then.
 
@@ -78,13 +78,13 @@ class Sink(Protocol):
     # two commit logs are all there is to ask.
 
 
-def replace(
+def replace_rows(
     sink: Sink,
     ranges: Sequence[OffsetRange],
     make_frame: Callable[[], DataFrame],
     *,
     may_go_on: Callable[[], None] = lambda: None,
-) -> Written:
+) -> WriteResult:
     """Have a sink hold exactly these rows for these ranges.
 
     Args:
@@ -101,80 +101,84 @@ def replace(
         Exception: whatever the sink raised.
     """
     writing = SinkWrite(sink, ranges, make_frame, may_go_on)
-    return writing.finish(writing.begin())
+    return writing.execute_with_retries(writing.prepare())
 
 
 @dataclass(frozen=True)
-class SinkWitness:
+class SinkLedgerAdapter:
     """What a sink says that it holds, for the lanes to ask; see :meth:`Sink.covered`."""
 
     covered: Callable[[Sequence[OffsetRange]], Iterable[OffsetRange] | None]
     target: str
-    _learned: dict[TopicPartition, Account] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[TopicPartition, LedgerEntry] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, sink: Sink) -> SinkWitness | None:
+    def from_sink(cls, sink: Sink) -> SinkLedgerAdapter | None:
         """The sink itself where it can be asked."""
         covered = getattr(sink, "covered", None)
-        return None if covered is None else cls(covered, name_of_sink(sink))
+        return None if covered is None else cls(covered, sink_name(sink))
 
-    def accounts(self, asked: Mapping[TopicPartition, Span]) -> Accounts:
+    def entries(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries:
         """What the sink holds of these offsets, and what this process learned of reported ones."""
-        ranges = [OffsetRange(*tp, *span) for tp, span in asked.items() if span.size]
+        ranges = [OffsetRange(*tp, *span) for tp, span in partitions.items() if span.size]
         ranges_held = self.covered(ranges)
-        found = total({r.topic_partition: Account((r.span,))} for r in ranges_held or ())
-        held = {tp: found.get(tp, Account(complete=ranges_held is not None)) for tp in asked}
-        return {tp: one + self._learned[tp] if tp in self._learned else one for tp, one in held.items()}
+        found = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges_held or ())
+        held = {tp: found.get(tp, LedgerEntry(is_complete=ranges_held is not None)) for tp in partitions}
+        return {tp: one + self._known[tp] if tp in self._known else one for tp, one in held.items()}
 
-    def learn(self, accounts: Accounts) -> None:
+    def add_known(self, accounts: LedgerEntries) -> None:
         """A sink is told nothing: the reported offsets are known while this process runs."""
-        self._learned.update(total((self._learned, {tp: Account(reported=a.reported) for tp, a in accounts.items()})))
+        self._known.update(
+            merge_entries((self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in accounts.items()}))
+        )
 
-    def believe(self, accounts: Accounts) -> None:
+    def assume_written(self, accounts: LedgerEntries) -> None:
         """A sink is told nothing."""
 
 
 @dataclass(frozen=True)
 class SinkWrite:
-    """One ``replace`` in halves, like ``iceberg.TableWrite``."""
+    """One ``replace_rows`` in halves, like ``spark.table.write.TableWrite``."""
 
     sink: Sink
     ranges: Sequence[OffsetRange]
     make_frame: Callable[[], DataFrame]
     may_go_on: Callable[[], None]
 
-    def begin(self) -> Callable[[], int | None]:
+    def prepare(self) -> Callable[[], int | None]:
         """Make the frame; gives what calls the sink."""
-        from kafka_liveness_dagster.spark.row_guard import inside  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.schema_check import check_rows  # noqa: PLC0415 - see finish
+        from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.schema_check import require_row_columns  # noqa: PLC0415 - see finish
 
         self.may_go_on()
         frame = self.make_frame()
-        check_rows(frame, f"the rows for {name_of_sink(self.sink)}")
+        require_row_columns(frame, f"the rows for {sink_name(self.sink)}")
         self.may_go_on()
-        replacement = Replacement(inside(frame, self.ranges), tuple(self.ranges), self.may_go_on)
+        replacement = Replacement(require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on)
         return lambda: self.sink(replacement)
 
-    def finish(self, execute: Callable[[], int | None]) -> Written:
+    def execute_with_retries(self, execute: Callable[[], int | None]) -> WriteResult:
         """Have it executed; a sink is not called again by itself."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
 
         from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.row_guard import kept, stray  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.write import Written  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.transform import Transformed  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.row_guard import metadata_column_advice, row_outside_ranges  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.write import WriteResult  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415
 
         try:
             rows = execute()
         except PySparkException as error:
-            if row := stray(error):
+            if row := row_outside_ranges(error):
                 raise RowsOutsideBatchError(
-                    f"the transform gave a row of {row}, which is not in the batch {names(self.ranges)} for "
-                    f"{name_of_sink(self.sink)}: {kept(row)}"
+                    f"the transform gave a row of {row}, which is not in the batch {describe(self.ranges)} for "
+                    f"{sink_name(self.sink)}: {metadata_column_advice(row)}"
                 ) from error
-            if isinstance(self.make_frame, Transformed) and (unreadable := self.make_frame.unreadable(error)):
+            if isinstance(self.make_frame, TransformedBatch) and (
+                unreadable := self.make_frame.unreadable_record(error)
+            ):
                 raise unreadable from error
             raise
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
-        return Written(rows, attempts=1, rewritten=False)
+        return WriteResult(rows, attempts=1, rewrote_files=False)

@@ -3,8 +3,8 @@
 Never joins a group, never commits, and no record passes through this process.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
->>> first, second = layers([OffsetRange("orders", 3, 140, 190), OffsetRange("orders", 3, 70, 120)])
->>> _offsets(first, "start"), _offsets(first, "end"), _offsets(second, "start")
+>>> first, second = one_per_partition([OffsetRange("orders", 3, 140, 190), OffsetRange("orders", 3, 70, 120)])
+>>> _offsets_json(first, "start"), _offsets_json(first, "end"), _offsets_json(second, "start")
 ('{"orders": {"3": 70}}', '{"orders": {"3": 120}}', '{"orders": {"3": 140}}')
 """
 
@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.spark.ranges import layers
+from kafka_liveness_dagster.spark.ranges import one_per_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +44,9 @@ OFFSETS_PER_TASK = 10_000
 """Below this a task costs about what it saves, and each task writes a file of its own."""
 RANGES_PER_TASK = 16
 """At most so many small ranges share a task, whose readers all stay open until it ends."""
-SMALL = 500
+SMALL_BATCH_OFFSETS = 500
 """Offsets of a range at most, on average, for that: as many records as Kafka's consumer gives at a poll by default."""
-_SHARED = {"kafka.max.poll.records": str(SMALL), "kafka.max.partition.fetch.bytes": str(2**20)}
+_SHARED_OPTIONS = {"kafka.max.poll.records": str(SMALL_BATCH_OFFSETS), "kafka.max.partition.fetch.bytes": str(2**20)}
 _TASKS_PER_CORE = 4  # a core that is done with an easy one takes the next
 _CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
@@ -54,7 +54,7 @@ _SPLITS = re.compile(r"splits=(\d+)")
 _GROUP = "kafka-liveness-spark-source"
 
 
-def read(
+def read_ranges(
     session: SparkSession,
     ranges: Sequence[OffsetRange],
     kafka_options: Mapping[str, str],
@@ -70,7 +70,8 @@ def read(
             security, fetch sizes; what ``DEFAULTS`` sets may be set otherwise.
         min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server works
             on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one, unless there are
-            many ``SMALL`` ones: those share tasks, ``RANGES_PER_TASK`` at most, as long as all cores have some.
+            many of at most ``SMALL_BATCH_OFFSETS``: those share tasks, ``RANGES_PER_TASK`` at most, as long as all
+            cores have some.
 
     Raises:
         InvalidSettingError: no range was given, or ``kafka.bootstrap.servers`` is missing.
@@ -81,14 +82,14 @@ def read(
         raise InvalidSettingError("no offset ranges to read: skip the batch when it is empty")
     if "kafka.bootstrap.servers" not in kafka_options:
         raise InvalidSettingError("kafka_options lack 'kafka.bootstrap.servers': name the brokers to read from")
-    dealt = layers(ranges)
+    dealt = one_per_partition(ranges)
     total = sum(part.size for layer in dealt for part in layer)
-    tasks = _tasks(session, total) if min_partitions is None else min_partitions
-    frames = (_read_layer(session, layer, kafka_options, _share(tasks, layer, total)) for layer in dealt)
+    tasks = _task_count(session, total) if min_partitions is None else min_partitions
+    frames = (_read_layer(session, layer, kafka_options, _split_evenly(tasks, layer, total)) for layer in dealt)
     return functools.reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def parallelism(session: SparkSession) -> int:
+def core_count(session: SparkSession) -> int:
     """How many tasks the server works on at a time: all its cores, as many as it has now.
 
     A Connect client has no SparkContext to ask; the plan of a range tells it in 0.01 s, without a job.
@@ -98,22 +99,22 @@ def parallelism(session: SparkSession) -> int:
     return int(found[1]) if found else 1
 
 
-def _tasks(session: SparkSession, total: int) -> int:
+def _task_count(session: SparkSession, total: int) -> int:
     worth = total // OFFSETS_PER_TASK
-    return min(worth, _cores(session)) if worth > 1 else 1
+    return min(worth, _cached_cores(session)) if worth > 1 else 1
 
 
-def _cores(session: SparkSession) -> int:
+def _cached_cores(session: SparkSession) -> int:
     """A cluster may grow and shrink, but not with each batch."""
-    return _cores_in(int(time.monotonic() / _CORES_SECONDS), session)
+    return _query_cores(int(time.monotonic() / _CORES_SECONDS), session)
 
 
 @functools.lru_cache(maxsize=16)
-def _cores_in(_period: int, session: SparkSession) -> int:
-    return parallelism(session)
+def _query_cores(_period: int, session: SparkSession) -> int:
+    return core_count(session)
 
 
-def _share(tasks: int, layer: Iterable[OffsetRange], total: int) -> int:
+def _split_evenly(tasks: int, layer: Iterable[OffsetRange], total: int) -> int:
     return math.ceil(tasks * sum(part.size for part in layer) / total)
 
 
@@ -124,50 +125,50 @@ def _read_layer(
     min_partitions: int,
 ) -> DataFrame:
     ours = {
-        "assign": _assignment(layer),
-        "startingOffsets": _offsets(layer, "start"),
-        "endingOffsets": _offsets(layer, "end"),
+        "assign": _assignment_json(layer),
+        "startingOffsets": _offsets_json(layer, "start"),
+        "endingOffsets": _offsets_json(layer, "end"),
         "failOnDataLoss": "true",
         "minPartitions": str(min_partitions),
     }
-    tasks = max(min_partitions, _fewest(session, layer))
+    tasks = max(min_partitions, _min_tasks(session, layer))
     is_shared = 2 * tasks <= len(layer)
-    theirs = {**DEFAULTS, **(_SHARED if is_shared else {}), **kafka_options}
-    frame = session.read.format("kafka").options(**{"kafka.group.id": group_id(theirs), **theirs, **ours}).load()
+    theirs = {**DEFAULTS, **(_SHARED_OPTIONS if is_shared else {}), **kafka_options}
+    frame = session.read.format("kafka").options(**{"kafka.group.id": source_group_id(theirs), **theirs, **ours}).load()
     return frame.coalesce(tasks) if is_shared else frame
 
 
-def _fewest(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
+def _min_tasks(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
     """How few tasks may read these ranges: one for each costs as much as some hundred records do, and writes a file."""
-    if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL * len(layer):
+    if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL_BATCH_OFFSETS * len(layer):
         return len(layer)
-    return max(_TASKS_PER_CORE * _cores(session), math.ceil(len(layer) / RANGES_PER_TASK))
+    return max(_TASKS_PER_CORE * _cached_cores(session), math.ceil(len(layer) / RANGES_PER_TASK))
 
 
-def group_id(kafka_options: Mapping[str, str]) -> str:
+def source_group_id(kafka_options: Mapping[str, str]) -> str:
     """One group id for one way to reach a cluster: the source assigns and commits nothing, so it has no members.
 
     With a constant id executors reuse their pooled consumers: reading a small batch fell from 0.25 s to 0.07 s. They
     are pooled by group id and partition, and when their settings differ (a new password, a second cluster with a topic
     of that name) Spark fails and writes both settings, secrets included, into its log and its error.
     """
-    return f"{_GROUP}-{_digest(tuple(sorted(kafka_options.items())))}"
+    return f"{_GROUP}-{_hash_options(tuple(sorted(kafka_options.items())))}"
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(options: tuple[tuple[str, str], ...]) -> str:
+def _hash_options(options: tuple[tuple[str, str], ...]) -> str:
     # scrypt, and 32 bits of it: whoever sees the group id at the broker must not be able to try passwords with it
     return hashlib.scrypt(repr(options).encode(), salt=_GROUP.encode(), n=2**12, r=8, p=1, dklen=4).hex()
 
 
-def _assignment(layer: Iterable[OffsetRange]) -> str:
+def _assignment_json(layer: Iterable[OffsetRange]) -> str:
     topics: dict[str, list[int]] = {}
     for part in layer:
         topics.setdefault(part.topic, []).append(part.partition)
     return json.dumps(topics)
 
 
-def _offsets(layer: Iterable[OffsetRange], edge: Literal["start", "end"]) -> str:
+def _offsets_json(layer: Iterable[OffsetRange], edge: Literal["start", "end"]) -> str:
     topics: dict[str, dict[str, int]] = {}
     for part in layer:
         topics.setdefault(part.topic, {})[str(part.partition)] = part.start if edge == "start" else part.end

@@ -39,7 +39,7 @@ class Metric:
         unit: in UCUM: ``s``; a word in braces counts things.
         description: one or two sentences.
         labels: OpenTelemetry's attributes; ``PARTITION`` is there only when it is asked for.
-        told_by: who tells it.
+        recorded_by: who tells it.
     """
 
     name: str
@@ -47,30 +47,32 @@ class Metric:
     unit: str
     description: str
     labels: tuple[str, ...]
-    told_by: Literal["runs", "sensor"]
+    recorded_by: Literal["runs", "sensor"]
 
     @property
     def prometheus(self) -> str:
         """Its name in Prometheus; a histogram's series add ``_bucket``, ``_sum`` and ``_count``."""
-        return prometheus(self.name) + _UNITS.get(self.unit, "") + ("_total" if self.instrument == "counter" else "")
+        return (
+            prometheus_name(self.name) + _UNITS.get(self.unit, "") + ("_total" if self.instrument == "counter" else "")
+        )
 
 
 _UNITS = {"s": "_seconds"}
 
 
-def prometheus(name: str) -> str:
+def prometheus_name(name: str) -> str:
     """A name, or a label, as Prometheus has it."""
     return name.replace(".", "_")
 
 
-_OF_BROKER = (SYSTEM, OPERATION, OPERATION_TYPE, GROUP, LANE)
+_BROKER_LABELS = (SYSTEM, OPERATION, OPERATION_TYPE, GROUP, LANE)
 
 PROCESS_DURATION = Metric(
     "messaging.process.duration",
     "histogram",
     "s",
     "Seconds from the plan of a batch to its commit. From the commit of the batch before if that is later.",
-    _OF_BROKER,
+    _BROKER_LABELS,
     "runs",
 )
 CLIENT_DURATION = Metric(
@@ -79,7 +81,7 @@ CLIENT_DURATION = Metric(
     "s",
     "Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the wait for records is "
     "not included. `commit` commits the offsets of a batch.",
-    _OF_BROKER,
+    _BROKER_LABELS,
     "runs",
 )
 PHASE_DURATION = Metric(
@@ -158,7 +160,7 @@ LAG_TIME = Metric(
     (GROUP, TOPIC),
     "sensor",
 )
-OWED = Metric(
+PENDING = Metric(
     "kafka_liveness.crash_lag.offsets",
     "gauge",
     "{offset}",
@@ -166,7 +168,7 @@ OWED = Metric(
     (GROUP, TOPIC, PARTITION),
     "sensor",
 )
-OWED_AGE = Metric(
+PENDING_AGE = Metric(
     "kafka_liveness.crash_lag.age",
     "gauge",
     "s",
@@ -174,7 +176,7 @@ OWED_AGE = Metric(
     (GROUP, TOPIC),
     "sensor",
 )
-HELD_BACK = Metric(
+OPEN_TRANSACTION_OFFSETS = Metric(
     "kafka_liveness.open_transaction.offsets",
     "gauge",
     "{offset}",
@@ -182,7 +184,7 @@ HELD_BACK = Metric(
     (GROUP, TOPIC),
     "sensor",
 )
-HELD_BACK_AGE = Metric(
+OPEN_TRANSACTION_AGE = Metric(
     "kafka_liveness.open_transaction.age",
     "gauge",
     "s",
@@ -228,11 +230,11 @@ METRICS = (
     THROTTLE_TIME,
     LAG,
     LAG_TIME,
-    OWED,
-    OWED_AGE,
+    PENDING,
+    PENDING_AGE,
     EXPIRED,
-    HELD_BACK,
-    HELD_BACK_AGE,
+    OPEN_TRANSACTION_OFFSETS,
+    OPEN_TRANSACTION_AGE,
     MEMBERS,
     EVENTS,
 )

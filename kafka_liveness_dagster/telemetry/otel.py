@@ -39,7 +39,7 @@ STALE_SECONDS = 300.0
 _API = "opentelemetry"
 _SCOPE = "kafka_liveness_dagster"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-_making = threading.Lock()
+_create_lock = threading.Lock()
 log = logging.getLogger(_SCOPE)
 
 
@@ -51,7 +51,7 @@ class Point(NamedTuple):
     labels: Mapping[str, str]
 
 
-def api(signal: str) -> Any:
+def loaded_api(signal: str) -> Any:
     """OpenTelemetry's API for ``metrics`` or ``trace``; None where nobody has loaded it."""
     return sys.modules.get(f"{_API}.{signal}")
 
@@ -61,23 +61,23 @@ def is_set_up(provider: object) -> bool:
     return not type(provider).__module__.startswith((f"{_API}.metrics", f"{_API}.trace"))
 
 
-def is_heard() -> bool:
+def is_enabled() -> bool:
     """Whether it is worth to ask somebody for what is to be told."""
-    found = api("metrics")
+    found = loaded_api("metrics")
     return found is not None and is_set_up(found.get_meter_provider())
 
 
-def tell(metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+def record(metric: Metric, value: float, labels: Mapping[str, str]) -> None:
     """Count or record."""
-    if (found := api("metrics")) is None:
+    if (found := loaded_api("metrics")) is None:
         return
-    with harmless(metric.name):
+    with suppress_errors(metric.name):
         instrument = _instruments(found)[metric.name]
         (instrument.add if metric.instrument == "counter" else instrument.record)(value, labels)
 
 
 @contextmanager
-def harmless(what: str) -> Iterator[None]:
+def suppress_errors(what: str) -> Iterator[None]:
     """An SDK that raises is no reason to end a run."""
     try:
         yield
@@ -91,30 +91,32 @@ def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = 
     return {GROUP: group_id, TOPIC: tp.topic, **({PARTITION: str(tp.partition)} if asked else {})}
 
 
-def show(group_id: str, points: Sequence[Point]) -> None:
+def set_gauges(group_id: str, points: Sequence[Point]) -> None:
     """Let the gauges of a group show these points until the next ones come, and no longer than ``STALE_SECONDS``."""
-    if (found := api("metrics")) is not None:
-        _shown[group_id] = (time.monotonic(), points)
-        with harmless(group_id):
+    if (found := loaded_api("metrics")) is not None:
+        _points_by_group[group_id] = (time.monotonic(), points)
+        with suppress_errors(group_id):
             _instruments(found)
 
 
 def tracer() -> Any:
     """Makes spans; None where nobody has loaded the API."""
-    found = api("trace")
+    found = loaded_api("trace")
     return None if found is None else found.get_tracer(_SCOPE, _version())
 
 
-_shown: dict[str, tuple[float, Sequence[Point]]] = {}
-_made: dict[str, Any] = {}
+_points_by_group: dict[str, tuple[float, Sequence[Point]]] = {}
+_instruments_by_meter: dict[str, Any] = {}
 
 
 def _instruments(found: Any) -> Mapping[str, Any]:
-    with _making:
-        if not _made:
+    with _create_lock:
+        if not _instruments_by_meter:
             meter = found.get_meter(_SCOPE, _version())
-            _made.update({metric.name: _instrument(meter, metric, found.Observation) for metric in METRICS})
-    return _made
+            _instruments_by_meter.update(
+                {metric.name: _instrument(meter, metric, found.Observation) for metric in METRICS}
+            )
+    return _instruments_by_meter
 
 
 def _instrument(meter: Any, metric: Metric, observation: Callable[..., Any]) -> Any:
@@ -127,7 +129,7 @@ def _instrument(meter: Any, metric: Metric, observation: Callable[..., Any]) -> 
     def observed(_options: Any) -> Iterable[Any]:
         """Caller: the SDK, on a thread of its own. Affects: nothing."""
         fresh = time.monotonic() - STALE_SECONDS
-        shown = [point for at, points in tuple(_shown.values()) if at >= fresh for point in points]
+        shown = [point for at, points in tuple(_points_by_group.values()) if at >= fresh for point in points]
         return [observation(point.value, point.labels) for point in shown if point.metric is metric]
 
     return meter.create_observable_gauge(metric.name, [observed], **told)
@@ -142,11 +144,11 @@ FLUSH_SECONDS = 5.0
 _EXTRA = "pip install 'kafka-liveness-dagster[metrics]'"
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 _flushes: list[Callable[[int], object]] = []
-_setting_up = threading.Lock()
+_setup_lock = threading.Lock()
 
 
 @contextmanager
-def exported() -> Iterator[None]:
+def export_telemetry() -> Iterator[None]:
     """What a run tells inside of it is exported, if its environment says where.
 
     Raises:
@@ -167,7 +169,7 @@ def set_up() -> None:
     Raises:
         InvalidSettingError: the SDK is not installed, or the environment names an exporter that is not, or is no good.
     """
-    asked = {signal: names for signal in ("TRACES", "METRICS") if (names := _names(f"OTEL_{signal}_EXPORTER"))}
+    asked = {signal: names for signal in ("TRACES", "METRICS") if (names := _exporter_names(f"OTEL_{signal}_EXPORTER"))}
     if not asked or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return
     try:
@@ -179,12 +181,12 @@ def set_up() -> None:
             f"{said} asks for what OpenTelemetry's SDK does, which is not installed here: {_EXTRA}, "
             "or set OTEL_SDK_DISABLED=true for this process"
         ) from error
-    with _setting_up:
+    with _setup_lock:
         if "TRACES" in asked and not is_set_up(trace.get_tracer_provider()):
-            _trace_to([_exporter("TRACES", name) for name in asked["TRACES"]])
+            _set_tracer_provider([_create_exporter("TRACES", name) for name in asked["TRACES"]])
         if "METRICS" in asked and not is_set_up(metrics.get_meter_provider()):
-            made = (_exporter("METRICS", name) for name in asked["METRICS"])
-            _measure_to([one for one in made if one is not None])
+            made = (_create_exporter("METRICS", name) for name in asked["METRICS"])
+            _set_meter_provider([one for one in made if one is not None])
 
 
 def flush() -> None:
@@ -203,12 +205,12 @@ def flush() -> None:
     threading.Thread(target=is_done.wait, args=(FLUSH_SECONDS,), name="kafka-liveness-flushed", daemon=False).start()
 
 
-def _names(variable: str) -> list[str]:
+def _exporter_names(variable: str) -> list[str]:
     names = [name.strip() for name in os.environ.get(variable, "").split(",")]
     return [name for name in names if name and name.lower() != "none"]
 
 
-def _exporter(signal: str, name: str) -> Any:
+def _create_exporter(signal: str, name: str) -> Any:
     """An exporter or a reader; None for a Prometheus endpoint that cannot be had just now."""
     variable, group = f"OTEL_{signal}_EXPORTER", f"opentelemetry_{signal.lower()}_exporter"
     known: Mapping[str, Any] = {one.name: one for one in entry_points(group=group)}
@@ -223,14 +225,14 @@ def _exporter(signal: str, name: str) -> Any:
             f"{', '.join(sorted({'otlp', *known} - set(_OTLP.values())))}; {_EXTRA} brings otlp and prometheus"
         )
     try:
-        return _endpoint() if (signal, wanted) == ("METRICS", "prometheus") else known[wanted].load()()
+        return _prometheus_reader() if (signal, wanted) == ("METRICS", "prometheus") else known[wanted].load()()
     except Exception as error:
         raise InvalidSettingError(
             f"{variable}={name} cannot be set up: {error}; look at its OTEL_ variables"
         ) from error
 
 
-def _endpoint() -> Any:
+def _prometheus_reader() -> Any:
     """The server first: a reader cannot be taken back."""
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
     from prometheus_client import start_http_server  # noqa: PLC0415
@@ -253,7 +255,7 @@ def _warn_once(text: str) -> None:
     log.warning("%s", text)
 
 
-def _trace_to(exporters: Sequence[Any]) -> None:
+def _set_tracer_provider(exporters: Sequence[Any]) -> None:
     from opentelemetry import trace  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -265,7 +267,7 @@ def _trace_to(exporters: Sequence[Any]) -> None:
     trace.set_tracer_provider(provider)
 
 
-def _measure_to(found: Sequence[Any]) -> None:
+def _set_meter_provider(found: Sequence[Any]) -> None:
     """Nothing where nothing is found. A Prometheus reader is not flushed: its next scrape would have all twice."""
     from opentelemetry import metrics  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -278,31 +280,31 @@ def _measure_to(found: Sequence[Any]) -> None:
 
 
 _NS = 1_000_000_000
-_SHORTEST_NS = 1_000_000
+_MIN_NS = 1_000_000
 """What takes less than a millisecond has no span."""
 
 
-class Took(NamedTuple):
+class PhaseTime(NamedTuple):
     """When a phase was: nanoseconds since the epoch."""
 
     phase: str
-    began_ns: int
+    started_ns: int
     ended_ns: int
 
 
 @dataclass
-class Phases:
+class BatchPhases:
     """Those of one batch.
 
-    >>> phases = Phases()
+    >>> phases = BatchPhases()
     >>> with phases("write"):
     ...     pass
     >>> list(phases.seconds())
     ['write']
     """
 
-    began_ns: int = field(default_factory=time.time_ns)
-    took: list[Took] = field(default_factory=list)
+    started_ns: int = field(default_factory=time.time_ns)
+    phase_times: list[PhaseTime] = field(default_factory=list)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -311,23 +313,25 @@ class Phases:
         try:
             yield
         finally:
-            self.took.append(Took(phase, at, at + time.monotonic_ns() - began))
+            self.phase_times.append(PhaseTime(phase, at, at + time.monotonic_ns() - began))
 
-    def before(self, phase: str, seconds: float) -> None:
+    def add_before(self, phase: str, seconds: float) -> None:
         """A phase that had ended when these began."""
-        began_ns = self.began_ns - round(seconds * _NS)
-        self.took.insert(0, Took(phase, began_ns, self.began_ns))
-        self.began_ns = began_ns
+        began_ns = self.started_ns - round(seconds * _NS)
+        self.phase_times.insert(0, PhaseTime(phase, began_ns, self.started_ns))
+        self.started_ns = began_ns
 
     def seconds(self) -> dict[str, float]:
         """How long each phase took in all."""
         found: dict[str, float] = defaultdict(float)
-        for one in self.took:
-            found[one.phase] += (one.ended_ns - one.began_ns) / _NS
+        for one in self.phase_times:
+            found[one.phase] += (one.ended_ns - one.started_ns) / _NS
         return dict(found)
 
 
-def trace(name: str, phases: Phases, attributes: Mapping[str, str | int], failed: BaseException | None = None) -> None:
+def record_trace(
+    name: str, phases: BatchPhases, attributes: Mapping[str, str | int], failed: BaseException | None = None
+) -> None:
     """A trace of its own with a span for each phase, which ends now.
 
     Args:
@@ -336,14 +340,14 @@ def trace(name: str, phases: Phases, attributes: Mapping[str, str | int], failed
         attributes: of the root; what an error says is none of them, it may quote records.
         failed: what ended it; None when it was committed.
     """
-    if (found := api("trace")) is None:
+    if (found := loaded_api("trace")) is None:
         return
-    with harmless(name):
-        _trace(found, name, phases, attributes, failed)
+    with suppress_errors(name):
+        _record_spans(found, name, phases, attributes, failed)
 
 
-def _trace(
-    found: Any, name: str, phases: Phases, attributes: Mapping[str, str | int], failed: BaseException | None
+def _record_spans(
+    found: Any, name: str, phases: BatchPhases, attributes: Mapping[str, str | int], failed: BaseException | None
 ) -> None:
     made_by = tracer()
     root = made_by.start_span(
@@ -351,13 +355,13 @@ def _trace(
         context=found.set_span_in_context(found.INVALID_SPAN),  # nobody's child
         kind=found.SpanKind.CONSUMER,
         attributes=attributes,
-        start_time=phases.began_ns,
+        start_time=phases.started_ns,
     )
     inside, ended_ns = found.set_span_in_context(root), time.time_ns()
-    for phase, began_ns, until_ns in phases.took:
-        if until_ns - began_ns >= _SHORTEST_NS:
+    for phase, began_ns, until_ns in phases.phase_times:
+        if until_ns - began_ns >= _MIN_NS:
             made_by.start_span(phase, context=inside, start_time=began_ns).end(until_ns)
     if failed is not None:
         root.set_attribute("error.type", type(failed).__name__)
         root.set_status(found.StatusCode.ERROR)
-    root.end(max(ended_ns, *(one.ended_ns for one in phases.took), phases.began_ns))
+    root.end(max(ended_ns, *(one.ended_ns for one in phases.phase_times), phases.started_ns))

@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from tests.chaos.faults import FAULTS, strikes
-from tests.chaos.stage import Stage
-from tests.chaos.verdict import Struck, audit, ends_of_runs, settle, table_of
+from tests.chaos.stage import ChaosEnvironment
+from tests.chaos.verdict import FaultResult, audit, ends_of_runs, settle, table_of
 from tests.history.checker import check
 from tests.history.planted import PLANTS, plant
 from tests.history.report import report
@@ -69,7 +69,7 @@ def _arguments(argv):
     return parser.parse_args(argv)
 
 
-class _Told:
+class _ProgressLog:
     """Lines with the time since the beginning and the machine's load."""
 
     def __init__(self):
@@ -100,7 +100,7 @@ def _harass(stage, told, arguments):
             continue
         seconds = stage.seconds_to_fresh(strike.fault.bound(_slow()) + _LATEST)
         stage.observe()
-        struck.append(one := Struck(strike.fault, seconds, strike.fault.bound(_slow())))
+        struck.append(one := FaultResult(strike.fault, seconds, strike.fault.bound(_slow())))
         after = "never fresh again" if seconds is None else f"fresh after {seconds:5.1f} s"
         told(f"{did:<62} {after}, bound {one.bound:3.0f} s{'  LATE' if one.late else ''}")
         if one.seconds is None:
@@ -112,13 +112,13 @@ def _run(arguments, home):
     protocol = "classic" if arguments.seed % 2 == 0 else "consumer"
     catch_up = "sensor" if arguments.seed // 2 % 2 else "people"
     snapshots = "append" if arguments.seed // 4 % 2 else "overwrite"
-    told = _Told()
+    told = _ProgressLog()
     told(f"seed {arguments.seed}: {protocol} protocol, {snapshots} snapshots, crash lag done by {catch_up}; in {home}")
-    with Stage(home, protocol, catch_up, snapshots, arguments.rate) as stage:
+    with ChaosEnvironment(home, protocol, catch_up, snapshots, arguments.rate) as stage:
         told("broker, Spark, feed and Dagster are started")
         warm = stage.seconds_to_fresh(_WARM_UP)
         if warm is None:
-            told(f"no row in {_WARM_UP:.0f} s:\n{stage.dev.said()}")
+            told(f"no row in {_WARM_UP:.0f} s:\n{stage.dev.log_messages()}")
             return False
         told(f"each partition has rows after {warm:.1f} s")
         struck = _harass(stage, told, arguments)

@@ -16,8 +16,8 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from pyspark.errors import PySparkException
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.partition_state import OtherGroupError
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.core.partition_state import GroupMismatchError
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.chaos.orders import BUDGET, GROUP, SESSION, TABLE
@@ -123,7 +123,7 @@ def _silence(service, back):
         proxy.fall_silent()
         time.sleep(seconds)
         getattr(proxy, back)()
-        told = "" if back == "talk" else ", its connections for good"
+        told = "" if back == "resume" else ", its connections for good"
         return f"{service.capitalize()} silent for {seconds:.0f} s{told}"
 
     return strike
@@ -158,7 +158,7 @@ def _call(stage, procedure, arguments):
     except PySparkException:  # a commit of the table was faster, or the snapshot has expired
         return False
     finally:
-        end(session)
+        close(session)
     return True
 
 
@@ -188,12 +188,12 @@ def _another_group(stage, seconds, lot):
     witness = TableLedger(IcebergTable(TABLE), lambda: session, group_id=group)
     kafka = kl.KafkaLivenessResource(bootstrap_servers=stage.judged.bootstrap_servers, group_protocol="classic")
     try:
-        with kafka.consumer(topics=["orders"], group_id=group, witness=witness, max_batch_seconds=60) as consumer:
+        with kafka.consumer(topics=["orders"], group_id=group, ledger=witness, max_batch_seconds=60) as consumer:
             consumer.poll(30)
-    except OtherGroupError:
+    except GroupMismatchError:
         return f"a run of group {group} was refused"
     finally:
-        end(session)
+        close(session)
     raise AssertionError(f"group {group} was not refused")
 
 
@@ -208,7 +208,7 @@ FAULTS = (
     Fault("backfill killed", *_RUN, "the live lane does not notice", (0, 2), _kill_backfill),
     Fault("broker killed", *_FOUND, "a session to be found again, a run", (0, 10), _restart_broker(signal.SIGKILL)),
     Fault("broker restarted", *_FOUND, "the same", (0, 10), _restart_broker(signal.SIGTERM)),
-    Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "talk")),
+    Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "resume")),
     Fault(
         "broker's connections lost",
         *_OVER,
@@ -217,7 +217,7 @@ FAULTS = (
         _silence("broker", "forget"),
     ),
     Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
-    Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "talk")),
+    Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "resume")),
     Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),
     Fault("stray commit in the second log", *_RUN, "a look; start, batch", (0, 0), _stray_commit),
     Fault("table rolled back", *_NEXT, "the run fails, the next one finds the rows missing", (0, 0), _roll_back),

@@ -28,19 +28,19 @@ class Broker:
     def start(self):
         """Start it where it was, and wait until it answers."""
         mark = f"chaos-{self.port}"
-        launch = kafka.launch(self._home, self.port, mark, lambda _: None)
+        launch = kafka.prepare_launch(self._home, self.port, mark, lambda _: None)
         settings = self._home / "kafka" / "server.properties"
         text = settings.read_text()
         for name, address in (("listeners", self._behind), ("advertised.listeners", self.proxy.port)):
             text = re.sub(rf"^({name}=.*)$", rf"\1,PROXIED://{LOOPBACK}:{address}", text, count=1, flags=re.MULTILINE)
         text = text.replace("BROKER:PLAINTEXT", "BROKER:PLAINTEXT,PROXIED:PLAINTEXT")
         settings.write_text(text)
-        self._child = processes.start(launch, self._home / "logs" / "kafka.log")
+        self._child = processes.start_process(launch, self._home / "logs" / "kafka.log")
 
         def is_up():
             if self._child.poll() is not None:
                 raise RuntimeError(f"the broker did not start: see {self._home / 'logs' / 'kafka.log'}")
-            return kafka.is_ready(self.port)
+            return kafka.is_broker_ready(self.port)
 
         wait_for(is_up, what="the broker answers", pause=0.1)
 
@@ -57,19 +57,19 @@ class Spark:
     def __init__(self, home):
         self._home = home
         self.start()
-        found = services.running(home)
+        found = services.running_services(home)
         port = int(re.search(r":(\d+)/", found.spark_remote)[1])
         self.direct, self.proxy = found, SilentProxy(port)
         self.remote = found.spark_remote.replace(f":{port}/", f":{self.proxy.port}/")
 
     def start(self):
         """Start it where it was, and wait until it answers."""
-        services.ensure(home=self._home, which=("spark",))
+        services.ensure_services(home=self._home, which=("spark",))
 
     def kill(self):
         """SIGKILL of what was started here."""
-        one = state.read(self._home)["spark"]
-        found = processes.find(one.pid, one.mark, state.folder_of(self._home, "spark"))
+        one = state.read_state(self._home)["spark"]
+        found = processes.find_process(one.pid, one.process_marker, state.folder_of(self._home, "spark"))
         if found is not None:
             found.kill()
             psutil.wait_procs([found], timeout=10)

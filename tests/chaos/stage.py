@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.5
 _READ_EVERY_SECONDS = 10.0
 
 
-class Stage:
+class ChaosEnvironment:
     """Use it as a context manager: nothing that was started here outlives it, stopped processes included."""
 
     def __init__(self, home, protocol, catch_up, snapshots, rate):
@@ -55,7 +55,7 @@ class Stage:
 
     def _set(self):
         state.create_home(self.home)
-        self._left.callback(services.stop, self.home)
+        self._left.callback(services.stop_services, self.home)
         self.spark = Spark(self.home)
         self._left.enter_context(self.spark.proxy)
         self.broker = Broker(self.home)

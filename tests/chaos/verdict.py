@@ -24,7 +24,7 @@ _LOOK_SECONDS = 3.0
 _AUDIT = "from kafka_liveness_dagster.cli.main import main; main()"
 
 
-class Struck(NamedTuple):
+class FaultResult(NamedTuple):
     """A fault that was done, how long it took until the lane was fresh (None: it never was), and how long it may."""
 
     fault: Fault

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.concurrency import aside, start
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread, start_daemon_thread
 
 
 def test_a_call_runs_in_a_daemon_thread_of_its_name():
     """A process that ends does not wait for the call."""
-    thread = aside(threading.current_thread, "kafka-liveness-test").result(timeout=60)
+    thread = run_in_daemon_thread(threading.current_thread, "kafka-liveness-test").result(timeout=60)
     assert (thread.name, thread.daemon) == ("kafka-liveness-test", True)
     assert thread is not threading.current_thread()
 
@@ -20,8 +20,11 @@ def test_a_process_that_can_start_no_thread_asks_in_its_own(no_threads):
     """A limit of its user or its container is reached: the answer comes all the same."""
     refused = []
     with no_threads(refused):
-        assert not start(pytest.fail, "kafka-liveness-test")
-        assert aside(threading.current_thread, "kafka-liveness-test").result(timeout=0) is threading.current_thread()
+        assert not start_daemon_thread(pytest.fail, "kafka-liveness-test")
+        assert (
+            run_in_daemon_thread(threading.current_thread, "kafka-liveness-test").result(timeout=0)
+            is threading.current_thread()
+        )
     assert refused == ["kafka-liveness-test"] * 2
 
 
@@ -32,5 +35,5 @@ def test_an_error_is_raised_where_the_outcome_is_read(error):
     def fail():
         raise error
 
-    future = aside(fail, "kafka-liveness-test")
+    future = run_in_daemon_thread(fail, "kafka-liveness-test")
     assert future.exception(timeout=60) is error

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.bad_records import BadRecordError, failing_alone, halves
+from kafka_liveness_dagster.core.bad_records import BadRecordError, bisect_failing_offsets, split_in_half
 from kafka_liveness_dagster.core.batch_planning import Batch
-from kafka_liveness_dagster.core.commit_metadata import Origin
+from kafka_liveness_dagster.core.commit_metadata import GroupOrigin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.resume import OwnedPartition
 
 BATCH = [OffsetRange("orders", 3, 70, 120), OffsetRange("orders", 4, 0, 7), OffsetRange("orders", 4, 9, 10)]
 
@@ -37,7 +37,7 @@ def tries(bad):
 def test_all_that_fail_alone_are_found_and_in_order(bad):
     """None is taken for another; each single offset is tried at most once, and few others."""
     fails, tried = tries(bad)
-    found = failing_alone(BATCH, fails, most=100)
+    found = bisect_failing_offsets(BATCH, fails, max_offsets=100)
     assert offsets(found) == sorted(bad)
     assert len(set(tried)) == len(tried)
     assert {(one,) for one in bad} <= set(tried), "each of them failed by itself"
@@ -54,7 +54,7 @@ def test_one_of_many_is_found_quickly():
             tried.append(part)
             return any(r.start <= bad < r.end for r in part)
 
-        assert offsets(failing_alone(many, fails, most=20)) == [(0, bad)]
+        assert offsets(bisect_failing_offsets(many, fails, max_offsets=20)) == [(0, bad)]
         assert len(tried) <= 34
 
 
@@ -62,7 +62,7 @@ def test_one_of_many_is_found_quickly():
 def test_the_search_ends_with_the_first_one_too_many(most):
     """Where everything fails nobody waits for all of it."""
     fails, tried = tries(set(offsets(BATCH)))
-    assert offsets(failing_alone(BATCH, fails, most)) == offsets(BATCH)[: most + 1]
+    assert offsets(bisect_failing_offsets(BATCH, fails, most)) == offsets(BATCH)[: most + 1]
     assert len(tried) <= 2 * most + math.ceil(math.log2(len(offsets(BATCH)))) + 1
 
 
@@ -79,21 +79,21 @@ def test_the_search_ends_with_the_first_one_too_many(most):
 )
 def test_what_fails_only_together_is_nobodys_fault(fails):
     """To leave the others out would not help."""
-    assert failing_alone(BATCH, fails, most=20) == []
+    assert bisect_failing_offsets(BATCH, fails, max_offsets=20) == []
 
 
 def test_a_single_offset_is_tried_before_it_is_blamed():
     """Its batch may have failed because of the weather."""
     one = [OffsetRange("orders", 3, 70, 71)]
-    assert failing_alone(one, lambda _part: True, most=1) == one
-    assert failing_alone(one, lambda _part: False, most=1) == []
+    assert bisect_failing_offsets(one, lambda _part: True, max_offsets=1) == one
+    assert bisect_failing_offsets(one, lambda _part: False, max_offsets=1) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=9))
 def test_halves_are_all_of_it(drawn):
     """Each offset is in one of them, and neither has more than one too many."""
     ranges = [OffsetRange("orders", n, start, start + size) for n, (_, start, size) in enumerate(drawn)]
-    first, second = halves(ranges)
+    first, second = split_in_half(ranges)
     assert offsets(first) + offsets(second) == offsets(ranges)
     assert 0 <= len(offsets(second)) - len(offsets(first)) <= 1
 
@@ -116,17 +116,17 @@ def test_the_error_names_them():
 def test_a_batch_says_what_of_it_is_done_and_what_is_owed():
     """Whatever it leaves out."""
     left_out = (OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 3, 100, 101), OffsetRange("orders", 4, 9, 10))
-    batch = Batch(tuple(BATCH), 60.0, left_out=left_out)
-    assert list(map(str, batch.done)) == ["orders:3:71-100", "orders:3:101-120", "orders:4:0-7"]
-    assert batch.owing(TopicPartition("orders", 3)) == (Span(70, 71), Span(100, 101))
-    assert batch.owing(TopicPartition("orders", 5)) == ()
-    assert Batch(tuple(BATCH), 60.0).done == tuple(BATCH)
+    batch = Batch(tuple(BATCH), 60.0, skipped=left_out)
+    assert list(map(str, batch.processed)) == ["orders:3:71-100", "orders:3:101-120", "orders:4:0-7"]
+    assert batch.pending_of(TopicPartition("orders", 3)) == (Span(70, 71), Span(100, 101))
+    assert batch.pending_of(TopicPartition("orders", 5)) == ()
+    assert Batch(tuple(BATCH), 60.0).processed == tuple(BATCH)
 
 
 def test_a_partition_owes_what_its_commit_has_room_for():
     """Beside what it owes already; nothing more is nothing new."""
-    owned = Owned(120, 120, (Span(70, 75),), origin=Origin(0))
-    assert owned.owing((Span(75, 76), Span(90, 91))).owed == (Span(70, 76), Span(90, 91))
-    assert owned.owing(()) is owned
-    assert owned.has_room((Span(90, 91),))
-    assert not owned.has_room(tuple(Span(n * 100_000_000, n * 100_000_000 + 1) for n in range(1, 300)))
+    owned = OwnedPartition(120, 120, (Span(70, 75),), origin=GroupOrigin(0))
+    assert owned.with_pending((Span(75, 76), Span(90, 91))).pending == (Span(70, 76), Span(90, 91))
+    assert owned.with_pending(()) is owned
+    assert owned.fits_commit_metadata((Span(90, 91),))
+    assert not owned.fits_commit_metadata(tuple(Span(n * 100_000_000, n * 100_000_000 + 1) for n in range(1, 300)))

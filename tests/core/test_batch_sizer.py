@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.batch_planning import Batch, plan
-from kafka_liveness_dagster.core.batch_size import FIRST_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_planning import Batch, plan_ranges
+from kafka_liveness_dagster.core.batch_size import INITIAL_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, SlowRecordError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
 
@@ -19,30 +19,30 @@ def batch(*spans):
 def test_a_slow_batch_comes_again_at_half_its_size():
     """Half of what it held, not of the bound it was far below."""
     sizer = BatchSizer(1_000)
-    assert sizer.too_slow(batch((70, 120), (0, 10))) is None
+    assert sizer.record_timeout(batch((70, 120), (0, 10))) is None
     assert sizer.bound == 30
 
 
 def test_the_ceiling_is_never_exceeded():
     """After slow batches the bound doubles back to ``max_poll_records`` and stays there."""
     sizer = BatchSizer(100)
-    sizer.too_slow(batch((0, 60)))
+    sizer.record_timeout(batch((0, 60)))
     for bound in (60, 100, 100):
-        sizer.in_time(batch((0, 60)), 30.0)
+        sizer.record_success(batch((0, 60)), 30.0)
         assert sizer.bound == bound
 
 
 def test_a_batch_weighs_what_it_may():
     """By what the records before weighed: heavier ones count at once, lighter ones half."""
-    sizer = BatchSizer(1_000, most_bytes=10 * LARGEST_RECORD_BYTES)
+    sizer = BatchSizer(1_000, max_bytes=10 * LARGEST_RECORD_BYTES)
     assert sizer.bound == 10, "as if each were the largest that Kafka takes"
     for record_bytes, bound in [(None, 10), (50_000, 209), (100_000, 104), (50_000, 139), (10, 279), (0, 559)]:
-        sizer.in_time(batch((0, 10)), 1.0, record_bytes)
+        sizer.record_success(batch((0, 10)), 1.0, record_bytes)
         assert sizer.bound == bound
-    sizer.in_time(batch((0, 10)), 1.0, 10**9)
+    sizer.record_success(batch((0, 10)), 1.0, 10**9)
     assert sizer.bound == 1
     for _ in range(40):
-        sizer.in_time(batch((0, 10)), 1.0, 0)
+        sizer.record_success(batch((0, 10)), 1.0, 0)
     assert sizer.bound == 1_000, "records without key and value weigh a byte"
 
 
@@ -58,9 +58,9 @@ def work(sizer, speeds, overhead=0.4, lag=10**9):
         planned = Batch((OffsetRange("orders", 0, 0, size),), BUDGET)
         shares.append(seconds / BUDGET)
         if seconds < BUDGET:
-            sizer.in_time(planned, seconds)
+            sizer.record_success(planned, seconds)
         else:
-            sizer.too_slow(planned)
+            sizer.record_timeout(planned)
     return shares
 
 
@@ -101,7 +101,7 @@ def test_little_data_is_no_reason_to_take_less():
 def test_an_automatic_bound_is_bounded_too():
     """The ceiling is the ceiling, and the first batch knows nothing yet."""
     assert BatchSizer(100, auto=True).bound == 100
-    assert BatchSizer(10**9, auto=True).bound == FIRST_OFFSETS
+    assert BatchSizer(10**9, auto=True).bound == INITIAL_OFFSETS
     sizer = BatchSizer(20_000, auto=True)
     work(sizer, [1_000_000] * 9)
     assert sizer.bound == 20_000
@@ -110,24 +110,24 @@ def test_an_automatic_bound_is_bounded_too():
 def test_an_offset_alone_is_named():
     """One offset cannot be halved: it is the one, if it is not the process that stood still."""
     sizer = BatchSizer(100)
-    assert sizer.too_slow(batch((77, 78))) is None
+    assert sizer.record_timeout(batch((77, 78))) is None
     assert sizer.bound == 1
-    assert sizer.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+    assert sizer.record_timeout(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
 
 
 def test_an_offset_that_was_in_time_once_is_not_named():
     """A process is stopped twice, in batches of one offset each: neither is named."""
     sizer = BatchSizer(1)
-    assert sizer.too_slow(batch((77, 78))) is None
-    sizer.in_time(batch((77, 78)), 1.0)
-    assert sizer.too_slow(batch((78, 79))) is None
-    sizer.in_time(batch((78, 79)), 1.0)
-    assert sizer.too_slow(batch((78, 79))) is None
+    assert sizer.record_timeout(batch((77, 78))) is None
+    sizer.record_success(batch((77, 78)), 1.0)
+    assert sizer.record_timeout(batch((78, 79))) is None
+    sizer.record_success(batch((78, 79)), 1.0)
+    assert sizer.record_timeout(batch((78, 79))) is None
 
 
 def test_the_error_names_topic_partition_and_offset_with_the_remedy():
     """Who reads it can look at the record."""
-    told = str(PoisonedOffsetError([OffsetRange("orders", 3, 77, 78)], 120.0, "Nothing was committed"))
+    told = str(SlowRecordError([OffsetRange("orders", 3, 77, 78)], 120.0, "Nothing was committed"))
     assert "offset 77 of orders:3" in told
     assert "120 s" in told
     assert "raise max_batch_seconds" in told
@@ -146,14 +146,16 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
     heads, done, sizer, last = dict.fromkeys(range(len(lags)), 0), 0, BatchSizer(ceiling), None
     for _ in range(2_000):
         pending = {TopicPartition("orders", p): (Span(heads[p], lags[p]),) for p in heads}
-        ranges, after = plan(pending, sizer.bound, last)
+        ranges, after = plan_ranges(pending, sizer.bound, last)
         if any(r.overlaps(bad) for r in ranges):
-            found = sizer.too_slow(Batch(ranges, 60))  # ``last`` stays: the same partitions are first in line again
+            found = sizer.record_timeout(
+                Batch(ranges, 60)
+            )  # ``last`` stays: the same partitions are first in line again
             if found is not None:
                 assert found == bad
                 return
         else:
-            sizer.in_time(Batch(ranges, 60), 1.0)
+            sizer.record_success(Batch(ranges, 60), 1.0)
             last = after
             for r in ranges:
                 heads[r.partition] = r.end
@@ -164,16 +166,16 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
 def test_an_offset_is_blamed_only_when_nothing_else_was_in_flight():
     """Two batches share Spark: which of them was too slow is found out by one alone."""
     sizer = BatchSizer(ceiling=1)
-    assert sizer.too_slow(batch((77, 78)), alone=False) is None
-    assert (sizer.bound, sizer.judges_alone) == (1, True)
-    assert sizer.too_slow(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
+    assert sizer.record_timeout(batch((77, 78)), alone=False) is None
+    assert (sizer.bound, sizer.retry_alone) == (1, True)
+    assert sizer.record_timeout(batch((77, 78))) == OffsetRange("orders", 0, 77, 78)
 
 
 def test_after_a_batch_in_time_nothing_has_to_be_found_out():
     """Wary is who comes after a batch that was too slow."""
     sizer = BatchSizer(ceiling=50)
-    assert not sizer.judges_alone
-    sizer.too_slow(batch((70, 120)))
-    assert sizer.judges_alone
-    sizer.in_time(batch((70, 95)), 1.0)
-    assert not sizer.judges_alone
+    assert not sizer.retry_alone
+    sizer.record_timeout(batch((70, 120)))
+    assert sizer.retry_alone
+    sizer.record_success(batch((70, 95)), 1.0)
+    assert not sizer.retry_alone

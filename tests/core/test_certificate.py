@@ -8,26 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.audit.certificate import Certificate, PartitionCertificate, texts
-from kafka_liveness_dagster.audit.rows import RowFindings, Stretch, joined
-from kafka_liveness_dagster.audit.snapshots import Write, overlaps
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, ExternalCommit, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.ledger import Account, LedgerError, encode
+from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate, format_spans
+from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison, merge_dense
+from kafka_liveness_dagster.audit.snapshots import SnapshotRecord, find_overlaps
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    ExternalCommit,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
+from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError, encode_entries
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, size, union
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionState
 
 ORDERS = TopicPartition("orders", 3)
-ORIGIN = Origin(0, "a")
-OURS = LiveMark(Mark.RELEASED, "0badcafe", origin=ORIGIN)
-OWING = replace(OURS, owed=(Span(70, 120),))
-WHOLE = Account((Span(0, 120),), start=0, topic_id="a")
-UNTIL_70 = replace(WHOLE, done=(Span(0, 70),))
-SECOND = DoneLog(origin=ORIGIN, target="lake.shop.orders")
-UNKNOWN = Account(complete=False)
+ORIGIN = GroupOrigin(0, "a")
+OURS = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", origin=ORIGIN)
+OWING = replace(OURS, pending=(Span(70, 120),))
+WHOLE = LedgerEntry((Span(0, 120),), first_offset=0, topic_id="a")
+UNTIL_70 = replace(WHOLE, written=(Span(0, 70),))
+SECOND = CatchUpCommitMetadata(origin=ORIGIN, target="lake.shop.orders")
+UNKNOWN = LedgerEntry(is_complete=False)
 
 
 def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, second=SECOND, topic_id="a"):
-    return PartitionFacts(committed, mark, log_start, log_end, second, account, topic_id)
+    return PartitionState(committed, mark, log_start, log_end, second, account, topic_id)
 
 
 def certificate(*args, foreign=(), rows=None, **kwargs):
@@ -46,20 +52,20 @@ CERTIFIED = {
     ),
     "owed and lost": (
         certificate(
-            mark=replace(OURS, owed=(Span(70, 100),)),
+            mark=replace(OURS, pending=(Span(70, 100),)),
             account=UNTIL_70,
-            second=replace(SECOND, reported=(Span(100, 120),)),
+            second=replace(SECOND, written_off=(Span(100, 120),)),
         ),
         f"{ONCE}, but for 30 pending (70-100) and 20 written off (100-120)",
     ),
     "lost, as the table alone says": (
-        certificate(account=replace(UNTIL_70, reported=(Span(70, 120),))),
+        certificate(account=replace(UNTIL_70, written_off=(Span(70, 120),))),
         f"{ONCE}, but for 50 written off (70-120)",
     ),
-    "told as lost, but there after all": (certificate(second=replace(SECOND, reported=(Span(70, 120),))), ONCE),
+    "told as lost, but there after all": (certificate(second=replace(SECOND, written_off=(Span(70, 120),))), ONCE),
     "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
-        certificate(mark=replace(OURS, owed=(Span(70, 120),), again=Span(70, 120))),
+        certificate(mark=replace(OURS, pending=(Span(70, 120),), reprocess=Span(70, 120))),
         f"{ONCE}, but for 50 pending (70-120)",
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
@@ -68,11 +74,11 @@ CERTIFIED = {
         f"{ONCE}; another program's metadata is committed: 'theirs'",
     ),
     "an external commit in the second log": (
-        certificate(foreign=(ExternalCommit("second", 120, ""),), second=DoneLog()),
+        certificate(foreign=(ExternalCommit("second", 120, ""),), second=CatchUpCommitMetadata()),
         f"{ONCE}; {REPLACED}, which the next run rewrites",
     ),
     "a newer version's second log": (
-        certificate(foreign=(ExternalCommit("second", 120, "kl3 done"),), second=DoneLog()),
+        certificate(foreign=(ExternalCommit("second", 120, "kl3 done"),), second=CatchUpCommitMetadata()),
         f"{ONCE}; a newer version replaced the second commit log (offset 120, metadata 'kl3 done')",
     ),
     "its history was expired": (
@@ -92,11 +98,11 @@ CERTIFIED = {
         "every offset from 0 to 70 is in the table once; 70-100 expired before anybody read it",
     ),
     "an empty partition": (
-        certificate(committed=0, account=Account(), log_end=0, topic_id=""),
+        certificate(committed=0, account=LedgerEntry(), log_end=0, topic_id=""),
         "nothing is committed above 0",
     ),
     "a partition that was added": (
-        certificate(None, None, Account(), second=DoneLog(), log_end=7),
+        certificate(None, None, LedgerEntry(), second=CatchUpCommitMetadata(), log_end=7),
         "nothing is committed yet",
     ),
     "a sink": (
@@ -119,24 +125,27 @@ NOT_CERTIFIED = {
         "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table cannot tell",
     ),
     "lost by the table": (certificate(account=UNTIL_70), "(70-120): they were committed after their rows were written"),
-    "a table that is gone": (certificate(account=Account()), "120 offsets missing (0-120): they were committed"),
+    "a table that is gone": (certificate(account=LedgerEntry()), "120 offsets missing (0-120): they were committed"),
     "made anew": (certificate(topic_id="b"), "topic orders was deleted and made anew"),
-    "made anew, and committed no more": (certificate(None, None, second=DoneLog(), topic_id="b"), "made anew"),
+    "made anew, and committed no more": (
+        certificate(None, None, second=CatchUpCommitMetadata(), topic_id="b"),
+        "made anew",
+    ),
     "beyond the log end": (certificate(log_end=100), "committed at 120 but its log ends at 100"),
     "its offsets were deleted": (
         certificate(None, None),
         "nothing is committed, though the group began at 0 and the table has 0-120",
     ),
     "nobody says where it began": (
-        certificate(mark=replace(OURS, origin=None), account=Account(), second=DoneLog()),
+        certificate(mark=replace(OURS, origin=None), account=LedgerEntry(), second=CatchUpCommitMetadata()),
         "nobody says where the group's life on it began",
     ),
     "rows outside": (
-        certificate(rows=RowFindings(9, outside=(Stretch(130, 131, 1), Stretch(200, 300, 5)))),
+        certificate(rows=RowComparison(9, outside=(OffsetRun(130, 131, 1), OffsetRun(200, 300, 5)))),
         "rows of which nobody says that they are done, of 6 offsets (130-131, 5 within 200-300)",
     ),
     "rows without records": (
-        certificate(rows=RowFindings(9, unrecorded=(Stretch(5, 6, 1),))),
+        certificate(rows=RowComparison(9, unrecorded=(OffsetRun(5, 6, 1),))),
         "rows without a record in the topic, of 1 offset (5-6)",
     ),
 }
@@ -145,15 +154,15 @@ NOT_CERTIFIED = {
 @pytest.mark.parametrize(("found", "says"), CERTIFIED.values(), ids=CERTIFIED)
 def test_what_is_accounted_for_is_certified(found, says):
     """With everything that is excepted, by name."""
-    assert (found.certified, found.sentence) == (True, says)
+    assert (found.is_certified, found.verdict) == (True, says)
 
 
 @pytest.mark.parametrize(("found", "says"), NOT_CERTIFIED.values(), ids=NOT_CERTIFIED)
 def test_what_is_not_accounted_for_is_not_certified(found, says):
     """And it is said why, with the numbers."""
-    assert not found.certified
-    assert found.sentence.startswith("NOT certified: ")
-    assert says in found.sentence
+    assert not found.is_certified
+    assert found.verdict.startswith("NOT certified: ")
+    assert says in found.verdict
 
 
 @pytest.mark.parametrize(
@@ -161,42 +170,42 @@ def test_what_is_not_accounted_for_is_not_certified(found, says):
 )
 def test_every_offset_of_its_life_is_in_one_place(found):
     """In the table, by the commits' word, owed, lost or missing: nothing is left over, and nothing there twice."""
-    if found.facts.committed is None:
+    if found.state.committed is None:
         return
-    parts = (found.in_table, found.by_word, found.owed, found.lost, found.missing)
-    assert union(span for part in parts for span in part) == found.life
-    assert sum(map(size, parts)) == size(found.life)
+    parts = (found.in_table, found.by_commits_only, found.pending, found.written_off, found.missing_rows)
+    assert union(span for part in parts for span in part) == found.certified_range
+    assert sum(map(size, parts)) == size(found.certified_range)
     assert not difference(found.in_table, found.done)
 
 
 def test_what_rows_say_besides_is_told():
     """Dropped by the transform, equal twice, compacted away: known, and no fault."""
-    seen = RowFindings(
-        1_000, unrecorded=(Stretch(1, 2, 1),), without_rows=(Stretch(7, 8, 1),), doubled=(Stretch(5, 6, 1),),
+    seen = RowComparison(
+        1_000, unrecorded=(OffsetRun(1, 2, 1),), without_rows=(OffsetRun(7, 8, 1),), doubled=(OffsetRun(5, 6, 1),),
         compacted=True,
     )  # fmt: skip
-    assert certificate(rows=seen).sentence == (
+    assert certificate(rows=seen).verdict == (
         f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in every "
         "column, of 1 offset (5-6); rows without a record any more, of 1 offset (1-2): the topic is compacted"
     )
-    assert certificate(rows=RowFindings(3)).sentence == f"{ONCE}; 3 rows were compared"
+    assert certificate(rows=RowComparison(3)).verdict == f"{ONCE}; 3 rows were compared"
 
 
 def test_stretches_join_where_nothing_is_between():
     """A stretch that is not full stays apart, or a finding would seem larger than it is."""
-    full = [Stretch(10, 20, 10), Stretch(20, 30, 10)]
-    assert joined(reversed(full)) == (Stretch(10, 30, 20),)
-    assert joined([Stretch(0, 10, 3), *full, Stretch(31, 32, 1)]) == (
-        Stretch(0, 10, 3),
-        Stretch(10, 30, 20),
-        Stretch(31, 32, 1),
+    full = [OffsetRun(10, 20, 10), OffsetRun(20, 30, 10)]
+    assert merge_dense(reversed(full)) == (OffsetRun(10, 30, 20),)
+    assert merge_dense([OffsetRun(0, 10, 3), *full, OffsetRun(31, 32, 1)]) == (
+        OffsetRun(0, 10, 3),
+        OffsetRun(10, 30, 20),
+        OffsetRun(31, 32, 1),
     )
-    many = RowFindings(outside=tuple(Stretch(2 * n, 2 * n + 1, 1) for n in range(8)))
+    many = RowComparison(outside=tuple(OffsetRun(2 * n, 2 * n + 1, 1) for n in range(8)))
     assert "8 offsets (0-1, 2-3, 4-5, 6-7, 8-9, 10-11 and 2 more stretches)" in next(many.faults())
 
 
 def history(*texts):
-    return [Write(number, "", "overwrite", 0, 0, text) for number, text in enumerate(texts)]
+    return [SnapshotRecord(number, "", "overwrite", 0, 0, text) for number, text in enumerate(texts)]
 
 
 def test_what_several_snapshots_wrote_is_told():
@@ -208,9 +217,9 @@ def test_what_several_snapshots_wrote_is_told():
         "orders/a 3@0:60-80 4@0:0-5",
         "orders/a 3:60-65,110-130",
     ]
-    assert overlaps(history(*told)) == {ORDERS: (Span(60, 80), Span(110, 120))}
-    assert overlaps(history(told[0], "other/ 3:0-70")) == {}, "another topic"
-    assert overlaps(history(*told[:3])) == {}
+    assert find_overlaps(history(*told)) == {ORDERS: (Span(60, 80), Span(110, 120))}
+    assert find_overlaps(history(told[0], "other/ 3:0-70")) == {}, "another topic"
+    assert find_overlaps(history(*told[:3])) == {}
 
 
 @given(
@@ -224,11 +233,11 @@ def test_what_several_snapshots_wrote_is_told():
 )
 def test_a_history_is_scanned_as_it_is_decoded(spans):
     """Written twice, everything of any text is an overlap: the quick way finds what the exact one does."""
-    accounts = {tp: Account(union(done), (Span(3, 4),), 0, "a-_") for tp, done in spans.items()}
-    (write,) = history(encode(accounts))
-    wrote = {tp: done for tp, done in write.wrote.items() if done}
-    assert wrote == {tp: account.done for tp, account in accounts.items() if account.done}
-    assert overlaps([write, write]) == wrote
+    accounts = {tp: LedgerEntry(union(done), (Span(3, 4),), 0, "a-_") for tp, done in spans.items()}
+    (write,) = history(encode_entries(accounts))
+    wrote = {tp: done for tp, done in write.written.items() if done}
+    assert wrote == {tp: account.written for tp, account in accounts.items() if account.written}
+    assert find_overlaps([write, write]) == wrote
 
 
 @pytest.mark.parametrize(
@@ -248,37 +257,37 @@ def test_a_history_is_scanned_as_it_is_decoded(spans):
 )
 def test_a_newer_versions_history_is_not_understood(text):
     """And not guessed at."""
-    with pytest.raises(LedgerError, match="does not understand"):
-        overlaps(history(text))
+    with pytest.raises(UnknownLedgerFormatError, match="does not understand"):
+        find_overlaps(history(text))
 
 
 def group(*partitions, is_table=True):
     target = "lake.shop.orders" if is_table else "ParquetSink"
-    return Certificate("etl", target, is_table, 1, partitions)
+    return GroupCertificate("etl", target, is_table, 1, partitions)
 
 
 def test_the_group_is_certified_when_all_its_partitions_are():
     """In one sentence, with what is excepted; else with the first that is not."""
     well, owing = certificate(), certificate(mark=OWING, account=UNTIL_70)
-    lost = certificate(account=replace(UNTIL_70, reported=(Span(70, 120),)))
+    lost = certificate(account=replace(UNTIL_70, written_off=(Span(70, 120),)))
     begin = "certified: group etl, table lake.shop.orders: every committed offset of"
-    assert group(well).sentence == f"{begin} 1 partition is in the table once, 120 in all"
-    assert group(well, owing, lost).sentence == (
+    assert group(well).verdict == f"{begin} 1 partition is in the table once, 120 in all"
+    assert group(well, owing, lost).verdict == (
         f"{begin} 3 partitions is in the table once, 260 in all, but for 50 pending (orders:3:70-120) and 50 "
         "written off (orders:3:70-120)"
     )
-    seen = certificate(rows=RowFindings(90, without_rows=(Stretch(0, 120, 30),)))
-    assert group(well, seen).sentence.endswith("once, 240 in all; 30 of them have a record, but no row")
+    seen = certificate(rows=RowComparison(90, without_rows=(OffsetRun(0, 120, 30),)))
+    assert group(well, seen).verdict.endswith("once, 240 in all; 30 of them have a record, but no row")
     failed = group(well, certificate(account=UNTIL_70))
-    assert not failed.certified
-    assert failed.sentence.startswith(
+    assert not failed.is_certified
+    assert failed.verdict.startswith(
         "NOT certified: group etl, table lake.shop.orders: 1 of 2 partitions. orders:3: 50 offsets missing (70-120)"
     )
 
 
 def test_of_a_sink_only_both_logs_are_certified():
     """Nobody looked at what it holds, and the sentence does not say so."""
-    assert group(certificate(account=None), is_table=False).sentence == (
+    assert group(certificate(account=None), is_table=False).verdict == (
         "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed, as both commit "
         "logs say, 120 in all"
     )
@@ -287,14 +296,14 @@ def test_of_a_sink_only_both_logs_are_certified():
 def test_a_sentence_names_few_ranges():
     """Five, and how many more there are."""
     spans = [Span(n, n + 1) for n in range(0, 14, 2)]
-    assert texts(spans) == "0-1, 2-3, 4-5, 6-7, 8-9 and 2 more"
-    assert texts([]) == "nothing"
+    assert format_spans(spans) == "0-1, 2-3, 4-5, 6-7, 8-9 and 2 more"
+    assert format_spans([]) == "nothing"
 
 
 def test_a_topic_that_another_group_wrote_too_is_not_certified():
     """Each group's rows may have taken the place of the other group's."""
     shared = replace(WHOLE, groups=frozenset({"orders-etl", "orders-test"}))
     found = replace(certificate(account=shared), group_id="orders-etl")
-    assert not found.certified
-    assert "NOT certified: Group orders-test wrote rows of topic orders to this table too" in found.sentence
-    assert replace(found, facts=facts(account=replace(WHOLE, groups=frozenset({"orders-etl"})))).certified
+    assert not found.is_certified
+    assert "NOT certified: Group orders-test wrote rows of topic orders to this table too" in found.verdict
+    assert replace(found, state=facts(account=replace(WHOLE, groups=frozenset({"orders-etl"})))).is_certified

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.health import Gravity, Verdict
+from kafka_liveness_dagster.core.health import Severity, Verdict
 from kafka_liveness_dagster.doctor import dagster_rules, kafka_rules, spark_rules
-from kafka_liveness_dagster.doctor.dagster_rules import GroupSensor, with_defaults
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Outcome, Untold, judged
-from kafka_liveness_dagster.doctor.spark_rules import Jar, Skew, Zone, catalogs_of
+from kafka_liveness_dagster.doctor.dagster_rules import GroupSensorFacts, facts_with_defaults
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, Finding, Outcome, Unavailable, run_rules
+from kafka_liveness_dagster.doctor.spark_rules import ClockSkew, Jar, TimeZoneFacts, find_catalogs
 
 WARN, UNKNOWN = Outcome.WARN, Outcome.UNKNOWN
 DAY_MS = 86_400_000
 CONNECTOR, RUNTIME = "spark-sql-kafka-0-10_2.13-{}.jar", "iceberg-spark-runtime-{}_2.13-1.12.0.jar"
-UTC, BERLIN = Zone("UTC", (0, 15_638_400)), Zone("Europe/Berlin", (-3_600, 15_631_200))
+UTC, BERLIN = TimeZoneFacts("UTC", (0, 15_638_400)), TimeZoneFacts("Europe/Berlin", (-3_600, 15_631_200))
 ICEBERGS = "org.apache.iceberg.spark.SparkCatalog"
 
 CLUSTER = kafka_rules.CLUSTER, {
@@ -29,7 +29,7 @@ CLUSTER = kafka_rules.CLUSTER, {
 }  # fmt: skip
 COMMITS = kafka_rules.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
 GROUP = kafka_rules.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
-BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Gravity.FINE, "nothing that waits is about to expire")}
+BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "nothing that waits is about to expire")}
 TOPIC = (
     kafka_rules.TOPIC,
     {
@@ -57,8 +57,8 @@ SERVER = (
         "spark.connect.progress.reportInterval": "500ms",
         "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
         "zone": UTC,
-        "host zone": Zone("Etc/UTC", UTC.midnights),
-        "skew": Skew(-0.1, 0.1),
+        "host zone": TimeZoneFacts("Etc/UTC", UTC.midnights),
+        "skew": ClockSkew(-0.1, 0.1),
     },
 )
 CATALOG = spark_rules.CATALOG, {
@@ -84,17 +84,19 @@ WELL = {
 }
 INSTANCE = (
     dagster_rules.INSTANCE,
-    {**with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
+    {**facts_with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
 )
-ON = GroupSensor("orders-etl", "orders_sensor", True, every_seconds=5.0, kept_seconds=5.2, idle_seconds=1.0)
-OFF = GroupSensor("clicks-etl", "clicks_sensor", False, every_seconds=5.0)
+ON = GroupSensorFacts(
+    "orders-etl", "orders_sensor", True, interval_seconds=5.0, ticks_kept_seconds=5.2, idle_seconds=1.0
+)
+OFF = GroupSensorFacts("clicks-etl", "clicks_sensor", False, interval_seconds=5.0)
 LOCATION = dagster_rules.LOCATION, {"executor": "in_process", "sensors": (ON,)}
 RUNS, MONITORING = "concurrency.runs.", "run_monitoring."
 
 
 def answers(of, **changed):
     rules, facts = of
-    return {one.check: one.answer for one in judged("it", rules, {**facts, **changed})}
+    return {one.check: one.result for one in run_rules("it", rules, {**facts, **changed})}
 
 
 @pytest.mark.parametrize("of", [CLUSTER, COMMITS, GROUP, BACKLOG, TOPIC, SERVER, CATALOG, INSTANCE, LOCATION])
@@ -102,7 +104,7 @@ def test_what_is_well_is_told_without_advice(of):
     """With what it was judged by."""
     found = answers(of)
     assert {answer.outcome for answer in found.values()} == {Outcome.OK}
-    assert all(answer.found and not answer.advice for answer in found.values())
+    assert all(answer.message and not answer.advice for answer in found.values())
 
 
 @pytest.mark.parametrize(
@@ -119,10 +121,10 @@ def test_what_is_well_is_told_without_advice(of):
         (COMMITS, {"copies": "1", "brokers": 1, "min.insync.replicas": "1"}, "offsets topic", WARN, "3 copies"),
         (COMMITS, {"min.insync.replicas": "1"}, "offsets topic", WARN, "min.insync.replicas=2"),
         (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "every commit is refused"),
-        (COMMITS, {"copies": Untold("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
+        (COMMITS, {"copies": Unavailable("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
         (GROUP, {"consumer.heartbeat.interval.ms": "15001"}, "sessions", Outcome.FAIL, "a third"),
-        (BACKLOG, {"expiry": Verdict(Gravity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
-        (BACKLOG, {"expiry": Verdict(Gravity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
+        (BACKLOG, {"expiry": Verdict(Severity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
+        (BACKLOG, {"expiry": Verdict(Severity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
         (TOPIC, {"retention.ms": str(DAY_MS)}, "retention", WARN, "to 259,200,000 (3 days)"),
         (TOPIC, {"offsets.retention.minutes": "1440"}, "retention", WARN, "to 10,080 or more"),
         (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 a partition"),
@@ -144,8 +146,8 @@ def test_what_is_well_is_told_without_advice(of):
         (SERVER, {"spark.connect.progress.reportInterval": None}, "progress", WARN, "every 2 s"),
         (SERVER, {"spark.kafka.consumer.fetchedData.cache.timeout": None}, "fetched records", WARN, "5 min"),
         (SERVER, {"zone": BERLIN}, "time zone", WARN, "is Europe/Berlin, this machine's Etc/UTC"),
-        (SERVER, {"skew": Skew(59.9, 60.1)}, "clock", WARN, "off by +59.90 to +60.10 s"),
-        (SERVER, {"skew": Skew(-60.1, -59.9)}, "clock", WARN, "off by -60.10 to -59.90 s"),
+        (SERVER, {"skew": ClockSkew(59.9, 60.1)}, "clock", WARN, "off by +59.90 to +60.10 s"),
+        (SERVER, {"skew": ClockSkew(-60.1, -59.9)}, "clock", WARN, "off by -60.10 to -59.90 s"),
         (CATALOG, {"cache-enabled": None}, "cache", WARN, "up to 30 s late"),
         (CATALOG, {"type": "hadoop"}, "commits", Outcome.FAIL, "no atomic rename"),
         (INSTANCE, {f"{MONITORING}enabled": False}, "monitoring", WARN, "run_monitoring.enabled: true"),
@@ -155,7 +157,7 @@ def test_what_is_well_is_told_without_advice(of):
         (INSTANCE, {f"{RUNS}max_concurrent_runs": 2}, "limits", Outcome.FAIL, "the last group never starts"),
         (INSTANCE, {f"{RUNS}tag_concurrency_limits": [{"key": "kafka_liveness/lane", "limit": 5}]}, "limits",
             Outcome.FAIL, "holds back kafka_liveness/lane: any"),
-        (INSTANCE, {"groups": Untold("name the code location")}, "limits", UNKNOWN, "name the code location"),
+        (INSTANCE, {"groups": Unavailable("name the code location")}, "limits", UNKNOWN, "name the code location"),
         (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
         (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
         (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
@@ -163,19 +165,20 @@ def test_what_is_well_is_told_without_advice(of):
         (INSTANCE, {"sensors.use_threads": False}, "threads", WARN, "one after the other"),
         (INSTANCE, {"daemon seconds": None}, "daemon", WARN, "dagster-daemon run"),
         (INSTANCE, {"daemon seconds": 7_200.0}, "daemon", Outcome.FAIL, "2 h ago"),
-        (INSTANCE, {"daemon seconds": Untold("set DAGSTER_HOME")}, "daemon", UNKNOWN, "set DAGSTER_HOME"),
+        (INSTANCE, {"daemon seconds": Unavailable("set DAGSTER_HOME")}, "daemon", UNKNOWN, "set DAGSTER_HOME"),
         (INSTANCE, {"retention.sensor.purge_after_days": {"skipped": 1}}, "ticks", WARN, "for ever: success"),
         (INSTANCE, {"retention.sensor.purge_after_days": -1}, "ticks", WARN, "for ever: success, skipped"),
         (LOCATION, {"executor": "multiprocess"}, "executor", WARN, "in_process_executor"),
         (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_sensor (clicks-etl)"),
         (LOCATION, {"sensors": ()}, "sensors", WARN, "no group sensor"),
-        (LOCATION, {"sensors": (replace(ON, kept_seconds=12.0),)}, "period", WARN,
+        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=12.0),)}, "period", WARN,
             "orders_sensor ticks every 12 s; its interval is 5 s"),
-        (LOCATION, {"sensors": (replace(ON, every_seconds=60.0, kept_seconds=150.0),)}, "period", WARN,
+        (LOCATION, {"sensors": (replace(ON, interval_seconds=60.0, ticks_kept_seconds=150.0),)}, "period", WARN,
             "every 2.5 min; its interval is 1 min"),
         (LOCATION, {"sensors": (replace(ON, idle_seconds=600.0),)}, "period", Outcome.FAIL,
             "orders_sensor ticked 10 min ago"),
-        (LOCATION, {"sensors": (replace(ON, kept_seconds=None, idle_seconds=None),)}, "period", WARN, "never ticked"),
+        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None, idle_seconds=None),)}, "period", WARN,
+            "never ticked"),
     ],
 )  # fmt: skip
 def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
@@ -183,7 +186,7 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
     before, found = answers(of), answers(of, **changed)
     answer = found[check]
     assert answer.outcome is outcome
-    assert words in f"{answer.found}; {answer.advice}"
+    assert words in f"{answer.message}; {answer.advice}"
     assert answer.advice
     others = {name for name, one in found.items() if one.outcome is not before[name].outcome} - {check}
     assert others <= ({"threads"} if "groups" in changed else set())
@@ -199,10 +202,10 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (TOPIC, {"age seconds": 0.0}, "backlog", "nothing waits"),
         (TOPIC, {"ahead seconds": None}, "clock", "no record"),
         (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock", "the broker's clock is behind cannot be told"),
-        (LOCATION, {"sensors": (replace(ON, kept_seconds=None),)}, "period", "orders_sensor ticked 1 s ago"),
+        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None),)}, "period", "orders_sensor ticked 1 s ago"),
         (LOCATION, {"sensors": ()}, "period", "no group sensor is on"),
         (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),
-        (SERVER, {"skew": Skew(-50.0, 50.0)}, "clock", "as far as a question can tell"),
+        (SERVER, {"skew": ClockSkew(-50.0, 50.0)}, "clock", "as far as a question can tell"),
         (CATALOG, {"class": "a.DeltaCatalog", "cache-enabled": None}, "cache", "sinks of your own"),
         (CATALOG, {"type": "hadoop", "warehouse": "/srv/lake"}, "commits", "type hadoop"),
         (CATALOG, {"type": None, "warehouse": None}, "commits", "its own"),
@@ -215,20 +218,20 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
 def test_another_way_to_be_well(of, changed, check, words):
     """It is told as what it is."""
     answer = answers(of, **changed)[check]
-    assert (answer.outcome, words in answer.found) == (Outcome.OK, True), answer
+    assert (answer.outcome, words in answer.message) == (Outcome.OK, True), answer
 
 
 def test_what_could_not_be_asked_is_never_well():
     """All rules at once where the question was refused; one by one where a fact is missing."""
     rules, facts = CLUSTER
-    [finding] = judged("kafka", rules, Untold("this login needs DESCRIBE_CONFIGS on the cluster"))
-    assert (finding.outcome, finding.answer.advice) == (UNKNOWN, "this login needs DESCRIBE_CONFIGS on the cluster")
+    [finding] = run_rules("kafka", rules, Unavailable("this login needs DESCRIBE_CONFIGS on the cluster"))
+    assert (finding.outcome, finding.result.advice) == (UNKNOWN, "this login needs DESCRIBE_CONFIGS on the cluster")
     assert finding.check == "settings"
-    assert all(rule.check in finding.found for rule in rules)
-    [alone] = judged("kafka", rules[:1], Untold("by nobody"))
+    assert all(rule.check in finding.message for rule in rules)
+    [alone] = run_rules("kafka", rules[:1], Unavailable("by nobody"))
     assert alone.check == rules[0].check
     fewer = {name: value for name, value in facts.items() if name != "offset.metadata.max.bytes"}
-    told = {one.check: one.answer for one in judged("kafka", rules, fewer)}
+    told = {one.check: one.result for one in run_rules("kafka", rules, fewer)}
     assert [name for name, answer in told.items() if answer.outcome is UNKNOWN] == ["commit metadata"]
     assert told["commit metadata"].advice == "offset.metadata.max.bytes is not told to this client"
 
@@ -242,7 +245,7 @@ def test_a_finding_for_programs():
 
 def test_catalogs_are_found_by_their_settings():
     """Each by its name, with what is set of it."""
-    told = catalogs_of({
+    told = find_catalogs({
         "spark.sql.catalog.lake": ICEBERGS, "spark.sql.catalog.lake.cache-enabled": "false", "spark.master": "local[2]",
     })  # fmt: skip
     assert told == {"lake": {"class": ICEBERGS, "cache-enabled": "false", "type": None, "warehouse": None}}
@@ -251,8 +254,12 @@ def test_catalogs_are_found_by_their_settings():
 def test_dagsters_defaults_stand_for_what_is_not_set():
     """An empty file is Dagster as it comes; limits may be in their old places."""
     rules, _ = INSTANCE
-    told = {one.check: one.outcome for one in judged("dagster", rules, {**with_defaults({}), "groups": ("a", "b")})}
+    told = {
+        one.check: one.outcome for one in run_rules("dagster", rules, {**facts_with_defaults({}), "groups": ("a", "b")})
+    }
     assert [name for name, outcome in told.items() if outcome is Outcome.OK] == ["limits", "retries"]
-    assert with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == with_defaults({})
-    old = with_defaults({"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 3}}})
+    assert facts_with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == facts_with_defaults({})
+    old = facts_with_defaults(
+        {"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 3}}}
+    )
     assert old[f"{RUNS}max_concurrent_runs"] == 3

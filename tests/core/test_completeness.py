@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.windows import Completeness, all_done, judged
+from kafka_liveness_dagster.core.windows import WindowStatus, are_processed, judge_window
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 7)
 
@@ -18,7 +18,7 @@ def partition(committed=100, log_end=100, tp=ORDERS, **facts):
 
 
 def judge(one, begin, end, *, is_of_our_time=False):
-    return judged([one], {ORDERS: begin}, {ORDERS: end}, is_of_our_time=is_of_our_time)
+    return judge_window([one], {ORDERS: begin}, {ORDERS: end}, started_in_group_lifetime=is_of_our_time)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def judge(one, begin, end, *, is_of_our_time=False):
             "1 offsets of orders:0, 1 of them owed",
             id="owed long before",
         ),
-        pytest.param(partition(missing=(Span(10, 20),)), 60, "10 offsets of orders:0", id="lost by the table"),
+        pytest.param(partition(missing_rows=(Span(10, 20),)), 60, "10 offsets of orders:0", id="lost by the table"),
         pytest.param(partition(log_end=90, committed=90), 100, "10 offsets of orders:0", id="in an open transaction"),
     ],
 )
 def test_what_it_waits_for(one, end, waits_for):
     found = judge(one, 40, end)
-    assert found.waits_for == waits_for
-    assert found.standing is (Completeness.WAITING if waits_for else Completeness.COMPLETE)
+    assert found.waiting_for == waits_for
+    assert found.status is (WindowStatus.WAITING if waits_for else WindowStatus.COMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_it_waits_for(one, end, waits_for):
 )
 def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
     found = judge(one, begin, 100, is_of_our_time=is_of_our_time)
-    assert found.standing is (Completeness.COMPLETE if known else Completeness.UNKNOWN)
+    assert found.status is (WindowStatus.COMPLETE if known else WindowStatus.UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
 )
 def test_a_window_before_the_first_record_is_not_judged(several, ends, is_before):
     begins, ends = dict.fromkeys([ORDERS, PAYMENTS], 0), dict(zip([ORDERS, PAYMENTS], ends, strict=False))
-    found = judged(several, begins, ends, is_of_our_time=True)
-    assert (found.standing is Completeness.BEFORE) == is_before
+    found = judge_window(several, begins, ends, started_in_group_lifetime=True)
+    assert (found.status is WindowStatus.BEFORE) == is_before
 
 
 @pytest.mark.parametrize(
@@ -106,37 +106,41 @@ def test_a_window_before_the_first_record_is_not_judged(several, ends, is_before
 )
 def test_which_windows_are_empty(one, begin, is_empty):
     found = judge(one, begin, 60, is_of_our_time=True)
-    assert (found.standing, found.is_empty) == (Completeness.COMPLETE, is_empty)
+    assert (found.status, found.is_empty) == (WindowStatus.COMPLETE, is_empty)
 
 
 def test_what_it_tells():
     """The ranges, none of a partition without records, and what of them nobody processed."""
-    orders, payments = partition(reported=(Span(45, 47), Span(99, 100))), partition(tp=PAYMENTS)
-    found = judged([orders, payments], {ORDERS: 40, PAYMENTS: None}, {ORDERS: 60, PAYMENTS: 100}, is_of_our_time=False)
-    assert (found.ranges, found.closed) == ((OffsetRange("orders", 0, 40, 60),), 2)
+    orders, payments = partition(written_off=(Span(45, 47), Span(99, 100))), partition(tp=PAYMENTS)
+    found = judge_window(
+        [orders, payments], {ORDERS: 40, PAYMENTS: None}, {ORDERS: 60, PAYMENTS: 100}, started_in_group_lifetime=False
+    )
+    assert (found.ranges, found.written_off) == ((OffsetRange("orders", 0, 40, 60),), 2)
 
 
 def test_what_expired_unprocessed_may_have_been_of_it():
     """It was told as lost, or forgiven, and no timestamp says any more of when it was."""
-    one = partition(log_start=50, reported=(Span(20, 50),))
-    assert judge(one, 50, 60, is_of_our_time=True).closed == 30
-    assert judge(one, 55, 60, is_of_our_time=True).closed == 0, "something older than the window is left"
-    assert judge(partition(log_start=100, reported=(Span(20, 50),)), None, 100, is_of_our_time=True).closed == 30
+    one = partition(log_start=50, written_off=(Span(20, 50),))
+    assert judge(one, 50, 60, is_of_our_time=True).written_off == 30
+    assert judge(one, 55, 60, is_of_our_time=True).written_off == 0, "something older than the window is left"
+    assert (
+        judge(partition(log_start=100, written_off=(Span(20, 50),)), None, 100, is_of_our_time=True).written_off == 30
+    )
 
 
 def test_the_worst_is_named_and_the_others_counted():
     several = [partition(committed=40), partition(committed=90, tp=PAYMENTS)]
-    found = judged(several, {ORDERS: 0, PAYMENTS: 0}, {ORDERS: 60, PAYMENTS: 100}, is_of_our_time=True)
-    assert found.waits_for == "20 offsets of orders:0; 10 offsets of 1 more partitions"
+    found = judge_window(several, {ORDERS: 0, PAYMENTS: 0}, {ORDERS: 60, PAYMENTS: 100}, started_in_group_lifetime=True)
+    assert found.waiting_for == "20 offsets of orders:0; 10 offsets of 1 more partitions"
 
 
 def test_what_is_done_of_some_ranges():
     """Of a partition that is gone nobody waits for anything."""
     seen = [partition(outstanding=(Span(70, 80),))]
     asked = [OffsetRange("orders", 0, 60, 70), OffsetRange("gone", 0, 0, 9)]
-    assert all_done(seen, asked)
-    assert not all_done(seen, [OffsetRange("orders", 0, 60, 71)])
-    assert not all_done(seen, [OffsetRange("orders", 0, 99, 101)])
+    assert are_processed(seen, asked)
+    assert not are_processed(seen, [OffsetRange("orders", 0, 60, 71)])
+    assert not are_processed(seen, [OffsetRange("orders", 0, 99, 101)])
 
 
 @given(
@@ -151,7 +155,7 @@ def test_complete_means_every_offset_below_its_end(committed, owed, begin, size)
     found = judge(partition(committed, 40, outstanding=spans), begin, begin + size)
     done = set(range(committed)) - owed
     expected = begin + size > 0 and set(range(begin + size)) <= done
-    assert (found.standing is Completeness.COMPLETE) == expected
-    assert (found.standing is Completeness.BEFORE) == (begin + size == 0)
-    if found.standing is Completeness.COMPLETE:
+    assert (found.status is WindowStatus.COMPLETE) == expected
+    assert (found.status is WindowStatus.BEFORE) == (begin + size == 0)
+    if found.status is WindowStatus.COMPLETE:
         assert [tuple(one.span) for one in found.ranges] == ([(begin, begin + size)] if size else [])

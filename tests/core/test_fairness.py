@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.batch_planning import (
-    MOST_SHARES,
-    TURNS,
-    TURNS_FROM,
+    LARGE_BATCH_OFFSETS,
+    LARGE_BATCH_TURNS,
+    MAX_SHARES,
     Batch,
+    BatchRequest,
     Rotation,
-    Wanted,
     fair_share,
-    first_offsets,
     greedy_share,
-    in_turns,
-    plan,
+    lowest_offsets,
+    plan_ranges,
+    rotate_large_batches,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, size, union
@@ -30,12 +30,12 @@ LAGS = st.dictionaries(PARTITIONS, st.integers(0, 60), max_size=8)
 BOUNDS = st.integers(1, 100)
 SPANS = st.lists(st.builds(Span, st.integers(0, 60), st.integers(0, 60)), max_size=4).map(union)
 LAST = st.none() | PARTITIONS
-WITHOUT_SMALL = partial(fair_share, least=17)
+WITHOUT_SMALL = partial(fair_share, min_share=17)
 
 
 def turns(lag, bound, last):
     """As a large batch is dealt, however small it is."""
-    return in_turns(WITHOUT_SMALL(lag, bound, last), lag, last)
+    return rotate_large_batches(WITHOUT_SMALL(lag, bound, last), lag, last)
 
 
 SHARES = pytest.mark.parametrize(
@@ -63,7 +63,7 @@ SHARES = pytest.mark.parametrize(
 )
 def test_fair_share_by_example(lag, bound, last, taken):
     """Equal shares, unused share passed on, odd ones in turn."""
-    assert fair_share(lag, bound, last).taken == taken
+    assert fair_share(lag, bound, last).counts == taken
 
 
 @pytest.mark.parametrize(
@@ -80,21 +80,21 @@ def test_fair_share_by_example(lag, bound, last, taken):
 def test_greedy_share_by_example(lag, bound, last, taken, left_off):
     """KIP-41's first implementation: fill from one partition, remember where it left off."""
     shares = greedy_share(lag, bound, last)
-    assert (shares.taken, shares.last) == (taken, left_off)
+    assert (shares.counts, shares.rotation_start) == (taken, left_off)
 
 
 @SHARES
 @given(lag=LAGS, bound=BOUNDS, last=LAST)
 def test_a_share_is_as_large_as_bound_and_lag_allow(share, lag, bound, last):
     """Sum == min(bound, total lag): the bound is never passed and never left unused."""
-    assert sum(share(lag, bound, last).taken.values()) == min(bound, sum(lag.values()))
+    assert sum(share(lag, bound, last).counts.values()) == min(bound, sum(lag.values()))
 
 
 @SHARES
 @given(lag=LAGS, bound=BOUNDS, last=LAST)
 def test_no_partition_gives_more_than_it_has(share, lag, bound, last):
     """0 < taken <= lag for each partition named, in the order of the partitions."""
-    taken = share(lag, bound, last).taken
+    taken = share(lag, bound, last).counts
     assert all(0 < count <= lag[tp] for tp, count in taken.items())
     assert list(taken) == sorted(taken)
 
@@ -109,7 +109,7 @@ def test_the_same_facts_give_the_same_shares(share, lag, bound, last):
 @given(lag=LAGS, bound=BOUNDS, last=LAST)
 def test_fair_share_is_max_min_fair(lag, bound, last):
     """Who could use more has at most one offset less than anybody else: giving more takes from the poorer."""
-    taken = fair_share(lag, bound, last).taken
+    taken = fair_share(lag, bound, last).counts
     for tp, wanted in lag.items():
         if taken.get(tp, 0) < wanted:
             assert taken.get(tp, 0) >= max(taken.values(), default=0) - 1
@@ -122,8 +122,8 @@ def test_nobody_with_lag_waits_longer_than_one_round(share, lag, bound, last):
     served = set()
     for _ in lag:
         shares = share(lag, bound, last)
-        last = shares.last
-        served |= set(shares.taken)
+        last = shares.rotation_start
+        served |= set(shares.counts)
     assert served == set(lag)
 
 
@@ -133,24 +133,24 @@ def test_a_batch_of_many_partitions_is_not_cut_into_small_shares(backlog):
     pending = {TopicPartition("orders", p): (Span(0, backlog),) for p in range(1_000)}
     bound, last, served = (100_000 if backlog == 50 else 1_000), None, []
     for _ in range(16):
-        ranges, last = plan(pending, bound, last)
+        ranges, last = plan_ranges(pending, bound, last)
         served.append(len(ranges))
         for done in ranges:
             pending[done.topic_partition] = difference(pending[done.topic_partition], [done.span])
     if backlog == 50:
         assert served == [1_000] + 15 * [0]
     else:
-        assert max(served) <= MOST_SHARES + 3, "the odd ones"
+        assert max(served) <= MAX_SHARES + 3, "the odd ones"
         assert all(spans[0].start > 0 for spans in pending.values()), "each had its turn"
 
 
-@pytest.mark.parametrize(("bound", "a_batch"), [(TURNS_FROM - 1, 8), (TURNS_FROM, 2), (500_000, 2)])
+@pytest.mark.parametrize(("bound", "a_batch"), [(LARGE_BATCH_OFFSETS - 1, 8), (LARGE_BATCH_OFFSETS, 2), (500_000, 2)])
 def test_a_large_batch_has_a_quarter_of_those_that_wait(bound, a_batch):
     """Each has its turn in four batches, and as much by then; what is fresh and fits is in each batch."""
     waiting = {TopicPartition("orders", p): (Span(0, 10_000_000),) for p in range(8)}
     last, fresh, took = None, TopicPartition("orders", 8), dict.fromkeys(waiting, 0)
-    for _ in range(TURNS):
-        ranges, last = plan({**waiting, fresh: (Span(0, 40),)}, bound, last)
+    for _ in range(LARGE_BATCH_TURNS):
+        ranges, last = plan_ranges({**waiting, fresh: (Span(0, 40),)}, bound, last)
         assert (len(ranges), sum(r.size for r in ranges), ranges[-1]) == (
             a_batch + 1,
             bound,
@@ -158,7 +158,7 @@ def test_a_large_batch_has_a_quarter_of_those_that_wait(bound, a_batch):
         )
         for part in ranges[:-1]:
             took[part.topic_partition] += part.size
-    assert max(took.values()) - min(took.values()) <= TURNS
+    assert max(took.values()) - min(took.values()) <= LARGE_BATCH_TURNS
 
 
 @given(
@@ -171,8 +171,8 @@ def test_a_waiting_partition_is_served_whatever_the_others_do(rounds, bound, las
     served = 0
     for others in rounds:
         shares = fair_share({**others, D: 50}, bound, last)
-        last = shares.last
-        served += shares.taken.get(D, 0)
+        last = shares.rotation_start
+        served += shares.counts.get(D, 0)
     assert served > 0
 
 
@@ -183,8 +183,8 @@ def test_the_odd_ones_even_out(counts, bound, last):
     total = dict.fromkeys(lag, 0)
     for _ in counts:
         shares = fair_share(lag, bound, last)
-        last = shares.last
-        for tp, count in shares.taken.items():
+        last = shares.rotation_start
+        for tp, count in shares.counts.items():
             total[tp] += count
     assert max(total.values()) - min(total.values()) <= 1
 
@@ -202,7 +202,7 @@ def test_plans_that_follow_each_other_skip_nothing_and_repeat_nothing(pending, b
     """Planning until nothing is left plans every offset exactly once, each partition's oldest first."""
     left, planned = dict(pending), {tp: [] for tp in pending}
     while any(left.values()):
-        ranges, last = plan(left, bound, last, greedy=greedy)
+        ranges, last = plan_ranges(left, bound, last, greedy=greedy)
         assert 0 < sum(r.size for r in ranges) <= bound
         assert list(ranges) == sorted(ranges)
         for r in ranges:
@@ -212,23 +212,23 @@ def test_plans_that_follow_each_other_skip_nothing_and_repeat_nothing(pending, b
         assert spans == sorted(spans)
         assert sum(s.size for s in spans) == size(pending[tp])
         assert union(spans) == union(pending[tp])
-    assert plan(left, bound, last, greedy=greedy) == ((), last)
+    assert plan_ranges(left, bound, last, greedy=greedy) == ((), last)
 
 
 def test_a_greedy_plan_takes_one_partition_after_the_other():
     """KIP-41's two ways: 300 of A, then 300 of B; or 150 of each."""
     pending = {A: (Span(0, 300),), B: (Span(0, 300),)}
-    first, last = plan(pending, 300, None, greedy=True)
-    second, _ = plan({**pending, A: ()}, 300, last, greedy=True)
+    first, last = plan_ranges(pending, 300, None, greedy=True)
+    second, _ = plan_ranges({**pending, A: ()}, 300, last, greedy=True)
     assert [first, second] == [(OffsetRange(*A, 0, 300),), (OffsetRange(*B, 0, 300),)]
-    assert plan(pending, 300, None)[0] == (OffsetRange(*A, 0, 150), OffsetRange(*B, 0, 150))
+    assert plan_ranges(pending, 300, None)[0] == (OffsetRange(*A, 0, 150), OffsetRange(*B, 0, 150))
 
 
 @given(SPANS, st.integers(0, 80))
 def test_first_offsets_are_the_lowest(spans, count):
-    """first_offsets(s, n) is the n smallest offsets of s, or all of them."""
+    """lowest_offsets(s, n) is the n smallest offsets of s, or all of them."""
     every = sorted(offset for s in spans for offset in range(s.start, s.end))
-    assert [offset for s in first_offsets(spans, count) for offset in range(s.start, s.end)] == every[:count]
+    assert [offset for s in lowest_offsets(spans, count) for offset in range(s.start, s.end)] == every[:count]
 
 
 def test_a_batch_says_what_it_holds():
@@ -243,7 +243,7 @@ def test_what_is_not_committed_is_dealt_again_as_it_was():
     rotation = Rotation()
     rotation.planned = rotation.committed = A
     rotation.planned = B
-    rotation.deal_again()
+    rotation.reset()
     assert rotation.planned == A
 
 
@@ -258,6 +258,6 @@ def test_what_is_not_committed_is_dealt_again_as_it_was():
 )
 def test_a_batch_waits_for_records_until_its_time_is_over(records, seconds, is_met):
     """Small batches cost a snapshot each, so a batch may wait; without a time it waits for its number alone."""
-    assert Wanted(500, min_records=500, max_wait_seconds=60.0).is_met(records, seconds) is is_met
-    assert Wanted(500, min_records=500).is_met(records, seconds) is (records >= 500)
-    assert Wanted(500).is_met(records, seconds) is (records > 0)
+    assert BatchRequest(500, min_records=500, max_wait_seconds=60.0).is_satisfied(records, seconds) is is_met
+    assert BatchRequest(500, min_records=500).is_satisfied(records, seconds) is (records >= 500)
+    assert BatchRequest(500).is_satisfied(records, seconds) is (records > 0)

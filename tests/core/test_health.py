@@ -6,50 +6,50 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.bad_records import OwedLetters
-from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import (
     GroupSnapshot,
     GroupState,
-    MemberSeen,
+    MemberSnapshot,
     PartitionSnapshot,
     Run,
     RunFate,
 )
-from kafka_liveness_dagster.core.fencing import Away, FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.health import (
-    Gravity,
+    Severity,
     crash_lag_age,
-    dead_letters,
-    exact,
+    dead_letters_waiting,
     group_alive,
     lag_below,
+    no_missing_rows,
     retention,
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.process_status import Word
+from kafka_liveness_dagster.core.process_status import ProcessStatus
 
 RUN, OLDER = "0badcafe", "01dbeef0"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
-FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
+FINE, WARNING, ERROR = Severity.FINE, Severity.WARNING, Severity.ERROR
 AT_WORK, DONE, FAILED = Run(RunFate.IN_PROGRESS, started=True), Run(RunFate.SUCCEEDED), Run(RunFate.FAILED)
-LATER_STEPS = Run(RunFate.IN_PROGRESS, started=True, is_over=True)
-STOPPED = Run(RunFate.FAILED, Away(FenceReason.INTERRUPTED))
-TIMED_OUT = Run(RunFate.IN_PROGRESS, Away(FenceReason.POLL_TIMEOUT), started=True)
-DEAD = Run(RunFate.IN_PROGRESS, started=True, process=Word.GONE)
+LATER_STEPS = Run(RunFate.IN_PROGRESS, started=True, has_ended=True)
+STOPPED = Run(RunFate.FAILED, FenceReport(FenceReason.INTERRUPTED))
+TIMED_OUT = Run(RunFate.IN_PROGRESS, FenceReport(FenceReason.POLL_TIMEOUT), started=True)
+DEAD = Run(RunFate.IN_PROGRESS, started=True, process=ProcessStatus.GONE)
 FROZEN = AT_WORK
-MEMBER, STATIC = MemberSeen("m-1", RUN, (P0,)), MemberSeen("m-1", OLDER, (P0,), is_static=True)
-FOREIGN = MemberSeen("m-2", "rdkafka at 10.0.0.7", (P0,), is_foreign=True)
+MEMBER, STATIC = MemberSnapshot("m-1", RUN, (P0,)), MemberSnapshot("m-1", OLDER, (P0,), is_static=True)
+FOREIGN = MemberSnapshot("m-2", "rdkafka at 10.0.0.7", (P0,), is_foreign=True)
 
 
-def partition(committed=70, mark=Mark.RELEASED, log_end=70, tp=P0, run=RUN, **more):
-    return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, **more)
+def partition(committed=70, mark=OwnerState.RELEASED, log_end=70, tp=P0, run=RUN, **more):
+    return PartitionSnapshot(tp, committed, mark and LiveCommitMetadata(mark, run), log_end, **more)
 
 
 BAD = (OffsetRange("orders", 0, 7, 8), OffsetRange("orders", 0, 9, 10))
 IDLE, BEHIND = partition(), partition(log_end=120)
-OPEN, OPEN_BEHIND = partition(mark=Mark.RUNNING), partition(mark=Mark.RUNNING, log_end=120)
-HELD = partition(mark=Mark.PAUSED, log_end=120)
+OPEN, OPEN_BEHIND = partition(mark=OwnerState.RUNNING), partition(mark=OwnerState.RUNNING, log_end=120)
+HELD = partition(mark=OwnerState.PAUSED, log_end=120)
 NEW = partition(committed=None, mark=None, log_end=50)
 
 
@@ -85,7 +85,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
 def test_group_alive(members, runs, at, gravity, says):
     """A member, or nothing to read and a last run that was fine."""
     found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
-    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
+    assert (found.severity, says in found.message) == (gravity, True), found.message
     assert found.numbers["external_members"] + found.numbers["members"] == len(members)
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_is_listed_twice_is_one_at_work():
     """It lost its broker and joined again: the coordinator lists its former membership until its session is over."""
     twice = (MEMBER, replace(MEMBER, member_id="m-2", partitions=()), FOREIGN)
     found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), {RUN: AT_WORK}), {RUN: 5.0}, 120.0)
-    assert found.sentence.startswith("1 member at work")
+    assert found.message.startswith("1 member at work")
     assert (found.numbers["members"], found.numbers["external_members"]) == (1, 1)
 
 
@@ -109,15 +109,15 @@ def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, 
     """It left no mark: only its age tells a start from a ghost."""
     seen = GroupSnapshot(GroupState.STABLE, tuple(members), (BEHIND,), {OLDER: AT_WORK})
     found = group_alive(seen, {OLDER: age}, 120.0)
-    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
+    assert (found.severity, says in found.message) == (gravity, True), found.message
     assert found.numbers["ghosts"] == (age >= 120)
 
 
 def test_a_run_that_is_being_requested_counts():
     """The sensor looks and requests in one tick: new records are no alarm."""
     seen = GroupSnapshot(GroupState.EMPTY, (), (BEHIND,), {RUN: DONE})
-    assert group_alive(seen, {}, 120.0).gravity is ERROR
-    assert group_alive(seen, {}, 120.0, requested=True).gravity is FINE
+    assert group_alive(seen, {}, 120.0).severity is ERROR
+    assert group_alive(seen, {}, 120.0, requested=True).severity is FINE
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_run_that_is_being_requested_counts():
 def test_lag_below(bound, partitions, gravity, says):
     """What is to be read is at most the bound."""
     found = lag_below(partitions, bound)
-    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
+    assert (found.severity, says in found.message) == (gravity, True), found.message
     assert ("max_lag" in found.numbers) == (bound is not None)
 
 
@@ -163,10 +163,10 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
 def test_crash_lag_age(partitions, oldest, unlisted, bound, gravity, says):  # noqa: PLR0917
     """What is owed is not owed for longer than the bound."""
     found = crash_lag_age(partitions, oldest, unlisted, bound)
-    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
+    assert (found.severity, says in found.message) == (gravity, True), found.message
 
 
-def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
+def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()):
     return partition(committed, mark, log_end, log_start=log_start, outstanding=owed)
 
 
@@ -184,7 +184,9 @@ def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
         pytest.param(log(200), FINE, "nothing that waits", id="all is read, all is deleted"),
         pytest.param(log(100, 101, 120), FINE, "nothing that waits", id="the next batch takes it"),
         pytest.param(log(100, 101, 140), WARNING, "about to expire: orders:0:101-140", id="more than a batch behind"),
-        pytest.param(log(100, 101, 120, Mark.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"),
+        pytest.param(
+            log(100, 101, 120, OwnerState.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"
+        ),
         pytest.param(log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"),
         pytest.param(log(100, None, 140), FINE, "nothing that waits", id="nothing was promised"),
     ],
@@ -192,7 +194,7 @@ def log(log_start, committed=200, log_end=200, mark=Mark.RELEASED, owed=()):
 def test_retention(at, gravity, says):
     """Nothing that waits in either lane is deleted, or about to be; a batch is 20 offsets."""
     found = retention([at], 20)
-    assert (found.gravity, says in found.sentence) == (gravity, True), found.sentence
+    assert (found.severity, says in found.message) == (gravity, True), found.message
     assert (found.numbers["expired_offsets"] > 0) == (gravity is ERROR)
 
 
@@ -204,10 +206,20 @@ def test_retention(at, gravity, says):
         pytest.param(replace(partition(), external=KCAT), (), "", WARNING, REPLACED, id="an external commit"),
         pytest.param(partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"),
         pytest.param(
-            partition(missing=(Span(50, 70),)), (), "", ERROR, "the table lacks orders:0:50-70, 20 offsets", id="lost"
+            partition(missing_rows=(Span(50, 70),)),
+            (),
+            "",
+            ERROR,
+            "the table lacks orders:0:50-70, 20 offsets",
+            id="lost",
         ),
         pytest.param(
-            partition(forgotten=(Span(50, 70),)), (), "", ERROR, "orders:0:50-70: not in the table", id="forgotten"
+            partition(forgotten_pending=(Span(50, 70),)),
+            (),
+            "",
+            ERROR,
+            "orders:0:50-70: not in the table",
+            id="forgotten",
         ),
         pytest.param(
             partition(),
@@ -221,37 +233,43 @@ def test_retention(at, gravity, says):
 )
 def test_exact(seen, remembered, cannot_tell, gravity, says):
     """What was committed is there, or somebody says where it is."""
-    verdict = exact(GroupSnapshot(GroupState.STABLE, (), (seen,)), remembered, cannot_tell)
-    assert verdict.gravity is gravity
-    assert says in verdict.sentence
+    verdict = no_missing_rows(GroupSnapshot(GroupState.STABLE, (), (seen,)), remembered, cannot_tell)
+    assert verdict.severity is gravity
+    assert says in verdict.message
 
 
 @pytest.mark.parametrize(
     ("owed", "cannot_tell", "gravity", "says"),
     [
-        pytest.param(OwedLetters(), "", FINE, "no dead letter is owed", id="none"),
-        pytest.param(OwedLetters(1, BAD[:1], "X: no"), "", WARNING, "1 dead letter is owed: orders:0:7-8; the", id="1"),
-        pytest.param(OwedLetters(2, BAD, "X: no"), "", WARNING, "orders:0:9-10; the first failed with X", id="2"),
-        pytest.param(OwedLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"),
-        pytest.param(OwedLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"),
+        pytest.param(PendingDeadLetters(), "", FINE, "no dead letter is owed", id="none"),
+        pytest.param(
+            PendingDeadLetters(1, BAD[:1], "X: no"), "", WARNING, "1 dead letter is owed: orders:0:7-8; the", id="1"
+        ),
+        pytest.param(
+            PendingDeadLetters(2, BAD, "X: no"), "", WARNING, "orders:0:9-10; the first failed with X", id="2"
+        ),
+        pytest.param(
+            PendingDeadLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"
+        ),
+        pytest.param(PendingDeadLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"),
     ],
 )
 def test_dead_letters(owed, cannot_tell, gravity, says):
     """Somebody has to mend something, or to give them up."""
-    verdict = dead_letters(owed, cannot_tell)
-    assert verdict.gravity is gravity
-    assert says in verdict.sentence
+    verdict = dead_letters_waiting(owed, cannot_tell)
+    assert verdict.severity is gravity
+    assert says in verdict.message
 
 
 def test_rows_that_are_only_not_recorded_do_not_expire():
     """They are in the table; the broker may delete their records."""
     at = partition(committed=200, log_end=200, log_start=130, outstanding=(Span(70, 120),))
-    assert retention([replace(at, unrecorded=(Span(70, 120),))], 20).gravity is FINE
+    assert retention([replace(at, unrecorded=(Span(70, 120),))], 20).severity is FINE
     assert retention([replace(at, unrecorded=(Span(70, 100),))], 20).numbers["expired_offsets"] == 20
 
 
 def test_many_are_told_by_their_first():
     """A description is read by people: five names, and how many more."""
     owed = tuple(Span(n * 10, n * 10 + 1) for n in range(8))
-    told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).sentence
+    told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).message
     assert "orders:0:40-41 and 3 more, 8 offsets" in told

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.fencing import Away, FenceReason, PollTimer, RunState, Surroundings, reason_to_fence
+from kafka_liveness_dagster.core.fencing import (
+    FenceReason,
+    FenceReport,
+    PollTimer,
+    ProcessObservation,
+    RunState,
+    reason_to_fence,
+)
 
 PROCESS_MS = 60_000
 LATE = PROCESS_MS
@@ -16,32 +23,32 @@ IN_TIME = PROCESS_MS - 1
 def test_the_timer_runs_from_poll_to_poll():
     """KIP-62: the process timeout is the time between two polls, not the time since the start."""
     timer = PollTimer(PROCESS_MS, polled_at_ms=1_000)
-    assert not timer.expired(60_999)
-    assert timer.expired(61_000)
+    assert not timer.has_expired(60_999)
+    assert timer.has_expired(61_000)
     timer.poll(61_000)
     assert timer.elapsed_ms(61_000) == 0
-    assert not timer.expired(120_999)
+    assert not timer.has_expired(120_999)
     assert timer.elapsed_ms(120_999) == 59_999
-    assert timer.expired(121_000)
+    assert timer.has_expired(121_000)
 
 
 def test_a_long_silence_stays_expired():
     """A process that was stopped for an hour (SIGSTOP) finds its timer expired however late it looks."""
     timer = PollTimer(PROCESS_MS, polled_at_ms=0)
-    assert timer.expired(3_600_000)
+    assert timer.has_expired(3_600_000)
 
 
 def test_polling_does_not_extend_the_run():
     """Only the poll interval begins anew with a poll; the end of the run stays where it is."""
     timer = PollTimer(PROCESS_MS, polled_at_ms=0, run_ends_at_ms=10_000)
     timer.poll(9_999)
-    assert not timer.run_expired(9_999)
-    assert timer.run_expired(10_000)
+    assert not timer.has_run_expired(9_999)
+    assert timer.has_run_expired(10_000)
 
 
 def test_a_run_without_an_end_never_expires():
     """No dagster/max_runtime, no end."""
-    assert not PollTimer(PROCESS_MS, polled_at_ms=0).run_expired(10**12)
+    assert not PollTimer(PROCESS_MS, polled_at_ms=0).has_run_expired(10**12)
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**9), st.lists(st.integers(0, 10**9)))
@@ -50,7 +57,7 @@ def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
     timer, now = PollTimer(process_ms, start), start
     for step in steps:
         now += step
-        assert timer.expired(now) == (timer.elapsed_ms(now) >= process_ms)
+        assert timer.has_expired(now) == (timer.elapsed_ms(now) >= process_ms)
         timer.poll(now)
         assert timer.elapsed_ms(now) == 0
 
@@ -100,7 +107,7 @@ def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
 def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, reason):
     """What was seen and the time decide; the graver reason hides the lesser."""
     timer = PollTimer(PROCESS_MS, polled_at_ms=0, run_ends_at_ms=run_ends_at_ms)
-    assert reason_to_fence(timer, Surroundings(parent_is_alive, run), now_ms) is reason
+    assert reason_to_fence(timer, ProcessObservation(parent_is_alive, run), now_ms) is reason
 
 
 @pytest.mark.parametrize(
@@ -113,20 +120,23 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
         pytest.param(FenceReason.MAX_RUNTIME_REACHED, False, False, id="the run is over for this process"),
         pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
         pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
-        pytest.param(FenceReason.CLOSED, False, False, id="closed is closed"),
+        pytest.param(FenceReason.CLOSED, False, False, id="lost is lost"),
         pytest.param(FenceReason.BROKERS_UNAVAILABLE, True, False, id="nobody to be a member of: joins again"),
         pytest.param(FenceReason.HANDED_OVER, True, False, id="a member still, of other partitions"),
-        pytest.param(FenceReason.INTERRUPTED, False, False, id="closed by a signal is closed"),
+        pytest.param(FenceReason.INTERRUPTED, False, False, id="interrupted"),
     ],
 )
 def test_what_a_reason_allows(reason, may_rejoin, releases):
     """Who was too slow or too silent may come back, and only a cancel gives up in good order."""
-    assert (reason.may_rejoin, reason.releases) == (may_rejoin, releases)
+    assert (reason.may_rejoin, reason.releases_partitions) == (may_rejoin, releases)
 
 
 def test_a_process_closes_by_itself_or_by_a_signal():
     """All others are events of a member that has not wished to leave."""
-    assert {reason for reason in FenceReason if reason.is_close} == {FenceReason.CLOSED, FenceReason.INTERRUPTED}
+    assert {reason for reason in FenceReason if reason.is_orderly_close} == {
+        FenceReason.CLOSED,
+        FenceReason.INTERRUPTED,
+    }
 
 
 def test_every_reason_is_a_sentence_of_its_own():
@@ -157,8 +167,8 @@ def test_what_is_as_it_should_be_needs_no_remedy(reason):
 def test_a_step_ends_with_its_run_worker(run, reason):
     """A step in a process of its own works for its parent; a run worker outlives the code server that is its parent."""
     timer = PollTimer(PROCESS_MS, polled_at_ms=0)
-    assert reason_to_fence(timer, Surroundings(parent_is_alive=False, run=run, is_step=True), IN_TIME) is reason
-    assert reason_to_fence(timer, Surroundings(parent_is_alive=True, is_step=True), IN_TIME) is None
+    assert reason_to_fence(timer, ProcessObservation(parent_is_alive=False, run=run, is_step=True), IN_TIME) is reason
+    assert reason_to_fence(timer, ProcessObservation(parent_is_alive=True, is_step=True), IN_TIME) is None
 
 
 @pytest.mark.parametrize(
@@ -172,19 +182,19 @@ def test_a_step_ends_with_its_run_worker(run, reason):
 )
 def test_a_batch_has_the_process_timeout_or_what_is_left_of_the_run(run_ends_at_ms, now_ms, left_ms):
     """Asked at every poll: the run's remaining budget always caps a batch's."""
-    assert PollTimer(60_000, 0, run_ends_at_ms).left_ms(now_ms) == left_ms
+    assert PollTimer(60_000, 0, run_ends_at_ms).remaining_ms(now_ms) == left_ms
 
 
 @pytest.mark.parametrize("is_back", [False, True])
 @pytest.mark.parametrize("reason", FenceReason)
 def test_a_tag_is_read_as_it_was_written(reason, is_back):
     """A code, which no message depends on."""
-    away = Away(reason, is_back)
+    away = FenceReport(reason, is_back)
     assert away.encode() == reason.code + " back" * is_back
-    assert Away.decode(away.encode()) == away
+    assert FenceReport.decode(away.encode()) == away
 
 
 @pytest.mark.parametrize("text", ["", "abducted", "poll-timeout for ever", "poll-timeout  back", "back"])
 def test_a_tag_of_a_later_version_says_nothing(text):
     """It is as if the run had not said why."""
-    assert Away.decode(text) is None
+    assert FenceReport.decode(text) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.hidden_values import VARIABLE, is_asked, kind_of, reported
+from kafka_liveness_dagster.core.hidden_values import VARIABLE, error_kind, error_text, is_enabled
 
 
 class OfSparkError(Exception):
@@ -20,10 +20,10 @@ def test_what_asks_for_it(monkeypatch, value, asked):
     monkeypatch.delenv(VARIABLE, raising=False)
     if value is not None:
         monkeypatch.setenv(VARIABLE, value)
-    assert is_asked() is asked
-    assert reported(ValueError("hunter2")) == ("ValueError" if asked else "hunter2")
+    assert is_enabled() is asked
+    assert error_text(ValueError("hunter2")) == ("ValueError" if asked else "hunter2")
 
 
 def test_a_condition_of_spark_is_no_value():
     """It says what went wrong, and of which record nothing."""
-    assert kind_of(OfSparkError("the value 'hunter2' cannot be cast")) == "OfSparkError [CAST_INVALID_INPUT]"
+    assert error_kind(OfSparkError("the value 'hunter2' cannot be cast")) == "OfSparkError [CAST_INVALID_INPUT]"

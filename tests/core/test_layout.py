@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.table_layout import PARTITION_FIELD, SORT_FIELD, Field, Layout, field
+from kafka_liveness_dagster.core.table_layout import (
+    PARTITION_FIELD,
+    SORT_FIELD,
+    Field,
+    TableLayout,
+    parse_partition_field,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,8 +26,8 @@ from kafka_liveness_dagster.core.table_layout import PARTITION_FIELD, SORT_FIELD
 )
 def test_a_partition_field_is_split_into_transform_and_column(text, expected):
     """A text that is accepted when an asset is declared can also be sent to Spark."""
-    assert PARTITION_FIELD.fits(text)
-    assert field(text) == expected
+    assert PARTITION_FIELD.matches(text)
+    assert parse_partition_field(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,9 +48,9 @@ def test_a_partition_field_is_split_into_transform_and_column(text, expected):
 )
 def test_another_transform_or_no_column_is_refused(text):
     """The refusal comes before a statement is made of the text."""
-    assert not PARTITION_FIELD.fits(text)
+    assert not PARTITION_FIELD.matches(text)
     with pytest.raises(ValueError) as refusal:
-        field(text)
+        parse_partition_field(text)
     assert str(refusal.value) == text
 
 
@@ -63,7 +69,7 @@ def test_another_transform_or_no_column_is_refused(text):
 )
 def test_a_sort_field_is_a_column_with_an_order(text, fits):
     """Spark sorts by columns alone; one text is one column."""
-    assert SORT_FIELD.fits(text) is fits
+    assert SORT_FIELD.matches(text) is fits
 
 
 @pytest.mark.parametrize(
@@ -78,4 +84,4 @@ def test_a_sort_field_is_a_column_with_an_order(text, fits):
 )
 def test_files_hold_one_kafka_partition_only_if_both_columns_divide_them(partition_by, expected):
     """A transform of a column may put two values into one file."""
-    assert Layout(partition_by=partition_by).is_by_kafka_partition is expected
+    assert TableLayout(partition_by=partition_by).is_by_kafka_partition is expected

@@ -10,21 +10,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.ledger import (
-    LONG,
+    COMPRESS_ABOVE_CHARS,
     MAX_CHARACTERS,
     MAX_PARTS,
-    Account,
-    LedgerError,
-    Snapshot,
-    chain,
-    decode,
-    encode,
-    goes_on,
-    is_set_back,
+    LedgerEntry,
+    SnapshotSummary,
+    UnknownLedgerFormatError,
+    ancestor_ids,
+    decode_entries,
+    decode_total_as_of,
+    encode_entries,
+    is_continuation_of,
     lineage,
+    merge_entries,
     read_ledger,
-    since_of,
-    total,
+    was_rolled_back,
     written_since,
 )
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
@@ -34,18 +34,18 @@ ID = "2Mq71qnKT1ul7FBvra2xew"
 SPANS = st.lists(st.builds(Span, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=4).map(union)
 ACCOUNTS = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["orders", "a.b", "x-y_z"]), st.integers(0, 9)),
-    st.builds(Account, SPANS, SPANS, st.none() | st.integers(0, 2**62)),
+    st.builds(LedgerEntry, SPANS, SPANS, st.none() | st.integers(0, 2**62)),
     max_size=6,
 )
 
 
 def held(*pairs):
     """An account of these offsets, as its snapshot says it."""
-    return {TP: Account(tuple(Span(*pair) for pair in pairs), start=0, topic_id=ID)}
+    return {TP: LedgerEntry(tuple(Span(*pair) for pair in pairs), first_offset=0, topic_id=ID)}
 
 
 def text(*pairs):
-    return encode(held(*pairs))
+    return encode_entries(held(*pairs))
 
 
 def table(*snapshots):
@@ -55,8 +55,8 @@ def table(*snapshots):
 
 def what(snapshots, current):
     """What is read, as pairs, and whether it is all."""
-    found = read_ledger(snapshots, lineage(snapshots, current)).of(TP)
-    return [tuple(span) for span in found.done], found.complete
+    found = read_ledger(snapshots, lineage(snapshots, current)).entry(TP)
+    return [tuple(span) for span in found.written], found.is_complete
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------
@@ -65,46 +65,46 @@ def what(snapshots, current):
 def test_the_text_is_a_promise():
     """People read it in their table's snapshots."""
     accounts = {
-        TopicPartition("orders", 0): Account((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ID),
-        TopicPartition("orders", 1): Account((Span(5, 6),)),
-        TopicPartition("paid", 0): Account((Span(1, 2),)),
+        TopicPartition("orders", 0): LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ID),
+        TopicPartition("orders", 1): LedgerEntry((Span(5, 6),)),
+        TopicPartition("paid", 0): LedgerEntry((Span(1, 2),)),
     }
-    assert encode(accounts) == f"orders/{ID} 0@0:0-70,90-120!70-90 1:5-6 paid/ 0:1-2"
+    assert encode_entries(accounts) == f"orders/{ID} 0@0:0-70,90-120!70-90 1:5-6 paid/ 0:1-2"
 
 
 def test_the_text_names_the_groups_that_wrote_a_topic():
     """A group may have any name: its characters are percent-encoded."""
     groups = frozenset({"orders-etl", "orders, new/2"})
-    accounts = {TP: Account((Span(0, 70),), groups=groups), TopicPartition("orders", 4): Account((Span(0, 5),))}
-    assert encode(accounts) == "orders//orders%2C%20new%2F2/orders-etl 3:0-70 4:0-5"
-    assert {account.groups for account in decode(encode(accounts)).values()} == {groups}
+    accounts = {TP: LedgerEntry((Span(0, 70),), groups=groups), TopicPartition("orders", 4): LedgerEntry((Span(0, 5),))}
+    assert encode_entries(accounts) == "orders//orders%2C%20new%2F2/orders-etl 3:0-70 4:0-5"
+    assert {account.groups for account in decode_entries(encode_entries(accounts)).values()} == {groups}
 
 
 def test_groups_whose_names_are_like_ranges_are_read_back_from_a_long_text():
     """A compressed text has sizes in the place of the ends of ranges."""
     groups = frozenset({"2025-12-orders", "2026-01-orders"})
-    accounts = {TopicPartition("orders", n): Account((Span(n, 5000 + n),), groups=groups) for n in range(200)}
-    assert len(encode(accounts)) > LONG or encode(accounts).startswith("z:")
-    assert decode(encode(accounts)) == accounts
+    accounts = {TopicPartition("orders", n): LedgerEntry((Span(n, 5000 + n),), groups=groups) for n in range(200)}
+    assert len(encode_entries(accounts)) > COMPRESS_ABOVE_CHARS or encode_entries(accounts).startswith("z:")
+    assert decode_entries(encode_entries(accounts)) == accounts
 
 
 def test_all_groups_that_wrote_a_topic_count_for_each_of_its_partitions():
     """Group g-a wrote partition 3, group g-b partition 4, and nobody partition 5."""
     wrote = [
-        encode({TopicPartition("orders", n): Account((Span(0, 9),), groups=frozenset({g}))})
+        encode_entries({TopicPartition("orders", n): LedgerEntry((Span(0, 9),), groups=frozenset({g}))})
         for n, g in ((3, "g-a"), (4, "g-b"))
     ]
-    snapshots = table(Snapshot(1, None, wrote[0]), Snapshot(2, 1, wrote[1]))
+    snapshots = table(SnapshotSummary(1, None, wrote[0]), SnapshotSummary(2, 1, wrote[1]))
     ledger = read_ledger(snapshots, lineage(snapshots, 2))
     for partition in (3, 4, 5):
-        assert ledger.of(TopicPartition("orders", partition)).groups == {"g-a", "g-b"}
-    assert ledger.of(TopicPartition("paid", 0)).groups == frozenset()
+        assert ledger.entry(TopicPartition("orders", partition)).groups == {"g-a", "g-b"}
+    assert ledger.entry(TopicPartition("paid", 0)).groups == frozenset()
 
 
 @given(ACCOUNTS)
 def test_an_account_is_read_back_from_its_text(accounts):
     """decode(encode(accounts)) == accounts, compressed or not."""
-    assert decode(encode(accounts)) == accounts
+    assert decode_entries(encode_entries(accounts)) == accounts
 
 
 @pytest.fixture(scope="module")
@@ -117,29 +117,30 @@ def wrote(example):
 @given(accounts=ACCOUNTS, spans=SPANS)
 def test_readers_without_this_package_read_the_same(wrote, partitions, accounts, spans):
     """docs/readers.md says in ten lines which offsets a snapshot wrote, of a long text too."""
-    accounts |= {TopicPartition("wide", number): Account(spans, start=0) for number in range(partitions)}
-    text = encode(accounts)
+    accounts |= {TopicPartition("wide", number): LedgerEntry(spans, first_offset=0) for number in range(partitions)}
+    text = encode_entries(accounts)
     for (topic, partition), account in accounts.items():
-        assert wrote(text, topic, partition) == [tuple(span) for span in account.done]
+        assert wrote(text, topic, partition) == [tuple(span) for span in account.written]
     assert wrote(text, "wide", partitions) == wrote(text, "ide", 0) == []
 
 
 def test_a_long_text_is_compressed():
     """A thousand partitions in a few kilobytes: every later metadata file copies it."""
     many = {
-        TopicPartition("orders", p): Account((Span(0, 10**9 + 17 * p),), start=0, topic_id=ID) for p in range(1_000)
+        TopicPartition("orders", p): LedgerEntry((Span(0, 10**9 + 17 * p),), first_offset=0, topic_id=ID)
+        for p in range(1_000)
     }
-    assert LONG < len(encode(many)) < 10_000
-    assert decode(encode(many)) == many
+    assert COMPRESS_ABOVE_CHARS < len(encode_entries(many)) < 10_000
+    assert decode_entries(encode_entries(many)) == many
 
 
 @given(st.integers(0, 2**61), st.integers(1, 10**6))
 def test_what_is_compressed_is_told_by_sizes(start, size):
     """Whatever the topic is called: only spans have sizes."""
     spans = tuple(Span(start + 2 * n * size, start + (2 * n + 1) * size) for n in range(60))
-    held = {TopicPartition("etl-2024-01", p): Account(spans[:30], spans[30:], 7, ID) for p in range(3)}
-    assert encode(held).startswith("z:")
-    assert decode(encode(held)) == held
+    held = {TopicPartition("etl-2024-01", p): LedgerEntry(spans[:30], spans[30:], 7, ID) for p in range(3)}
+    assert encode_entries(held).startswith("z:")
+    assert decode_entries(encode_entries(held)) == held
 
 
 @pytest.mark.parametrize(
@@ -160,8 +161,8 @@ def test_what_is_compressed_is_told_by_sizes(start, size):
 )
 def test_what_we_did_not_write_is_not_guessed_at(wrong):
     """A newer version's ledger is an error with the remedy."""
-    with pytest.raises(LedgerError, match="newer version"):
-        decode(wrong)
+    with pytest.raises(UnknownLedgerFormatError, match="newer version"):
+        decode_entries(wrong)
 
 
 def packed(words):
@@ -185,8 +186,8 @@ def packed(words):
 )
 def test_a_compressed_text_of_another_writer_is_refused(text):
     """Its length is bounded: 16 kB would become 16 MB, and 389 kB became 300 MB."""
-    with pytest.raises(LedgerError, match="does not understand"):
-        decode(text)
+    with pytest.raises(UnknownLedgerFormatError, match="does not understand"):
+        decode_entries(text)
 
 
 NUMBERS = st.integers(0, 2**70).map(str) | st.just("9" * 5_000)
@@ -201,12 +202,12 @@ LIKE_OURS = st.lists(
 def test_every_text_is_understood_or_a_ledger_error(text):
     """What is understood has partitions and offsets that a broker can have."""
     try:
-        accounts = decode(text)
-    except LedgerError:
+        accounts = decode_entries(text)
+    except UnknownLedgerFormatError:
         return
     for tp, found in accounts.items():
         assert tp.partition <= MAX_PARTITION
-        assert all(0 <= span.start < span.end <= MAX_OFFSET for span in (*found.done, *found.reported))
+        assert all(0 <= span.start < span.end <= MAX_OFFSET for span in (*found.written, *found.written_off))
 
 
 @given(st.none() | st.text() | st.integers(0, 2**70).map(str))
@@ -215,30 +216,32 @@ def test_every_text_is_understood_or_a_ledger_error(text):
 def test_every_sum_is_of_a_snapshot_or_a_ledger_error(text):
     """The error names the snapshot that says so, and how to be rid of it."""
     if not text or (text.isascii() and text.isdigit() and int(text) <= MAX_OFFSET):
-        assert since_of(7, text) == (int(text) if text else None)
+        assert decode_total_as_of(7, text) == (int(text) if text else None)
         return
-    with pytest.raises(LedgerError, match=r"snapshot_ids => ARRAY\(7\)") as caught:
-        since_of(7, text)
+    with pytest.raises(UnknownLedgerFormatError, match=r"snapshot_ids => ARRAY\(7\)") as caught:
+        decode_total_as_of(7, text)
     assert str(caught.value).startswith(f"snapshot 7 says {text[:80]!r}, ")
 
 
 def test_a_text_that_is_not_understood_is_named_with_its_snapshot():
     """Among thousands of snapshots."""
-    snapshots = table(Snapshot(1, None, text((0, 10))), Snapshot(2, 1, "their own words"))
-    with pytest.raises(LedgerError, match=r"^snapshot 2 says 'their own words', 15 characters"):
+    snapshots = table(SnapshotSummary(1, None, text((0, 10))), SnapshotSummary(2, 1, "their own words"))
+    with pytest.raises(UnknownLedgerFormatError, match=r"^snapshot 2 says 'their own words', 15 characters"):
         what(snapshots, 2)
 
 
 def test_nothing_says_nothing():
     """Somebody else's snapshot has no such text."""
-    assert decode("") == {}
+    assert decode_entries("") == {}
 
 
 def test_accounts_add_up():
     """Offsets are united, the beginning is the earliest, and what one of them does not know both do not."""
-    both = Account((Span(0, 5),), start=3) + Account((Span(5, 9),), (Span(9, 10),), 1, ID, complete=False)
-    assert both == Account((Span(0, 9),), (Span(9, 10),), 1, ID, complete=False)
-    assert total([{TP: Account()}, {TP: Account(start=2)}])[TP] == Account(start=2)
+    both = LedgerEntry((Span(0, 5),), first_offset=3) + LedgerEntry(
+        (Span(5, 9),), (Span(9, 10),), 1, ID, is_complete=False
+    )
+    assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, ID, is_complete=False)
+    assert merge_entries([{TP: LedgerEntry()}, {TP: LedgerEntry(first_offset=2)}])[TP] == LedgerEntry(first_offset=2)
 
 
 # --- lineage --------------------------------------------------------------------------------------------------------
@@ -247,32 +250,35 @@ def test_accounts_add_up():
 def test_every_commit_counts():
     """A table from its beginning: what each snapshot wrote; somebody else's says nothing and is passed."""
     snapshots = table(
-        Snapshot(1, None, text((0, 10))), Snapshot(2, 1), Snapshot(3, 2, text((10, 20))), Snapshot(4, 3, text((30, 40)))
+        SnapshotSummary(1, None, text((0, 10))),
+        SnapshotSummary(2, 1),
+        SnapshotSummary(3, 2, text((10, 20))),
+        SnapshotSummary(4, 3, text((30, 40))),
     )
     assert what(snapshots, 4) == ([(0, 20), (30, 40)], True)
 
 
 def test_a_sum_stands_for_all_before_it():
     """The walk ends at the first snapshot that somebody summed up, expired or not."""
-    summed = Snapshot(4, 3, text((20, 30)), text((0, 20)), 3)
-    assert what(table(Snapshot(3, 2, text((99, 100))), summed), 4) == ([(0, 30)], True)
+    summed = SnapshotSummary(4, 3, text((20, 30)), text((0, 20)), 3)
+    assert what(table(SnapshotSummary(3, 2, text((99, 100))), summed), 4) == ([(0, 30)], True)
     assert what(table(summed), 4) == ([(0, 30)], True)
 
 
 def test_two_writers_at_a_time_lose_nothing_of_each_other():
     """Neither's sum has the other's commit: the newest sum counts, and all that was written since."""
     snapshots = table(
-        Snapshot(1, None, text((0, 10))),
-        Snapshot(2, 1, text((10, 20)), text((0, 10)), 1),
-        Snapshot(3, 2, text((50, 60)), text((0, 20)), 2),
-        Snapshot(4, 3, text((20, 30)), text((0, 10)), 1),
+        SnapshotSummary(1, None, text((0, 10))),
+        SnapshotSummary(2, 1, text((10, 20)), text((0, 10)), 1),
+        SnapshotSummary(3, 2, text((50, 60)), text((0, 20)), 2),
+        SnapshotSummary(4, 3, text((20, 30)), text((0, 10)), 1),
     )
     assert what(snapshots, 4) == ([(0, 30), (50, 60)], True)
 
 
 def test_rolled_back_it_says_less():
     """The current snapshot decides; what is not among its ancestors is not in the table."""
-    snapshots = table(*(Snapshot(n, n - 1 or None, text((10 * n, 10 * n + 10))) for n in range(1, 6)))
+    snapshots = table(*(SnapshotSummary(n, n - 1 or None, text((10 * n, 10 * n + 10))) for n in range(1, 6)))
     assert what(snapshots, 3) == ([(10, 40)], True)
     assert what(snapshots, None) == ([], True)
 
@@ -280,49 +286,53 @@ def test_rolled_back_it_says_less():
 def test_a_sum_of_what_was_rolled_back_is_not_believed():
     """A writer that did not look: its ``since`` is in the table, and no ancestor of its own commit."""
     snapshots = table(
-        Snapshot(1, None, text((0, 10))),
-        Snapshot(2, 1, text((10, 20))),
-        Snapshot(3, 1, text((20, 30)), text((0, 20)), 2),
+        SnapshotSummary(1, None, text((0, 10))),
+        SnapshotSummary(2, 1, text((10, 20))),
+        SnapshotSummary(3, 1, text((20, 30)), text((0, 20)), 2),
     )
     assert what(snapshots, 3) == ([(0, 10), (20, 30)], True)
 
 
 def test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history():
     """The walk does not reach the beginning of the table, so sums count there; this one must not."""
-    snapshots = table(Snapshot(2, 1, text((10, 20))), Snapshot(3, 1, text((20, 30)), text((0, 20)), 2))
+    snapshots = table(SnapshotSummary(2, 1, text((10, 20))), SnapshotSummary(3, 1, text((20, 30)), text((0, 20)), 2))
     assert what(snapshots, 3) == ([(20, 30)], False)
 
 
 def test_an_expired_history_proves_nothing_by_what_it_lacks():
     """What is said is true; what is not said may have been said by a snapshot that is gone."""
-    assert what(table(Snapshot(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
-    assert what(table(Snapshot(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
-    found = read_ledger(table(Snapshot(5, 4, text((40, 50)))), lineage(table(Snapshot(5, 4, text((40, 50)))), 5))
-    assert not found.of(TopicPartition("paid", 0)).complete
-    assert found.of(TopicPartition("orders", 9)).topic_id == ID
+    assert what(table(SnapshotSummary(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
+    assert what(table(SnapshotSummary(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
+    found = read_ledger(
+        table(SnapshotSummary(5, 4, text((40, 50)))), lineage(table(SnapshotSummary(5, 4, text((40, 50)))), 5)
+    )
+    assert not found.entry(TopicPartition("paid", 0)).is_complete
+    assert found.entry(TopicPartition("orders", 9)).topic_id == ID
 
 
 def test_a_snapshot_nobody_listed_is_not_the_beginning():
     """A look at the newest ones only, of a table that was rolled back far: ask for all of them."""
-    assert what(table(Snapshot(5, 4, text((40, 50)))), 3) == ([], False)
+    assert what(table(SnapshotSummary(5, 4, text((40, 50)))), 3) == ([], False)
 
 
 def test_parents_in_a_circle_end():
     """No table has them; nobody waits for ever if one does."""
-    assert what(table(Snapshot(1, 2, text((0, 1))), Snapshot(2, 1, text((1, 2)))), 2) == ([(0, 2)], False)
+    assert what(table(SnapshotSummary(1, 2, text((0, 1))), SnapshotSummary(2, 1, text((1, 2)))), 2) == ([(0, 2)], False)
 
 
 def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     """A writer whose table has lost its history: what it had itself, and that there may be more."""
-    lost = {TP: Account((Span(0, 30),), complete=False), TopicPartition("orders", 4): Account((Span(5, 9),))}
-    told = encode(lost, complete=False)
+    lost = {TP: LedgerEntry((Span(0, 30),), is_complete=False), TopicPartition("orders", 4): LedgerEntry((Span(5, 9),))}
+    told = encode_entries(lost, complete=False)
     assert told == "? orders/ 3?:0-30 4:5-9"
-    assert decode(told) == lost
-    found = read_ledger(table(Snapshot(5, 4, text((40, 50)), told, 4)), lineage(table(Snapshot(5, 4, "", told, 4)), 5))
-    complete = {tp.partition: found.of(tp).complete for tp in (TP, *lost, TopicPartition("orders", 9))}
+    assert decode_entries(told) == lost
+    found = read_ledger(
+        table(SnapshotSummary(5, 4, text((40, 50)), told, 4)), lineage(table(SnapshotSummary(5, 4, "", told, 4)), 5)
+    )
+    complete = {tp.partition: found.entry(tp).is_complete for tp in (TP, *lost, TopicPartition("orders", 9))}
     assert complete == {3: False, 4: True, 9: False}
-    fresh = Snapshot(6, 5, encode({TopicPartition("orders", 9): Account((Span(0, 1),))}), told, 5)
-    assert not read_ledger(table(fresh), lineage(table(fresh), 6)).of(TopicPartition("orders", 9)).complete
+    fresh = SnapshotSummary(6, 5, encode_entries({TopicPartition("orders", 9): LedgerEntry((Span(0, 1),))}), told, 5)
+    assert not read_ledger(table(fresh), lineage(table(fresh), 6)).entry(TopicPartition("orders", 9)).is_complete
 
 
 # --- a table that was set back ----------------------------------------------------------------------------------------
@@ -347,31 +357,33 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
 )
 def test_a_table_is_set_back_when_it_goes_on_from_an_ancestor(now, before, expected):
     """Whether what was current is expired makes no difference: what is told of its ancestors does not pass it."""
-    assert is_set_back(now, before) is expected
+    assert was_rolled_back(now, before) is expected
 
 
 def test_a_chain_names_the_parent_that_is_expired():
     """As far back as the table can name them; a cycle, which no table has, ends it."""
-    assert chain({}, None) == chain({}, 1) == ()
-    assert chain(table(Snapshot(2, 1), Snapshot(1, None)), 2) == (2, 1)
-    assert chain(table(Snapshot(3, 2), Snapshot(9, 1)), 3) == (3, 2)
-    assert chain(table(Snapshot(3, 2), Snapshot(2, 3)), 3) == (3, 2)
+    assert ancestor_ids({}, None) == ancestor_ids({}, 1) == ()
+    assert ancestor_ids(table(SnapshotSummary(2, 1), SnapshotSummary(1, None)), 2) == (2, 1)
+    assert ancestor_ids(table(SnapshotSummary(3, 2), SnapshotSummary(9, 1)), 3) == (3, 2)
+    assert ancestor_ids(table(SnapshotSummary(3, 2), SnapshotSummary(2, 3)), 3) == (3, 2)
 
 
 def test_a_known_snapshot_that_left_the_chain_makes_what_was_known_doubtful():
     """It may have been rolled away before it expired."""
-    assert goes_on((8, 7, 6), {6, 7})
-    assert goes_on((8, 7), set())
-    assert not goes_on((8, 7), {6, 7})
-    assert not goes_on((8, 7), {None})
+    assert is_continuation_of((8, 7, 6), {6, 7})
+    assert is_continuation_of((8, 7), set())
+    assert not is_continuation_of((8, 7), {6, 7})
+    assert not is_continuation_of((8, 7), {None})
 
 
 def test_what_was_written_since_a_snapshot():
     """Of the snapshots in between; unknown where the snapshot is none of the ancestors, as after an expiration."""
-    snapshots = table(Snapshot(2, 1, text((0, 5))), Snapshot(3, 2, text((5, 9))), Snapshot(4, 3, text((7, 12))))
+    snapshots = table(
+        SnapshotSummary(2, 1, text((0, 5))), SnapshotSummary(3, 2, text((5, 9))), SnapshotSummary(4, 3, text((7, 12)))
+    )
     for before, expected in ((1, [(0, 12)]), (2, [(5, 12)]), (3, [(7, 12)]), (4, [])):
         found = written_since(snapshots, 4, before)
-        assert [tuple(span) for account in found.values() for span in account.done] == expected
+        assert [tuple(span) for account in found.values() for span in account.written] == expected
     assert written_since(snapshots, 4, 7) is None
     assert written_since(snapshots, None, 4) is None
     assert written_since(snapshots, None, None) == {}

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.member_state import (
-    CALLS,
+    ALLOWED_ACTIONS,
     TRANSITIONS,
-    Commit,
+    CommitAction,
     Event,
     IllegalEventError,
-    Leave,
-    Serve,
-    Standing,
+    LeaveAction,
+    MemberState,
+    PollAction,
     State,
 )
 
 DESIGN = Path(__file__).parents[2] / "DESIGN.md"
-IN_A_CALLBACK = {state for state, calls in CALLS.items() if calls.leave is Leave.AT_THE_END_OF_THE_POLL}
+IN_A_CALLBACK = {state for state, calls in ALLOWED_ACTIONS.items() if calls.leave is LeaveAction.AFTER_POLL}
 
 
 def shown(name):
@@ -32,12 +32,13 @@ def shown(name):
 
 def tables():
     """The tables as DESIGN.md shows them."""
-    yield "| state | what it is | comes from | `serve` | `adopt`, `commit`, `confirm` | `leave` |"
+    commits = "`commit_start_positions`, `commit`, `verify_ownership`"
+    yield f"| state | what it is | comes from | `poll` | {commits} | `leave` |"
     yield "|---|---|---|---|---|---|"
     for state in State:
         before = [shown(s.name) for s in State if s is not state and state in TRANSITIONS[s].values()]
-        calls = CALLS[state]
-        does = (shown(calls.serve.name), shown(calls.commit.name), shown(calls.leave.name))
+        calls = ALLOWED_ACTIONS[state]
+        does = (shown(calls.poll.name), shown(calls.commit.name), shown(calls.leave.name))
         yield f"| {' | '.join((shown(state.name), state.value, ', '.join(before) or 'the beginning', *does))} |"
     yield ""
     yield f"| event | {' | '.join(shown(state.name) for state in State)} |"
@@ -46,25 +47,29 @@ def tables():
         to = [shown(TRANSITIONS[s][event].name) if event in TRANSITIONS[s] else "-" for s in State]
         yield f"| {' | '.join((shown(event.name), *to))} |"
     yield ""
-    for call, kind in (("`serve`", Serve), ("`adopt`, `commit`, `confirm`", Commit), ("`leave`", Leave)):
+    for call, kind in (
+        ("`poll`", PollAction),
+        ("`commit_start_positions`, `commit`, `verify_ownership`", CommitAction),
+        ("`leave`", LeaveAction),
+    ):
         yield f"- {call}. {'; '.join(f'*{shown(one.name)}*: {one.value}' for one in kind)}."
     yield f"- Events. {'; '.join(f'*{shown(event.name)}*: {event.value}' for event in Event)}."
 
 
 def told(*events):
     """A member to which this has happened."""
-    standing = Standing()
+    standing = MemberState()
     for event in events:
-        standing.happened(event)
+        standing.apply(event)
     return standing
 
 
 def after_all(events):
     """The same, but for what cannot happen."""
-    standing = Standing()
+    standing = MemberState()
     for event in events:
         if event in TRANSITIONS[standing.state]:
-            standing.happened(event)
+            standing.apply(event)
     return standing
 
 
@@ -84,21 +89,21 @@ def test_design_shows_the_table_of_the_program():
         pytest.param(
             ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "POLL_ENDED"], State.ASSIGNED, id="given up in good order"
         ),
-        pytest.param(["PARTITIONS_ASSIGNED", "PUT_OUT"], State.FENCED, id="KIP-848: FENCED_MEMBER_EPOCH"),
+        pytest.param(["PARTITIONS_ASSIGNED", "FENCED"], State.FENCED, id="KIP-848: FENCED_MEMBER_EPOCH"),
         pytest.param(
-            ["PUT_OUT"], State.FENCED, id="KIP-345: the instance id is another's, before anything was assigned"
+            ["FENCED"], State.FENCED, id="KIP-345: the instance id is another's, before anything was assigned"
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "PUT_OUT", "PARTITIONS_ASSIGNED"], State.FENCED, id="librdkafka rejoins by itself"
+            ["PARTITIONS_ASSIGNED", "FENCED", "PARTITIONS_ASSIGNED"], State.FENCED, id="librdkafka rejoins by itself"
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "PUT_OUT", "REVOCATION_BEGAN"], State.LOSING, id="librdkafka#5604: lost is revoked"
+            ["PARTITIONS_ASSIGNED", "FENCED", "REVOCATION_BEGAN"], State.LOSING, id="librdkafka#5604: lost is revoked"
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "PUT_OUT"], State.LOSING, id="KIP-62: it waited too long"
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED"], State.LOSING, id="KIP-62: it waited too long"
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "PUT_OUT", "POLL_ENDED"], State.FENCED, id="and returned"
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED", "POLL_ENDED"], State.FENCED, id="and returned"
         ),
         pytest.param(
             ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "LEAVE_DEFERRED"],
@@ -112,13 +117,13 @@ def test_design_shows_the_table_of_the_program():
         ),
         pytest.param(["GROUP_LEFT"], State.LEFT, id="closed before it was let in"),
         pytest.param(["PARTITIONS_ASSIGNED", "GROUP_LEFT", "REVOCATION_BEGAN"], State.LEFT, id="close() calls back"),
-        pytest.param(["PARTITIONS_ASSIGNED", "FELL_SILENT"], State.LEFT, id="no commit came back"),
+        pytest.param(["PARTITIONS_ASSIGNED", "COMMIT_TIMED_OUT"], State.LEFT, id="no commit came back"),
     ],
 )
 def test_what_happens_leads_where_the_protocols_have_it(events, state):
     """A story a row."""
     standing = told(*(Event[name] for name in events))
-    assert (standing.state, standing.calls) == (state, CALLS[state])
+    assert (standing.state, standing.allowed) == (state, ALLOWED_ACTIONS[state])
 
 
 @given(st.lists(st.sampled_from(Event)), st.sampled_from(Event))
@@ -127,29 +132,29 @@ def test_what_cannot_happen_raises_and_changes_nothing(before, event):
     standing = after_all(before)
     state = standing.state
     if event in TRANSITIONS[state]:
-        standing.happened(event)
+        standing.apply(event)
         assert standing.state is TRANSITIONS[state][event]
     else:
         with pytest.raises(IllegalEventError, match=f"{event.name} cannot happen to a member that is {state.name}"):
-            standing.happened(event)
+            standing.apply(event)
         assert standing.state is state
 
 
 def test_why_it_is_out_is_told_with_the_event():
     """And not before."""
     standing = told(Event.PARTITIONS_ASSIGNED)
-    assert standing.ended is None
-    standing.put_out(FenceReason.PARTITIONS_LOST)
-    assert (standing.state, standing.ended) == (State.FENCED, FenceReason.PARTITIONS_LOST)
+    assert standing.fenced_by is None
+    standing.fence(FenceReason.PARTITIONS_LOST)
+    assert (standing.state, standing.fenced_by) == (State.FENCED, FenceReason.PARTITIONS_LOST)
 
 
 @given(st.lists(st.sampled_from(Event)))
 def test_what_is_fenced_is_fenced_for_good(events):
     """KIP-62, KIP-848: who is out may not commit any more, and comes back as a new member."""
-    standing, was_out = Standing(), False
+    standing, was_out = MemberState(), False
     for event in events:
         if event in TRANSITIONS[standing.state]:
-            standing.happened(event)
+            standing.apply(event)
         was_out = was_out or standing.state not in (State.JOINING, State.ASSIGNED, State.REVOKING)
         assert not (was_out and standing.state in (State.JOINING, State.ASSIGNED, State.REVOKING))
 
@@ -160,7 +165,7 @@ def test_every_state_is_reached_and_but_for_the_last_one_left():
     while new:
         reached |= new
         new = {to for state in new for to in TRANSITIONS[state].values()} - reached
-    assert reached == set(State) == set(TRANSITIONS) == set(CALLS)
+    assert reached == set(State) == set(TRANSITIONS) == set(ALLOWED_ACTIONS)
     for start in State:
         ways, new = set(), {start}
         while new:
@@ -174,24 +179,26 @@ def test_nothing_closes_a_client_inside_of_its_own_callback():
     """There ``close()`` never returns, and a commit is made by the callback's thread: it always comes back."""
     assert {State.REVOKING, State.LOSING, State.LEAVING} == IN_A_CALLBACK
     for state in State:
-        can_close = {Event.GROUP_LEFT, Event.FELL_SILENT} & TRANSITIONS[state].keys()
+        can_close = {Event.GROUP_LEFT, Event.COMMIT_TIMED_OUT} & TRANSITIONS[state].keys()
         assert not (state in IN_A_CALLBACK and can_close)
-        assert (Event.GROUP_LEFT in can_close) == (CALLS[state].leave is Leave.AT_ONCE)
+        assert (Event.GROUP_LEFT in can_close) == (ALLOWED_ACTIONS[state].leave is LeaveAction.NOW)
         assert (Event.LEAVE_DEFERRED in TRANSITIONS[state]) == (state in IN_A_CALLBACK)
-        assert (CALLS[state].serve is Serve.WAIT) == (CALLS[state].commit is Commit.IN_THE_CALLBACK)
-        assert (CALLS[state].serve is Serve.WAIT) == (state in IN_A_CALLBACK)
+        assert (ALLOWED_ACTIONS[state].poll is PollAction.WAIT) == (
+            ALLOWED_ACTIONS[state].commit is CommitAction.IN_CALLBACK
+        )
+        assert (ALLOWED_ACTIONS[state].poll is PollAction.WAIT) == (state in IN_A_CALLBACK)
 
 
 def test_who_owns_nothing_commits_nothing():
     """Before the first assignment, and after the leave; only what is committed can meet silence."""
-    assert {s for s in State if CALLS[s].commit is Commit.NOTHING} == {State.JOINING, State.LEFT}
+    assert {s for s in State if ALLOWED_ACTIONS[s].commit is CommitAction.NOTHING} == {State.JOINING, State.LEFT}
     for state in State:
-        assert (Event.FELL_SILENT in TRANSITIONS[state]) == (CALLS[state].commit is Commit.IN_TIME)
+        assert (Event.COMMIT_TIMED_OUT in TRANSITIONS[state]) == (ALLOWED_ACTIONS[state].commit is CommitAction.NORMAL)
 
 
 def test_what_librdkafka_calls_back_is_never_refused_to_it():
     """Whatever it has to tell is heard wherever it may tell it: nobody is revoked what was never assigned."""
     for state in State:
-        assert {Event.PARTITIONS_ASSIGNED, Event.PUT_OUT} <= TRANSITIONS[state].keys()
+        assert {Event.PARTITIONS_ASSIGNED, Event.FENCED} <= TRANSITIONS[state].keys()
         assert (Event.REVOCATION_BEGAN in TRANSITIONS[state]) == (state is not State.JOINING)
         assert (Event.POLL_ENDED in TRANSITIONS[state]) == (state is not State.LEFT)

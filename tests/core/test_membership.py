@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import (
     Expiry,
     PartitionSnapshot,
@@ -14,28 +14,28 @@ from kafka_liveness_dagster.core.departures import (
     RunFate,
     departures,
     expiry,
-    ignored,
-    is_due_a_partition,
-    reason_of,
-    replaced_logs,
+    ignored_pending_lines,
+    leave_reason_of,
+    replaced_log_lines,
+    will_get_a_partition,
 )
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.fencing import Away, FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.orphaned_runs import restart_delay_seconds, wants_live_run
+from kafka_liveness_dagster.core.orphaned_runs import restart_delay_seconds, should_start_live_run
 
 RUN = "0badcafe"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-def snapshot(tp=P0, committed=70, mark=Mark.RUNNING, run=RUN, log_end=120, outstanding=()):  # noqa: PLR0917
-    return PartitionSnapshot(tp, committed, mark and LiveMark(mark, run), log_end, outstanding)
+def snapshot(tp=P0, committed=70, mark=OwnerState.RUNNING, run=RUN, log_end=120, outstanding=()):  # noqa: PLR0917
+    return PartitionSnapshot(tp, committed, mark and LiveCommitMetadata(mark, run), log_end, outstanding)
 
 
-CUT_OFF, ENDED = Away(FenceReason.BROKERS_UNAVAILABLE), Away(FenceReason.INTERRUPTED)
-TIMED_OUT, OTHERS = Away(FenceReason.POLL_TIMEOUT), Away(FenceReason.PARTITIONS_LOST)
-CLOSED, SPENT = Away(FenceReason.CLOSED), Away(FenceReason.MAX_RUNTIME_REACHED)
-BACK = Away(FenceReason.POLL_TIMEOUT, is_back=True)
+CUT_OFF, ENDED = FenceReport(FenceReason.BROKERS_UNAVAILABLE), FenceReport(FenceReason.INTERRUPTED)
+TIMED_OUT, OTHERS = FenceReport(FenceReason.POLL_TIMEOUT), FenceReport(FenceReason.PARTITIONS_LOST)
+CLOSED, SPENT = FenceReport(FenceReason.CLOSED), FenceReport(FenceReason.MAX_RUNTIME_REACHED)
+BACK = FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)
 STATIC, DYNAMIC = True, False
 AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
 
@@ -44,43 +44,55 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
     ("mark", "run", "member", "reason"),
     [
         pytest.param(None, None, None, None, id="a plain consumer's commit"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK), DYNAMIC, None, id="at work"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), None, LeaveReason.POLL_TIMEOUT, id="its watchdog left"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
+        pytest.param(OwnerState.RUNNING, Run(AT_WORK), DYNAMIC, None, id="at work"),
         pytest.param(
-            Mark.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.PARTITIONS_LOST, id="others have its partitions"
+            OwnerState.RUNNING, Run(AT_WORK, TIMED_OUT), None, LeaveReason.POLL_TIMEOUT, id="its watchdog left"
+        ),
+        pytest.param(OwnerState.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
+        pytest.param(
+            OwnerState.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.PARTITIONS_LOST, id="others have its partitions"
         ),
         pytest.param(
-            Mark.RUNNING, Run(AT_WORK), None, LeaveReason.UNRESPONSIVE, id="frozen: it could not say anything"
+            OwnerState.RUNNING, Run(AT_WORK), None, LeaveReason.UNRESPONSIVE, id="frozen: it could not say anything"
         ),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.UNRESPONSIVE, id="it was back, then it froze"),
         pytest.param(
-            Mark.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.BROKERS_UNAVAILABLE, id="its brokers were away"
+            OwnerState.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.UNRESPONSIVE, id="it was back, then it froze"
         ),
-        pytest.param(Mark.RUNNING, Run(RunFate.FAILED, ENDED), None, LeaveReason.UNRELEASED, id="SIGTERM, no broker"),
-        pytest.param(Mark.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"),
         pytest.param(
-            Mark.RELEASED, Run(RunFate.CANCELED, ENDED), None, LeaveReason.CANCELED, id="a cancel, by SIGTERM"
+            OwnerState.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.BROKERS_UNAVAILABLE, id="its brokers were away"
         ),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"),
-        pytest.param(Mark.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.MAX_RUNTIME_REACHED, id="no time left"),
-        pytest.param(Mark.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),
-        pytest.param(Mark.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"),
-        pytest.param(Mark.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
-        pytest.param(Mark.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"),
-        pytest.param(Mark.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"),
-        pytest.param(Mark.RUNNING, None, None, LeaveReason.CRASHED, id="its run was deleted"),
-        pytest.param(Mark.RUNNING, None, DYNAMIC, None, id="a script that is alive"),
-        pytest.param(Mark.RUNNING, Run(OVER), None, LeaveReason.PARTITIONS_LOST, id="succeeded, yet never released"),
-        pytest.param(Mark.RELEASED, Run(OVER), None, LeaveReason.GRACEFUL, id="done"),
-        pytest.param(Mark.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"),
-        pytest.param(Mark.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"),
-        pytest.param(Mark.RELEASED, Run(OVER), DYNAMIC, None, id="its LeaveGroup is on its way"),
-        pytest.param(Mark.RELEASED, Run(RunFate.FAILED), None, LeaveReason.GRACEFUL, id="released, then failed"),
-        pytest.param(Mark.RELEASED, Run(RunFate.CANCELED), None, LeaveReason.CANCELED, id="canceled"),
-        pytest.param(Mark.RELEASED, Run(OVER), STATIC, LeaveReason.STATIC, id="static: it sent no LeaveGroup"),
-        pytest.param(Mark.RELEASED, Run(AT_WORK), STATIC, None, id="static, at work"),
-        pytest.param(Mark.PAUSED, Run(RunFate.FAILED), None, None, id="paused: held, by whomever"),
+        pytest.param(
+            OwnerState.RUNNING, Run(RunFate.FAILED, ENDED), None, LeaveReason.UNRELEASED, id="SIGTERM, no broker"
+        ),
+        pytest.param(OwnerState.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"),
+        pytest.param(
+            OwnerState.RELEASED, Run(RunFate.CANCELED, ENDED), None, LeaveReason.CANCELED, id="a cancel, by SIGTERM"
+        ),
+        pytest.param(
+            OwnerState.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"
+        ),
+        pytest.param(OwnerState.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.MAX_RUNTIME_REACHED, id="no time left"),
+        pytest.param(OwnerState.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),
+        pytest.param(OwnerState.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"),
+        pytest.param(OwnerState.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
+        pytest.param(OwnerState.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"),
+        pytest.param(
+            OwnerState.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"
+        ),
+        pytest.param(OwnerState.RUNNING, None, None, LeaveReason.CRASHED, id="its run was deleted"),
+        pytest.param(OwnerState.RUNNING, None, DYNAMIC, None, id="a script that is alive"),
+        pytest.param(
+            OwnerState.RUNNING, Run(OVER), None, LeaveReason.PARTITIONS_LOST, id="succeeded, yet never released"
+        ),
+        pytest.param(OwnerState.RELEASED, Run(OVER), None, LeaveReason.GRACEFUL, id="done"),
+        pytest.param(OwnerState.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"),
+        pytest.param(OwnerState.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"),
+        pytest.param(OwnerState.RELEASED, Run(OVER), DYNAMIC, None, id="its LeaveGroup is on its way"),
+        pytest.param(OwnerState.RELEASED, Run(RunFate.FAILED), None, LeaveReason.GRACEFUL, id="released, then failed"),
+        pytest.param(OwnerState.RELEASED, Run(RunFate.CANCELED), None, LeaveReason.CANCELED, id="canceled"),
+        pytest.param(OwnerState.RELEASED, Run(OVER), STATIC, LeaveReason.STATIC, id="static: it sent no LeaveGroup"),
+        pytest.param(OwnerState.RELEASED, Run(AT_WORK), STATIC, None, id="static, at work"),
+        pytest.param(OwnerState.PAUSED, Run(RunFate.FAILED), None, None, id="paused: held, by whomever"),
     ],
 )
 def test_why_a_member_is_gone(mark, run, member, reason):
@@ -92,7 +104,7 @@ def test_why_a_member_is_gone(mark, run, member, reason):
 
 def test_what_others_call_a_fence():
     """A run that ended as it should has left nobody in the lurch."""
-    assert [reason_of(one) for one in (CUT_OFF, TIMED_OUT, Away(FenceReason.RUN_ENDED))] == [
+    assert [leave_reason_of(one) for one in (CUT_OFF, TIMED_OUT, FenceReport(FenceReason.RUN_ENDED))] == [
         LeaveReason.BROKERS_UNAVAILABLE,
         LeaveReason.POLL_TIMEOUT,
         None,
@@ -102,7 +114,7 @@ def test_what_others_call_a_fence():
 def test_one_departure_names_all_its_partitions():
     """A member that held two partitions left once; another run's are its own, and so are those it released before."""
     seen = [snapshot(P1), snapshot(P0), snapshot(TopicPartition("orders", 2), run="0000beef")]
-    released = snapshot(TopicPartition("orders", 3), mark=Mark.RELEASED)
+    released = snapshot(TopicPartition("orders", 3), mark=OwnerState.RELEASED)
     left = departures([*seen, released], {"0000beef": DYNAMIC}, {RUN: Run(RunFate.FAILED)})
     assert left == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
 
@@ -123,7 +135,7 @@ def test_lag(committed, log_end, lag, why):
 
 def test_owed_counts_what_is_outstanding():
     """Owed offsets are those of the outstanding spans."""
-    assert snapshot(outstanding=(Span(70, 120), Span(140, 190))).owed == 100
+    assert snapshot(outstanding=(Span(70, 120), Span(140, 190))).pending_offsets == 100
 
 
 @pytest.mark.parametrize(
@@ -132,11 +144,11 @@ def test_owed_counts_what_is_outstanding():
         pytest.param((70, 120), 0, Expiry.SAFE, id="nothing was deleted yet"),
         pytest.param((0, 50), 0, Expiry.SAFE, id="the oldest there is, and no retention at work"),
         pytest.param((70, 120), 40, Expiry.SAFE, id="30 of 300 offsets away: a tenth, and not below"),
-        pytest.param((70, 120), 41, Expiry.NEAR, id="29 of 299: in the oldest tenth"),
-        pytest.param((70, 120), 70, Expiry.NEAR, id="the next to go"),
-        pytest.param((70, 120), 71, Expiry.BEGUN, id="its first offset is gone"),
-        pytest.param((70, 120), 119, Expiry.BEGUN, id="its last is not"),
-        pytest.param((70, 120), 120, Expiry.GONE, id="all of it is gone"),
+        pytest.param((70, 120), 41, Expiry.NEARLY, id="29 of 299: in the oldest tenth"),
+        pytest.param((70, 120), 70, Expiry.NEARLY, id="the next to go"),
+        pytest.param((70, 120), 71, Expiry.PARTLY, id="its first offset is gone"),
+        pytest.param((70, 120), 119, Expiry.PARTLY, id="its last is not"),
+        pytest.param((70, 120), 120, Expiry.EXPIRED, id="all of it is gone"),
     ],
 )
 def test_how_near_the_brokers_retention_is(owed, log_start, answer):
@@ -163,16 +175,16 @@ TIMEOUT = [MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (P0,))]
 def test_when_a_live_run_is_wanted(log_end, left, in_progress, most, wanted):
     """Lag or a crash, and room for a run among two partitions."""
     seen = [snapshot(log_end=log_end), snapshot(P1, committed=log_end, log_end=log_end)]
-    assert wants_live_run(seen, left, in_progress=in_progress, max_live_runs=most) is wanted
+    assert should_start_live_run(seen, left, in_progress=in_progress, max_live_runs=most) is wanted
 
 
 def test_a_paused_partition_asks_for_no_run():
     """Lag that nobody may process is no reason to start a run; another partition's is."""
-    paused = snapshot(P0, mark=Mark.PAUSED)
+    paused = snapshot(P0, mark=OwnerState.PAUSED)
     assert paused.paused
     room = {"in_progress": 0, "max_live_runs": 1}
-    assert not wants_live_run([paused], [], **room)
-    assert wants_live_run([paused, snapshot(P1, mark=Mark.RELEASED)], [], **room)
+    assert not should_start_live_run([paused], [], **room)
+    assert should_start_live_run([paused, snapshot(P1, mark=OwnerState.RELEASED)], [], **room)
     assert not snapshot(mark=None).paused
 
 
@@ -194,7 +206,7 @@ def test_the_delay_grows_and_is_bounded():
 )
 def test_who_waits_for_a_partition(partitions, others, is_due):
     """A member without a partition gets one in the next rebalance only if partitions outnumber the others that work."""
-    assert is_due_a_partition(partitions, others) is is_due
+    assert will_get_a_partition(partitions, others) is is_due
 
 
 # --- text of other clients ------------------------------------------------------------------------------------------
@@ -205,16 +217,18 @@ def test_partitions_with_text_of_other_clients_are_named():
     kcat = ExternalCommit("second", 120, "")
     rebuilt = PartitionSnapshot(P0, 70, None, 120, external=kcat)
     unsure = PartitionSnapshot(P1, 70, None, 120, (Span(30, 70),), external=kcat, is_upper_bound=True)
-    odd = PartitionSnapshot(P0, 70, LiveMark(Mark.RELEASED, RUN, (Span(30, 40), Span(60, 2**63 - 1))), 120)
-    table, sink = replaced_logs([rebuilt, unsure, odd, snapshot()])
+    odd = PartitionSnapshot(
+        P0, 70, LiveCommitMetadata(OwnerState.RELEASED, RUN, (Span(30, 40), Span(60, 2**63 - 1))), 120
+    )
+    table, sink = replaced_log_lines([rebuilt, unsure, odd, snapshot()])
     assert table == (
         "orders:0: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either "
         "lane rewrites it from the table's ledger"
     )
     newer = ExternalCommit("second", 120, "kl3 done")
-    [upgrade] = replaced_logs([replace(rebuilt, external=newer, is_upper_bound=True)])
+    [upgrade] = replaced_log_lines([replace(rebuilt, external=newer, is_upper_bound=True)])
     assert upgrade.startswith("orders:0: a newer version wrote the second commit log")
     assert "Some of the 40 pending offsets may be done" in sink
-    assert ignored([unsure, odd]) == [
+    assert ignored_pending_lines([unsure, odd]) == [
         "orders:0: pending offsets at or above the committed offset are ignored: 70-9223372036854775807"
     ]

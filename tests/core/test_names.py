@@ -7,8 +7,8 @@ from uuid import uuid4
 import pytest
 
 from kafka_liveness_dagster.core import names
-from kafka_liveness_dagster.core.errors import InvalidSettingError, first_line
-from kafka_liveness_dagster.core.names import shown
+from kafka_liveness_dagster.core.errors import InvalidSettingError, summary_line
+from kafka_liveness_dagster.core.names import display
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from kafka_liveness_dagster.core.names import shown
             ["", ".", "..", "a b", "a:b", "ä", "a\n", "^a", "x" * 250],
             id="topic",
         ),
-        pytest.param(names.OWED_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"),
+        pytest.param(names.PENDING_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"),
         pytest.param(
             names.TABLE,
             ["a.b.c", "lake.a-b.c_1.d9"],
@@ -118,12 +118,12 @@ from kafka_liveness_dagster.core.names import shown
 )
 def test_a_name_is_what_its_owner_takes(kind, fits, does_not):
     """And the refusal says which setting, which value and what was wanted."""
-    assert [text for text in fits if not kind.fits(text)] == []
-    assert [text for text in does_not if kind.fits(text)] == []
+    assert [text for text in fits if not kind.matches(text)] == []
+    assert [text for text in does_not if kind.matches(text)] == []
     for value in (*does_not, 7, None):
         with pytest.raises(InvalidSettingError) as refusal:
             kind.check(value, "a setting")
-        assert str(refusal.value) == f"a setting is {shown(value)}: wanted {kind.wanted}"
+        assert str(refusal.value) == f"a setting is {display(value)}: wanted {kind.description}"
 
 
 def test_a_sink_is_named_by_the_code_that_made_it():
@@ -135,10 +135,10 @@ def test_a_sink_is_named_by_the_code_that_made_it():
     class Lake:
         """A sink of a user."""
 
-    assert names.name_of_sink(to_lake()) == "test_a_sink_is_named_by_the_code_that_made_it"
-    assert names.name_of_sink(sorted) == "sorted"
-    assert names.name_of_sink(names.Name) == "Name"
-    assert names.name_of_sink(Lake()) == "Lake"
+    assert names.sink_name(to_lake()) == "test_a_sink_is_named_by_the_code_that_made_it"
+    assert names.sink_name(sorted) == "sorted"
+    assert names.sink_name(names.NameRule) == "NameRule"
+    assert names.sink_name(Lake()) == "Lake"
 
 
 def test_every_value_can_be_shown():
@@ -151,28 +151,28 @@ def test_every_value_can_be_shown():
             raise ValueError
 
     for value in ("x" * 10_000, "\ud800\n", 10**5_000, [10**5_000], Odd(), ["x" * 1_000] * 1_000, None):
-        told = shown(value)
+        told = display(value)
         assert len(told) < 600
         assert told.isprintable()
-    assert shown("or ders") == "'or ders'"
-    assert shown(10**5_000) == "a value of type int"
+    assert display("or ders") == "'or ders'"
+    assert display(10**5_000) == "a value of type int"
 
 
 def test_an_error_of_a_driver_is_told_in_one_line():
     """Drivers add statements, their values and links."""
-    assert first_line(OSError("disk is full\n[SQL: INSERT INTO ...]")) == "OSError: disk is full"
-    assert first_line(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert summary_line(OSError("disk is full\n[SQL: INSERT INTO ...]")) == "OSError: disk is full"
+    assert summary_line(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_a_caller_adds_what_it_knows_to_an_error():
     """One sentence after the other, whether the text ended with a full stop or not."""
     error = InvalidSettingError("orders is no topic.")
-    error.add("Nothing was read")
-    error.add("The next run reads it")
-    error.add("Nothing was read")
+    error.append("Nothing was read")
+    error.append("The next run reads it")
+    error.append("Nothing was read")
     assert str(error) == "orders is no topic. Nothing was read. The next run reads it"
 
 
 def test_text_of_another_program_is_one_line_without_escape_sequences():
     """A terminal would act on them; what is printed stays as it is, in any alphabet."""
-    assert names.printable("kcat\x1b[2J\n\u202eÜ заказ") == r"kcat\x1b[2J\n\u202eÜ заказ"
+    assert names.escape("kcat\x1b[2J\n\u202eÜ заказ") == r"kcat\x1b[2J\n\u202eÜ заказ"

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.partition_keys import is_replay, key_of, new_keys, range_of, replay_key
+from kafka_liveness_dagster.core.partition_keys import is_replay, new_keys, parse_key, partition_key, replay_key
 
 OWED = OffsetRange("orders", 3, 70, 120)
 
@@ -18,8 +18,8 @@ OWED = OffsetRange("orders", 3, 70, 120)
 )
 def test_a_key_and_its_range_are_one(again, key):
     """Key to range and back, however often the range returned."""
-    assert key_of(OWED, again) == key
-    assert range_of(key) == OWED
+    assert partition_key(OWED, again) == key
+    assert parse_key(key) == OWED
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_a_key_and_its_range_are_one(again, key):
 def test_what_is_no_key_is_refused(key):
     """A mistyped key is an error before anything is processed."""
     with pytest.raises(InvalidSettingError):
-        range_of(key)
+        parse_key(key)
 
 
 def test_a_topic_that_dagster_would_read_as_a_range_is_refused():
     """Dagster reads ``...`` as a range of partitions."""
     with pytest.raises(InvalidSettingError, match=r"'a\.\.\.b'"):
-        key_of(OffsetRange("a...b", 0, 0, 1))
+        partition_key(OffsetRange("a...b", 0, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,10 @@ def test_a_replay_has_a_key_of_its_moment():
     at = datetime(2026, 11, 22, 11, tzinfo=timezone(timedelta(hours=1)))
     key = replay_key(OWED, at)
     assert key == "orders:3:70-120@replay-20261122T100000Z"
-    assert range_of(key) == OWED
-    assert [is_replay(one) for one in (key, key_of(OWED), key_of(OWED, 2), "orders")] == [True, False, False, False]
+    assert parse_key(key) == OWED
+    assert [is_replay(one) for one in (key, partition_key(OWED), partition_key(OWED, 2), "orders")] == [
+        True,
+        False,
+        False,
+        False,
+    ]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.record_reader import Held, Prefetch, round_robin
+from kafka_liveness_dagster.core.record_reader import Buffered, Prefetch, round_robin
 
 A, B, C = (TopicPartition("orders", p) for p in range(3))
 HEURISTICS = ["partition", "total"]
@@ -18,7 +18,7 @@ HEURISTICS = ["partition", "total"]
 
 def held(**records):
     """So many records of a byte each wait of each partition."""
-    return {{"a": A, "b": B, "c": C}[name]: Held(count, count) for name, count in records.items()}
+    return {{"a": A, "b": B, "c": C}[name]: Buffered(count, count) for name, count in records.items()}
 
 
 @given(queues=st.integers(1, 5), rounds=st.integers(1, 5))
@@ -42,29 +42,31 @@ def test_a_round_is_one_record_of_each(queues, rounds):
 )
 def test_the_heuristics_by_example(by, waiting, fetched):
     """The second looks at each partition's share of the bound, the first at the sum; nobody is waited for in vain."""
-    assert Prefetch(max_records=100, by=by).to_fetch(waiting) == fetched
+    assert Prefetch(max_records=100, limit_by=by).partitions_to_fetch(waiting) == fetched
 
 
 def test_bytes_bound_what_records_do_not():
     """Ten records of a megabyte fill 8 MB, though there is room for a thousand records."""
     bound = Prefetch(max_records=1000, max_bytes=8_000_000)
-    waiting = {A: Held(10, 10_000_000), B: Held(10, 1_000)}
-    assert bound.to_fetch(waiting) == {B}
-    assert bound.room({A: Held(0, 0)}, 1_000_000) == 8
-    assert bound.room({A: Held(0, 0)}, 100) == 1000
-    assert bound.room({A: Held(0, 0)}, 100_000_000) == 1, "a record larger than the bound is read all the same"
-    assert bound.room({A: Held(0, 0)}, None) == 1, "nothing is known of the size of the first"
+    waiting = {A: Buffered(10, 10_000_000), B: Buffered(10, 1_000)}
+    assert bound.partitions_to_fetch(waiting) == {B}
+    assert bound.max_records_now({A: Buffered(0, 0)}, 1_000_000) == 8
+    assert bound.max_records_now({A: Buffered(0, 0)}, 100) == 1000
+    assert bound.max_records_now({A: Buffered(0, 0)}, 100_000_000) == 1, (
+        "a record larger than the bound is read all the same"
+    )
+    assert bound.max_records_now({A: Buffered(0, 0)}, None) == 1, "nothing is known of the size of the first"
 
 
 def test_nothing_is_thrown_away_while_there_is_room():
     """A pause drops what librdkafka has queued: it waits until nothing is queued, or the room is used up."""
     bound = Prefetch(max_records=100)
     waiting = held(a=60, b=0, c=0)
-    assert bound.to_pause(waiting, set(), drained=False) == set()
-    assert bound.to_pause(waiting, {A}, drained=False) == {A}, "what is paused stays so while it is full"
-    assert bound.to_pause(waiting, {A, B}, drained=False) == {A}, "who is waited for is fetched again"
-    assert bound.to_pause(waiting, set(), drained=True) == {A}
-    assert bound.to_pause(held(a=70, b=0, c=0), set(), drained=False) == {A}, "no room for a share of B's"
+    assert bound.partitions_to_pause(waiting, set(), drained=False) == set()
+    assert bound.partitions_to_pause(waiting, {A}, drained=False) == {A}, "what is paused stays so while it is full"
+    assert bound.partitions_to_pause(waiting, {A, B}, drained=False) == {A}, "who is waited for is fetched again"
+    assert bound.partitions_to_pause(waiting, set(), drained=True) == {A}
+    assert bound.partitions_to_pause(held(a=70, b=0, c=0), set(), drained=False) == {A}, "no room for a share of B's"
 
 
 @pytest.mark.parametrize("by", HEURISTICS)
@@ -72,7 +74,7 @@ def test_nothing_is_thrown_away_while_there_is_room():
 def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
     """Whoever's records arrive, in whatever portions: at most three times the bound waits, and every turn comes."""
     dice = random.Random(seed)  # noqa: S311
-    bound = Prefetch(max_records=records, max_bytes=10**9, by=by)
+    bound = Prefetch(max_records=records, max_bytes=10**9, limit_by=by)
     left = {TopicPartition("orders", p): dice.randint(1, 60) for p in range(partitions)}
     waiting, paused, drained, looks = dict.fromkeys(left, 0), set(), True, 0
     while any(left.values()):
@@ -80,14 +82,14 @@ def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
         assert looks < 1000, "no turn comes any more"
         rounds = min(waiting.values())
         waiting = {tp: count - rounds for tp, count in waiting.items()}
-        now = {tp: Held(count, count) for tp, count in waiting.items()}
-        paused = bound.to_pause(now, paused, drained=drained)
+        now = {tp: Buffered(count, count) for tp, count in waiting.items()}
+        paused = bound.partitions_to_pause(now, paused, drained=drained)
         arriving = [tp for tp in left if tp not in paused and left[tp]]
         if not arriving:
             assert not any(left[tp] for tp in left if not waiting[tp]), "who is waited for may arrive"
             break
         tp = dice.choice(arriving)
-        count = min(bound.room(now, 1.0), left[tp])
+        count = min(bound.max_records_now(now, 1.0), left[tp])
         waiting[tp] += count
         left[tp] -= count
         drained = dice.random() < 0.5
@@ -99,7 +101,7 @@ def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
     [
         pytest.param({"max_records": 0}, "max_buffered_records is 0 .* at least 1", id="no record"),
         pytest.param({"max_bytes": 0}, "max_buffered_bytes 0: .* at least 1", id="no byte"),
-        pytest.param({"by": "none"}, "prefetch is 'none': wanted 'partition' or 'total'", id="no heuristic of the KIP"),
+        pytest.param({"limit_by": "none"}, "prefetch is 'none': wanted 'partition' or 'total'", id="no such limit"),
     ],
 )
 def test_a_bound_nothing_fits_into_is_refused(settings, words):

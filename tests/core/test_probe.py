@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import PartitionSnapshot
-from kafka_liveness_dagster.core.health import Gravity, probe
+from kafka_liveness_dagster.core.health import Severity, health_probe
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 
 P0 = TopicPartition("orders", 0)
-FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
+FINE, WARNING, ERROR = Severity.FINE, Severity.WARNING, Severity.ERROR
 
 
-def log(end, *owed, start=0, mark=Mark.RUNNING):
-    return PartitionSnapshot(P0, 70, LiveMark(mark, "0badcafe"), end, owed, log_start=start)
+def log(end, *owed, start=0, mark=OwnerState.RUNNING):
+    return PartitionSnapshot(P0, 70, LiveCommitMetadata(mark, "0badcafe"), end, owed, log_start=start)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def log(end, *owed, start=0, mark=Mark.RUNNING):
         pytest.param(log(70), 0, {}, {}, id="nobody, and nothing waits"),
         pytest.param(log(120), 1, {}, {}, id="somebody reads it"),
         pytest.param(log(120), 0, {}, {"50 offsets wait": ERROR}, id="nobody reads it"),
-        pytest.param(log(120, mark=Mark.PAUSED), 0, {}, {}, id="nobody is to read it"),
+        pytest.param(log(120, mark=OwnerState.PAUSED), 0, {}, {}, id="nobody is to read it"),
         pytest.param(log(120), 1, {"max_lag": 50}, {}, id="as much as may wait"),
         pytest.param(log(120), 1, {"max_lag": 49}, {"above max_lag=49": WARNING}, id="more than may wait"),
         pytest.param(log(70, Span(0, 9)), 1, {"max_pending": 9}, {}, id="as much as may be owed"),
@@ -35,7 +35,7 @@ def log(end, *owed, start=0, mark=Mark.RUNNING):
 )
 def test_only_what_is_wrong_is_told_as_wrong(seen, members, bounds, wrong):
     """Each verdict by its gravity; all others are fine."""
-    found = {verdict.sentence: verdict.gravity for verdict in probe([seen], members, **bounds)}
+    found = {verdict.message: verdict.severity for verdict in health_probe([seen], members, **bounds)}
     assert len(found) == 4
     for words, gravity in wrong.items():
         assert [one for sentence, one in found.items() if words in sentence] == [gravity]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kafka_liveness_dagster.lanes.batch_reporting import ProgressLog
+from kafka_liveness_dagster.lanes.batch_reporting import BatchProgress
 
 
 def test_a_long_batch_is_told_every_ten_seconds():
     """A short one never, and neither an operation that is done: the next one follows."""
-    log = ProgressLog("orders:3:70-120", began_seconds=100.0)
+    log = BatchProgress("orders:3:70-120", began_seconds=100.0)
     reports = [
         (0, 0, 101.0, None, "nothing is planned"),
         (39, 40, 109.9, None, "soon done"),
@@ -18,4 +18,4 @@ def test_a_long_batch_is_told_every_ten_seconds():
         (8, 1200, 125.0, "orders:3:70-120: 8 of 1,200 tasks after 25 s", "ten seconds later"),
     ]
     for completed, total, now, line, why in reports:
-        assert log.report(completed, total, now) == line, why
+        assert log.next_line(completed, total, now) == line, why

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
-from kafka_liveness_dagster.core.record_reader import Held, Moves, Reading
+from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered, SeekPlan
 
 LOG_END = 30
 PARTITIONS = [TopicPartition("orders", p) for p in range(3)]
@@ -60,7 +60,7 @@ class Client:
         self._logs, self._dice, self._at = logs, dice, {}
 
     def move(self, moves):
-        for tp in moves.leave:
+        for tp in moves.unassign:
             del self._at[tp]
         self._at.update(moves.seek)
 
@@ -71,7 +71,7 @@ class Client:
             self._at[tp] = portion[-1] + 1
             reading.add(tp, rows(tp, *portion))
         else:
-            reading.reached(tp, LOG_END)
+            reading.mark_end(tp, LOG_END)
 
 
 def in_turns(ranges, logs):
@@ -88,16 +88,16 @@ def test_every_batch_is_read_exactly_and_in_turns(asked, seed):
     """Each record of the ranges once, round by round, holes or not, whether batches follow, repeat or skip."""
     dice = random.Random(seed)  # noqa: S311
     logs = {tp: sorted(dice.sample(range(LOG_END), dice.randint(0, LOG_END))) for tp in PARTITIONS}
-    reading, client = Reading(), Client(logs, dice)
+    reading, client = BatchReader(), Client(logs, dice)
     for ranges, stops_half_way in asked:
-        client.move(reading.begin(ranges))
+        client.move(reading.start_batch(ranges))
         given_so_far, expected = [], in_turns(ranges, logs)
         while True:
-            client.move(Moves(set(), reading.go_on()))
-            if reading.is_over:
+            client.move(SeekPlan(set(), reading.advance()))
+            if reading.is_finished:
                 assert given_so_far == expected
                 break
-            given_so_far += (now := reading.give())
+            given_so_far += (now := reading.take())
             assert given_so_far == expected[: len(given_so_far)]
             if now and stops_half_way:
                 break
@@ -107,56 +107,56 @@ def test_every_batch_is_read_exactly_and_in_turns(asked, seed):
 
 def test_a_batch_that_follows_goes_on_with_what_was_fetched():
     """70-100, then 100-120: no seek, and what arrived beyond 100 is not fetched again."""
-    reading = Reading()
-    assert reading.begin([OffsetRange(*A, 70, 100)]) == Moves(set(), {A: 70})
+    reading = BatchReader()
+    assert reading.start_batch([OffsetRange(*A, 70, 100)]) == SeekPlan(set(), {A: 70})
     reading.add(A, rows(A, *range(70, 130)))
-    assert len(reading.give()) == 30
-    assert (reading.go_on(), reading.is_over, reading.held()) == ({}, True, {A: Held(30, 300)})
-    assert reading.begin([OffsetRange(*A, 100, 120)]) == Moves(set(), {})
-    assert [row.at for row in reading.give()] == list(range(100, 120))
+    assert len(reading.take()) == 30
+    assert (reading.advance(), reading.is_finished, reading.buffered()) == ({}, True, {A: Buffered(30, 300)})
+    assert reading.start_batch([OffsetRange(*A, 100, 120)]) == SeekPlan(set(), {})
+    assert [row.at for row in reading.take()] == list(range(100, 120))
 
 
 def test_a_batch_that_comes_again_is_sought():
     """After a poll timeout the first half comes again: it was given, so it is fetched anew."""
-    reading = Reading()
-    reading.begin([OffsetRange(*A, 70, 100)])
+    reading = BatchReader()
+    reading.start_batch([OffsetRange(*A, 70, 100)])
     reading.add(A, rows(A, *range(70, 100)))
-    assert len(reading.give()) == 30
-    assert reading.begin([OffsetRange(*A, 70, 85)]) == Moves(set(), {A: 70})
-    assert reading.give() == []
+    assert len(reading.take()) == 30
+    assert reading.start_batch([OffsetRange(*A, 70, 85)]) == SeekPlan(set(), {A: 70})
+    assert reading.take() == []
 
 
 def test_a_record_beyond_a_hole_ends_the_range():
     """70-83 holds nothing; a record at 83 says so, and waits for the next batch."""
-    reading = Reading()
-    reading.begin([OffsetRange(*A, 70, 83)])
+    reading = BatchReader()
+    reading.start_batch([OffsetRange(*A, 70, 83)])
     reading.add(A, rows(A, 83))
-    assert (reading.give(), reading.go_on(), reading.is_over) == ([], {}, True)
-    assert reading.begin([OffsetRange(*A, 83, 90)]) == Moves(set(), {})
-    assert reading.give() == rows(A, 83)
+    assert (reading.take(), reading.advance(), reading.is_finished) == ([], {}, True)
+    assert reading.start_batch([OffsetRange(*A, 83, 90)]) == SeekPlan(set(), {})
+    assert reading.take() == rows(A, 83)
 
 
 def test_a_partition_with_two_ranges_is_sought_only_over_a_gap_that_was_not_fetched():
     """70-75 and 90-95: with records to 80 the second is sought; with records to 92 the gap is dropped."""
     asked = [OffsetRange(*A, 70, 75), OffsetRange(*A, 90, 95)]
     for fetched, seek in ((80, {A: 90}), (92, {})):
-        reading = Reading()
-        assert reading.begin(asked) == Moves(set(), {A: 70})
+        reading = BatchReader()
+        assert reading.start_batch(asked) == SeekPlan(set(), {A: 70})
         reading.add(A, rows(A, *range(70, fetched)))
-        assert [row.at for row in reading.give()] == list(range(70, 75))
-        assert (reading.go_on(), reading.is_over) == (seek, False)
-        assert reading.held() == {A: Held(0, 0) if seek else Held(2, 20)}
+        assert [row.at for row in reading.take()] == list(range(70, 75))
+        assert (reading.advance(), reading.is_finished) == (seek, False)
+        assert reading.buffered() == {A: Buffered(0, 0) if seek else Buffered(2, 20)}
 
 
 def test_what_is_late_is_no_news():
     """Records and log ends of a partition that is not read, or that were told before, change nothing."""
-    reading = Reading()
-    reading.begin([OffsetRange(*A, 70, 80)])
+    reading = BatchReader()
+    reading.start_batch([OffsetRange(*A, 70, 80)])
     reading.add(A, rows(A, 70, 71))
     reading.add(A, rows(A, 70, 71))
     reading.add(A, rows(A, 71, 72))
-    reading.reached(A, 60)
+    reading.mark_end(A, 60)
     reading.add(PARTITIONS[1], rows(PARTITIONS[1], 1))
-    reading.reached(PARTITIONS[1], 5)
+    reading.mark_end(PARTITIONS[1], 5)
     assert (reading.position(A), reading.position(PARTITIONS[1])) == (73, None)
-    assert reading.give() == rows(A, 70, 71, 72)
+    assert reading.take() == rows(A, 70, 71, 72)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.run_ids import (
-    dagster_run_of_client,
-    is_run_mark,
-    place_of,
-    run_mark,
-    run_of_client,
-    run_of_place,
+    dagster_run_id_of_client,
+    instance_id_for_run,
+    is_short_run_id,
+    run_id_of_client,
+    run_id_of_instance,
+    short_run_id,
 )
 
 RUN = "0badcafe-1111-2222-3333-444444444444"
@@ -28,17 +28,17 @@ RUN = "0badcafe-1111-2222-3333-444444444444"
 )
 def test_a_client_id_names_its_run(client_id, mark, run):
     """Only clients of this package belong to a run, and only Dagster's runs can be looked up there."""
-    assert run_of_client(client_id) == mark
-    assert dagster_run_of_client(client_id) == run
+    assert run_id_of_client(client_id) == mark
+    assert dagster_run_id_of_client(client_id) == run
 
 
 def test_every_run_id_has_eight_digits():
     """A run id of another form gets digits made of all of it, the same each time."""
-    assert run_mark(RUN) == "0badcafe"
-    other = run_mark("run-of-a-test-1")
-    assert is_run_mark(other)
-    assert other == run_mark("run-of-a-test-1") != run_mark("run-of-a-test-2")
-    assert [is_run_mark(text) for text in ("0badcafe", "0BADCAFE", "0badcaf", "kcat at 10.0.0.7")] == [
+    assert short_run_id(RUN) == "0badcafe"
+    other = short_run_id("run-of-a-test-1")
+    assert is_short_run_id(other)
+    assert other == short_run_id("run-of-a-test-1") != short_run_id("run-of-a-test-2")
+    assert [is_short_run_id(text) for text in ("0badcafe", "0BADCAFE", "0badcaf", "kcat at 10.0.0.7")] == [
         True,
         False,
         False,
@@ -48,5 +48,5 @@ def test_every_run_id_has_eight_digits():
 
 def test_a_group_instance_id_of_a_run_is_read_back():
     """A name that a user gave belongs to no run."""
-    assert run_of_place(place_of(RUN, "00c0ffee")) == RUN
-    assert [run_of_place(name) for name in ("etl-0", "kafka-liveness.a.b", "", None)] == [None] * 4
+    assert run_id_of_instance(instance_id_for_run(RUN, "00c0ffee")) == RUN
+    assert [run_id_of_instance(name) for name in ("etl-0", "kafka-liveness.a.b", "", None)] == [None] * 4

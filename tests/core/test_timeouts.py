@@ -12,16 +12,16 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenes
 from kafka_liveness_dagster.core.timeouts import (
     MAX_BUDGET_SECONDS,
     BrokerLimits,
-    Budget,
-    GroupTimeouts,
-    RunBudgetSpentError,
+    ConsumerGroupConfig,
+    MaxRuntimeReachedError,
+    RunBudget,
     check_request_timeout,
-    derive,
-    first_budget,
+    derive_timeouts,
+    resolve_budget,
 )
 
 APACHE = BrokerLimits(6_000, 1_800_000)
-KIP_848 = GroupTimeouts(45_000, 5_000)  # the broker's defaults
+KIP_848 = ConsumerGroupConfig(45_000, 5_000)  # the broker's defaults
 NOTHING = dict.fromkeys(["argument", "op_tag", "asset_metadata", "run_remaining", "default"])
 SECONDS = st.none() | st.floats(-10, 100_000) | st.sampled_from([0.0, float("inf"), float("nan"), MAX_BUDGET_SECONDS])
 TYPED_SECONDS = st.none() | st.floats(-10, 4_000)  # what a person types; not a number is another test
@@ -30,8 +30,8 @@ LIMITS = st.tuples(st.integers(100, 60_000), st.integers(0, 1_800_000)).map(
 )
 MILLISECONDS = st.integers(-10, 200_000_000)  # 55 hours
 ANY_LIMITS = st.builds(BrokerLimits, MILLISECONDS, MILLISECONDS)
-ANY_GROUP = st.builds(GroupTimeouts, MILLISECONDS, MILLISECONDS)
-USUAL_GROUP = st.builds(GroupTimeouts, st.integers(1_000, 60_000), st.integers(1, 20_000))
+ANY_GROUP = st.builds(ConsumerGroupConfig, MILLISECONDS, MILLISECONDS)
+USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.integers(1, 20_000))
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ USUAL_GROUP = st.builds(GroupTimeouts, st.integers(1_000, 60_000), st.integers(1
 )
 def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
     """Argument > op tag > asset metadata > what is left of the run > default; the run always caps."""
-    budget = first_budget(**{**NOTHING, **given_seconds})
+    budget = resolve_budget(**{**NOTHING, **given_seconds})
     assert (budget.seconds, budget.source) == (seconds, source)
-    assert budget.capped == ("capped" in source)
+    assert budget.is_capped == ("capped" in source)
     assert str(budget) == f"{seconds:g} s ({source})"
 
 
@@ -86,22 +86,22 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
         ),
         pytest.param({"op_tag": 86_401}, InvalidSettingError, r"86,401 s.*at most 86,400 s \(24 h\)", id="over 24 h"),
         pytest.param(
-            {"run_remaining": 0, "argument": 60}, RunBudgetSpentError, "0 s past its dagster/max_runtime", id="spent"
+            {"run_remaining": 0, "argument": 60}, MaxRuntimeReachedError, "0 s past its dagster/max_runtime", id="spent"
         ),
-        pytest.param({"run_remaining": -12.5}, RunBudgetSpentError, "12.5 s past", id="long over"),
+        pytest.param({"run_remaining": -12.5}, MaxRuntimeReachedError, "12.5 s past", id="long over"),
     ],
 )
 def test_a_budget_that_means_nothing_is_refused(given_seconds, error, words):
     """No budget and a nonsensical one are errors with the number, its source and the remedy."""
     with pytest.raises(error, match=f"(?s){words}"):
-        first_budget(**{**NOTHING, **given_seconds})
+        resolve_budget(**{**NOTHING, **given_seconds})
 
 
 @given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
 def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metadata, run_remaining, default):
     """0 < budget <= 24 h, never more than is left of the run, or a named error."""
     try:
-        budget = first_budget(
+        budget = resolve_budget(
             argument=argument,
             op_tag=op_tag,
             asset_metadata=asset_metadata,
@@ -118,8 +118,8 @@ def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metad
 
 def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
     """Timeouts of a budget in seconds that came as an argument."""
-    budget = Budget(budget, "argument")
-    return derive(budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group)
+    budget = RunBudget(budget, "argument")
+    return derive_timeouts(budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
 def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
     """Session, heartbeat and process timeout of a member."""
     timeouts = derived(budget, session=session, heartbeat=heartbeat, limits=limits)
-    assert (timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms) == milliseconds
+    assert (timeouts.session_timeout_ms, timeouts.heartbeat_ms, timeouts.process_timeout_ms) == milliseconds
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
 def test_under_kip_848_session_and_heartbeat_are_the_brokers(budget, milliseconds):
     """The group's config is taken as it is; the broker's limits of the classic protocol mean nothing there."""
     timeouts = derived(budget, limits=BrokerLimits(1, 2), group=KIP_848)
-    assert (timeouts.session_ms, timeouts.heartbeat_ms, timeouts.process_ms) == milliseconds
+    assert (timeouts.session_timeout_ms, timeouts.heartbeat_ms, timeouts.process_timeout_ms) == milliseconds
 
 
 @pytest.mark.parametrize(("group", "protocol"), [(None, "classic"), (KIP_848, "consumer")])
@@ -216,13 +216,17 @@ def test_settings_that_contradict_each_other_are_refused(budget, session, heartb
         ),
         pytest.param({"session": 45}, "session_timeout_seconds=45 ", id="the broker's number too: it may change there"),
         pytest.param(
-            {"group": GroupTimeouts(1_000, 500)},
+            {"group": ConsumerGroupConfig(1_000, 500)},
             "heartbeat interval 500 ms.*333 of 1,000 ms.*set it on the broker: kafka-configs",
             id="two beats a session",
         ),
-        pytest.param({"group": GroupTimeouts(45_000, 0)}, "0 ms must be above 0.*15,000 of 45,000", id="no heartbeat"),
         pytest.param(
-            {"group": GroupTimeouts(90_000_000, 5_000)}, "90,000,000 ms is above 24 h, 86,400,000 ms", id="over 24 h"
+            {"group": ConsumerGroupConfig(45_000, 0)}, "0 ms must be above 0.*15,000 of 45,000", id="no heartbeat"
+        ),
+        pytest.param(
+            {"group": ConsumerGroupConfig(90_000_000, 5_000)},
+            "90,000,000 ms is above 24 h, 86,400,000 ms",
+            id="over 24 h",
         ),
     ],
 )
@@ -293,7 +297,7 @@ def test_a_request_timeout_that_outlasts_the_session_is_refused(request_ms, sett
 def test_a_budget_below_the_session_is_raised_with_a_warning(settings, names):
     """KIP-62: "the maximum of the session timeout and the process timeout"; on both protocols, with both numbers."""
     timeouts = derived(30, **settings)
-    assert timeouts.process_ms == timeouts.session_ms == 45_000
+    assert timeouts.process_timeout_ms == timeouts.session_timeout_ms == 45_000
     assert [word for word in ("30 s (argument)", "45 s", *names) if word not in timeouts.warning] == []
 
 
@@ -305,16 +309,16 @@ def test_a_budget_that_covers_the_session_is_no_warning(budget):
 
 def test_the_end_of_a_run_does_not_contradict_the_session():
     """A budget below the session is the user's choice; one cut by the run's end is nobody's."""
-    capped = Budget(5, "argument, capped by what is left of dagster/max_runtime", capped=True)
-    timeouts = derive(capped, session_seconds=30, heartbeat_seconds=None, limits=APACHE)
-    assert (timeouts.session_ms, timeouts.process_ms, timeouts.warning) == (30_000, 30_000, "")
+    capped = RunBudget(5, "argument, capped by what is left of dagster/max_runtime", is_capped=True)
+    timeouts = derive_timeouts(capped, session_seconds=30, heartbeat_seconds=None, limits=APACHE)
+    assert (timeouts.session_timeout_ms, timeouts.process_timeout_ms, timeouts.warning) == (30_000, 30_000, "")
 
 
 @pytest.mark.parametrize(("budget", "milliseconds"), [(10.0, 6_000), (300.0, 295_000)])
 def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
     """A heartbeat for hearing of it, a tenth or 2 s for the last commit."""
     settings = {"session_seconds": None, "heartbeat_seconds": None, "limits": APACHE}
-    assert derive(Budget(budget, "argument"), **settings).handover_ms == milliseconds
+    assert derive_timeouts(RunBudget(budget, "argument"), **settings).handover_ms == milliseconds
 
 
 @given(
@@ -327,21 +331,21 @@ def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
 )
 def test_every_answer_keeps_every_rule(*, seconds, capped, session, heartbeat, limits, group):
     """On both protocols: a member that keeps all rules of KIP-62, or a named error with numbers."""
-    budget = Budget(seconds, "argument", capped=capped)
+    budget = RunBudget(seconds, "argument", is_capped=capped)
     settings = {"session_seconds": session, "heartbeat_seconds": heartbeat, "limits": limits, "group": group}
     try:
-        timeouts = derive(budget, **settings)
+        timeouts = derive_timeouts(budget, **settings)
     except InvalidSettingError as error:
         refused = str(error)
         assert len(re.findall(r"\d", refused)) >= 2
     else:
-        assert 0 < 3 * timeouts.heartbeat_ms <= timeouts.session_ms <= timeouts.process_ms
-        assert timeouts.process_ms == max(timeouts.session_ms, round(seconds * 1000))
-        assert timeouts.process_ms <= MAX_BUDGET_SECONDS * 1000
+        assert 0 < 3 * timeouts.heartbeat_ms <= timeouts.session_timeout_ms <= timeouts.process_timeout_ms
+        assert timeouts.process_timeout_ms == max(timeouts.session_timeout_ms, round(seconds * 1000))
+        assert timeouts.process_timeout_ms <= MAX_BUDGET_SECONDS * 1000
         assert timeouts.budget is budget
-        assert ("raised" in str(timeouts)) == (timeouts.process_ms != round(seconds * 1000))
+        assert ("raised" in str(timeouts)) == (timeouts.process_timeout_ms != round(seconds * 1000))
         check_request_timeout(timeouts.request_ms, timeouts)
-        assert 0 < timeouts.handover_ms <= timeouts.process_ms - timeouts.heartbeat_ms
+        assert 0 < timeouts.handover_ms <= timeouts.process_timeout_ms - timeouts.heartbeat_ms
         check_owner(timeouts, session, heartbeat, limits, group)
 
 
@@ -349,19 +353,19 @@ def check_owner(timeouts, session, heartbeat, limits, group):
     """Session and heartbeat are whose they must be: the user's within the broker's limits, or the group's."""
     if group is None:
         assert timeouts.protocol == "classic"
-        assert limits.min_session_ms <= timeouts.session_ms <= limits.max_session_ms
-        assert session is None or timeouts.session_ms == round(session * 1000)
+        assert limits.min_session_ms <= timeouts.session_timeout_ms <= limits.max_session_ms
+        assert session is None or timeouts.session_timeout_ms == round(session * 1000)
         assert heartbeat is None or timeouts.heartbeat_ms == round(heartbeat * 1000)
     else:
         assert timeouts.protocol == "consumer"
         assert (session, heartbeat) == (None, None)
-        assert (timeouts.session_ms, timeouts.heartbeat_ms) == (group.session_ms, group.heartbeat_ms)
+        assert (timeouts.session_timeout_ms, timeouts.heartbeat_ms) == (group.session_ms, group.heartbeat_ms)
 
 
 @given(st.floats(0.001, MAX_BUDGET_SECONDS), LIMITS)
 def test_nothing_set_is_never_refused(seconds, limits):
     """Whoever sets only a budget always gets an answer: the defaults contradict nobody."""
-    derive(Budget(seconds, "op tag"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    derive_timeouts(RunBudget(seconds, "op tag"), session_seconds=None, heartbeat_seconds=None, limits=limits)
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf")])

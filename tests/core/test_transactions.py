@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.health import Gravity, HeldBack, Verdict, judged
+from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict, with_open_transactions
 from kafka_liveness_dagster.core.offsets import TopicPartition
 
-FINE, WARNING, ERROR = Gravity.FINE, Gravity.WARNING, Gravity.ERROR
+FINE, WARNING, ERROR = Severity.FINE, Severity.WARNING, Severity.ERROR
 
 
 def held(seconds, offsets=20, partition=3):
-    return HeldBack(TopicPartition("orders", partition), 100, offsets, seconds)
+    return OpenTransaction(TopicPartition("orders", partition), 100, offsets, seconds)
 
 
 @pytest.mark.parametrize(
@@ -27,25 +27,25 @@ def held(seconds, offsets=20, partition=3):
 )
 def test_a_transaction_left_open_is_a_warning_at_least(before, transactions, after):
     """All held back offsets are counted; the sentence changes only for a transaction that no producer will end."""
-    verdict = judged(Verdict(before, "lag 7", {"lag": 7}), transactions)
-    assert verdict.gravity is after
+    verdict = with_open_transactions(Verdict(before, "lag 7", {"lag": 7}), transactions)
+    assert verdict.severity is after
     assert verdict.numbers == {"lag": 7, "behind_open_transactions": 20 * len(transactions)}
     hanging = [one for one in transactions if one.is_hanging]
-    assert verdict.sentence.startswith("lag 7")
-    assert (verdict.sentence == "lag 7") is not bool(hanging)
-    assert all(str(one) in verdict.sentence for one in hanging)
+    assert verdict.message.startswith("lag 7")
+    assert (verdict.message == "lag 7") is not bool(hanging)
+    assert all(str(one) in verdict.message for one in hanging)
 
 
 def test_without_an_open_transaction_the_verdict_is_returned_as_it_was():
     """No number is added when no records are held back."""
     lag = Verdict(WARNING, "lag 7", {"lag": 7})
-    assert judged(lag, []) is lag
+    assert with_open_transactions(lag, []) is lag
 
 
 def test_the_largest_hanging_transaction_is_named_first():
     """The sentence is cut after five partitions, so the smallest ones are left out."""
     hanging = [held(1_000.0, offsets=number + 1, partition=number) for number in range(6)]
-    sentence = judged(Verdict(FINE, "lag 7"), hanging).sentence
+    sentence = with_open_transactions(Verdict(FINE, "lag 7"), hanging).message
     assert sentence.startswith("lag 7. 6 offsets of orders:5 wait behind a transaction that has been open at 100")
     assert "orders:1 " in sentence
     assert "orders:0 " not in sentence

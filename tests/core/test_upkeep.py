@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.table_layout import READERS_SECONDS, expire_before, settled
+from kafka_liveness_dagster.core.table_layout import READER_GRACE_SECONDS, compactable_ranges, expiry_cutoff
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from kafka_liveness_dagster.core.table_layout import READERS_SECONDS, expire_bef
 )
 def test_only_offsets_that_no_lane_writes_again_are_settled(committed, owed, expected):
     """The catch-up lane replaces what is owed; the live lane writes from the commit on."""
-    assert settled(committed, owed) == expected
+    assert compactable_ranges(committed, owed) == expected
 
 
 NOW = 100_000.0
@@ -33,17 +33,17 @@ MOMENTS = st.floats(0, NOW)
 @given(
     st.lists(MOMENTS, max_size=9).map(lambda found: sorted(found, reverse=True)),
     st.lists(MOMENTS, max_size=3),
-    st.floats(READERS_SECONDS, NOW),
+    st.floats(READER_GRACE_SECONDS, NOW),
     st.integers(1, 9),
 )
 def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, needed, max_age, max_snapshots):
     """Neither bound, on age or on number, expires what tells the table's contents, or what a query began with."""
-    moment = expire_before(committed_at, needed=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
+    moment = expiry_cutoff(committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
     assert all(moment <= one for one in needed)
-    assert moment <= NOW - READERS_SECONDS
+    assert moment <= NOW - READER_GRACE_SECONDS
     assert moment >= min([NOW - max_age, *needed])
     if len(committed_at) > max_snapshots and not needed:
-        assert moment >= min(committed_at[max_snapshots - 1], NOW - READERS_SECONDS)
+        assert moment >= min(committed_at[max_snapshots - 1], NOW - READER_GRACE_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, nee
     [
         pytest.param(50_000.0, 9, [], 50_000.0, id="by age"),
         pytest.param(50_000.0, 2, [], 80_000.0, id="beyond the second: earlier than by age"),
-        pytest.param(50_000.0, 1, [], NOW - READERS_SECONDS, id="a reader has an hour for the newest"),
+        pytest.param(50_000.0, 1, [], NOW - READER_GRACE_SECONDS, id="a reader has an hour for the newest"),
         pytest.param(50_000.0, 2, [70_000.0], 70_000.0, id="the ledger needs an older one"),
         pytest.param(10_000.0, 3, [], 90_000.0, id="the stricter of both bounds"),
     ],
@@ -59,5 +59,5 @@ def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, nee
 def test_the_stricter_bound_decides(max_age, max_snapshots, needed, expected):
     """A table with many commits keeps few snapshots, one with few commits keeps young ones."""
     committed_at = [99_000.0, 80_000.0, 60_000.0, 20_000.0]
-    moment = expire_before(committed_at, needed=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
+    moment = expiry_cutoff(committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
     assert moment == expected

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import (
     GroupSnapshot,
     GroupState,
-    MemberSeen,
+    MemberSnapshot,
     PartitionSnapshot,
     Run,
     RunFate,
 )
-from kafka_liveness_dagster.core.event_detection import MAX_REMEMBERED, MAX_TOLD, changes
+from kafka_liveness_dagster.core.event_detection import MAX_REMEMBERED, MAX_REPORTED, detect_events
 from kafka_liveness_dagster.core.events import (
     CrashLagForgotten,
     CrashLagFound,
@@ -27,12 +27,12 @@ from kafka_liveness_dagster.core.events import (
     MemberLeft,
     RebalanceCompleted,
     RebalanceStarted,
-    identity,
+    event_identity,
 )
-from kafka_liveness_dagster.core.fencing import Away, FenceReason
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.process_status import Word
-from kafka_liveness_dagster.core.run_ids import place_of
+from kafka_liveness_dagster.core.process_status import ProcessStatus
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run
 
 RUN, OTHER = "0badcafe", "0000beef"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -40,14 +40,14 @@ AT_WORK = Run(RunFate.IN_PROGRESS, started=True)
 GHOST_SECONDS = 60.0
 
 
-def commit(tp, run=RUN, mark=Mark.RUNNING):
+def commit(tp, run=RUN, mark=OwnerState.RUNNING):
     """A partition whose last commit is a run's."""
-    return PartitionSnapshot(tp, 70, LiveMark(mark, run), 120)
+    return PartitionSnapshot(tp, 70, LiveCommitMetadata(mark, run), 120)
 
 
 def member(name=RUN, member_id="m-1", partitions=(P0, P1), **kind):
     """One of the group."""
-    return MemberSeen(member_id, name, tuple(partitions), **kind)
+    return MemberSnapshot(member_id, name, tuple(partitions), **kind)
 
 
 def group(*members, state=GroupState.STABLE, commits=(), runs=None):
@@ -55,17 +55,17 @@ def group(*members, state=GroupState.STABLE, commits=(), runs=None):
     return GroupSnapshot(state, members, tuple(commits), {RUN: AT_WORK} if runs is None else runs)
 
 
-PLACE = place_of("0badcafe-1111", "00c0ffee")
+PLACE = instance_id_for_run("0badcafe-1111", "00c0ffee")
 AT_FIRST = group(member(), commits=[commit(P0), commit(P1)])
 EMPTY = group(state=GroupState.EMPTY, runs={})
-RELEASED = [commit(P0, mark=Mark.RELEASED), commit(P1, mark=Mark.RELEASED)]
+RELEASED = [commit(P0, mark=OwnerState.RELEASED), commit(P1, mark=OwnerState.RELEASED)]
 
 
 def told(*looks, every=5.0):
     """What each look tells, one look every few seconds."""
     memory, out = None, []
     for number, seen in enumerate(looks):
-        events, memory = changes(memory, seen, number * every, GHOST_SECONDS)
+        events, memory = detect_events(memory, seen, number * every, GHOST_SECONDS)
         out.append(events)
     return out
 
@@ -84,9 +84,9 @@ def test_the_first_look_tells_only_what_someone_must_act_on():
 
 def test_a_repeated_look_tells_the_same_again():
     """A tick whose cursor was not saved is a tick that did not happen."""
-    _, memory = changes(None, AT_FIRST, 0.0, GHOST_SECONDS)
+    _, memory = detect_events(None, AT_FIRST, 0.0, GHOST_SECONDS)
     left = group(state=GroupState.EMPTY, commits=RELEASED)
-    assert changes(memory, left, 5.0, GHOST_SECONDS) == changes(memory, left, 5.0, GHOST_SECONDS)
+    assert detect_events(memory, left, 5.0, GHOST_SECONDS) == detect_events(memory, left, 5.0, GHOST_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_repeated_look_tells_the_same_again():
         pytest.param(RELEASED, Run(RunFate.CANCELED), LeaveReason.CANCELED, id="canceled"),
         pytest.param(
             AT_FIRST.partitions,
-            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT)),
+            replace(AT_WORK, fence_report=FenceReport(FenceReason.POLL_TIMEOUT)),
             LeaveReason.POLL_TIMEOUT,
             id="poll timeout",
         ),
@@ -122,48 +122,52 @@ def test_a_static_member_that_ended_is_told_while_the_broker_still_lists_it():
 
 def test_a_static_member_is_who_commits_not_who_joined_first():
     """On the classic protocol the coordinator goes on showing the first run's client id."""
-    successor = group(member(OTHER, is_static=True), commits=[commit(P1, mark=Mark.RELEASED), commit(P0)])
-    assert [seen.name for seen in successor.known] == [RUN]
+    successor = group(member(OTHER, is_static=True), commits=[commit(P1, mark=OwnerState.RELEASED), commit(P0)])
+    assert [seen.name for seen in successor.named_members] == [RUN]
     assert told(*[successor] * 20) == [[]] * 20, "it is no ghost either"
     ended = replace(successor, partitions=tuple(RELEASED), runs={RUN: Run(RunFate.SUCCEEDED)})
-    assert ended.left == [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))]
-    assert [seen.name for seen in replace(successor, partitions=()).known] == [OTHER], "nobody committed"
+    assert ended.owners_without_member == [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))]
+    assert [seen.name for seen in replace(successor, partitions=()).named_members] == [OTHER], "nobody committed"
 
 
 def test_a_place_is_whose_run_took_it_over():
     """The coordinator goes on showing the client id of the run that died there; Dagster knows who said it is there."""
-    died, heir = Run(RunFate.FAILED), replace(AT_WORK, place=PLACE)
-    before = group(member(place=heir.place), commits=[commit(P0)])
+    died, heir = Run(RunFate.FAILED), replace(AT_WORK, group_instance_id=PLACE)
+    before = group(member(group_instance_id=heir.group_instance_id), commits=[commit(P0)])
     says_so = replace(before, runs={OTHER: heir, RUN: died})
-    assert told(before, says_so, replace(says_so, members=(member(place=PLACE, member_id="m-2"),)))[2] == [
+    assert told(before, says_so, replace(says_so, members=(member(group_instance_id=PLACE, member_id="m-2"),)))[2] == [
         MemberJoined(OTHER, (P0, P1)),
         RebalanceCompleted(1, None),
     ], "it was not there when it said so, and has not left"
-    joins = replace(before, members=(member(place=heir.place, member_id="m-2"),), runs={OTHER: heir, RUN: died})
+    joins = replace(
+        before,
+        members=(member(group_instance_id=heir.group_instance_id, member_id="m-2"),),
+        runs={OTHER: heir, RUN: died},
+    )
     works = replace(joins, partitions=(commit(P0, OTHER),))
-    assert [[seen.name for seen in one.known] for one in (before, joins, works)] == [[RUN], [OTHER], [OTHER]]
+    assert [[seen.name for seen in one.named_members] for one in (before, joins, works)] == [[RUN], [OTHER], [OTHER]]
     first, second, third = told(before, joins, works)
     assert first == third == []
     assert second[:2] == [MemberLeft(RUN, LeaveReason.CRASHED, (P0,)), MemberJoined(OTHER, (P0, P1))]
-    dead = replace(works, runs={OTHER: replace(heir, process=Word.GONE), RUN: died})
-    assert [(gone.run, gone.reason) for gone in dead.left] == [(OTHER, LeaveReason.CRASHED)]
-    elsewhere = replace(works, members=(replace(works.members[0], is_elsewhere=True),), runs={OTHER: heir})
-    assert not elsewhere.known[0].is_elsewhere, "the run that died there has been deleted from Dagster"
+    dead = replace(works, runs={OTHER: replace(heir, process=ProcessStatus.GONE), RUN: died})
+    assert [(gone.run, gone.reason) for gone in dead.owners_without_member] == [(OTHER, LeaveReason.CRASHED)]
+    elsewhere = replace(works, members=(replace(works.members[0], is_of_other_instance=True),), runs={OTHER: heir})
+    assert not elsewhere.named_members[0].is_of_other_instance, "the run that died there has been deleted from Dagster"
 
 
 def test_a_place_without_a_known_heir_is_whose_commits_say_so():
     """The heir is of another Dagster instance, or of a job of the user's: it has not died for that."""
     heir, died = "00c0ffee", Run(RunFate.FAILED)
-    seen = group(member(place=PLACE, is_elsewhere=True), commits=[commit(P0, heir)], runs={})
-    assert [one.name for one in seen.known] == [heir]
-    assert seen.left == []
-    assert [one.name for one in replace(seen, runs={RUN: died}).known] == [heir]
-    assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).known] == [RUN], "it has only just joined"
-    waits = Run(RunFate.IN_PROGRESS, place=PLACE)
-    assert [one.name for one in replace(seen, runs={OTHER: waits}).known] == [heir], "it repeats the heir"
+    seen = group(member(group_instance_id=PLACE, is_of_other_instance=True), commits=[commit(P0, heir)], runs={})
+    assert [one.name for one in seen.named_members] == [heir]
+    assert seen.owners_without_member == []
+    assert [one.name for one in replace(seen, runs={RUN: died}).named_members] == [heir]
+    assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).named_members] == [RUN], "it has only just joined"
+    waits = Run(RunFate.IN_PROGRESS, group_instance_id=PLACE)
+    assert [one.name for one in replace(seen, runs={OTHER: waits}).named_members] == [heir], "it repeats the heir"
     works = replace(waits, started=True)
     both = replace(seen, runs={OTHER: works, heir: works})
-    assert [one.name for one in both.known] == [heir], "a run that repeats it has its tags until it joins"
+    assert [one.name for one in both.named_members] == [heir], "a run that repeats it has its tags until it joins"
 
 
 def test_a_member_that_was_gone_between_two_looks_is_told():
@@ -178,10 +182,10 @@ def test_a_member_that_was_gone_between_two_looks_is_told():
 
 def test_a_run_of_another_dagster_instance_is_told_as_that():
     """Its own instance knows why it left: here nobody is to be called for it."""
-    there = member(OTHER, "m-2", [P1], is_elsewhere=True)
+    there = member(OTHER, "m-2", [P1], is_of_other_instance=True)
     both = replace(AT_FIRST, members=(member(partitions=[P0]), there))
     _, came, went = told(AT_FIRST, both, AT_FIRST)
-    assert came[0] == MemberJoined(OTHER, (P1,), is_elsewhere=True)
+    assert came[0] == MemberJoined(OTHER, (P1,), is_of_other_instance=True)
     assert str(came[0]) == f"run {OTHER} of another Dagster instance joined with orders:1"
     assert went[0] == MemberLeft(OTHER, LeaveReason.OTHER_INSTANCE, ())
     assert went[0].reason.in_good_order
@@ -195,18 +199,26 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
     [
         pytest.param(Run(RunFate.SUCCEEDED), False, LeaveReason.GRACEFUL, id="done"),
         pytest.param(Run(RunFate.FAILED), False, LeaveReason.CRASHED, id="failed, or killed"),
-        pytest.param(Run(RunFate.FAILED, Away(FenceReason.INTERRUPTED)), False, LeaveReason.INTERRUPTED, id="SIGTERM"),
+        pytest.param(
+            Run(RunFate.FAILED, FenceReport(FenceReason.INTERRUPTED)), False, LeaveReason.INTERRUPTED, id="SIGTERM"
+        ),
         pytest.param(Run(RunFate.CANCELED), False, LeaveReason.CANCELED, id="canceled"),
         pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
         pytest.param(AT_WORK, False, LeaveReason.UNRESPONSIVE, id="SIGSTOP: it says nothing"),
         pytest.param(
-            replace(AT_WORK, away=Away(FenceReason.CLOSED)), False, LeaveReason.GRACEFUL, id="done, its run goes on"
+            replace(AT_WORK, fence_report=FenceReport(FenceReason.CLOSED)),
+            False,
+            LeaveReason.GRACEFUL,
+            id="done, its run goes on",
         ),
         pytest.param(
-            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT)), False, LeaveReason.POLL_TIMEOUT, id="poll timeout"
+            replace(AT_WORK, fence_report=FenceReport(FenceReason.POLL_TIMEOUT)),
+            False,
+            LeaveReason.POLL_TIMEOUT,
+            id="poll timeout",
         ),
         pytest.param(
-            replace(AT_WORK, away=Away(FenceReason.POLL_TIMEOUT, is_back=True)),
+            replace(AT_WORK, fence_report=FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)),
             True,
             LeaveReason.POLL_TIMEOUT,
             id="poll timeout, and back at once",
@@ -278,7 +290,7 @@ def test_a_group_that_is_deleted_is_told():
 
 def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
     """At work in Dagster, unknown to the group: told when it should be back, and again only after it was a member."""
-    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, away_seconds=70.0)})
+    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, fenced_for_seconds=70.0)})
     looks = told(AT_FIRST, *[alone] * 20, AT_FIRST, *[alone] * 20)
     ghosts = [(number, event) for number, look in enumerate(looks) for event in look if isinstance(event, GhostFound)]
     assert ghosts == [(15, GhostFound(RUN, 70.0)), (36, GhostFound(RUN, 70.0))]
@@ -286,7 +298,7 @@ def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
 
 def test_a_run_whose_process_is_gone_crashed_though_it_is_in_progress_and_listed():
     """Killed with its code server: nobody tells Dagster. The broker lists it until its session is over."""
-    gone = {RUN: replace(AT_WORK, process=Word.GONE)}
+    gone = {RUN: replace(AT_WORK, process=ProcessStatus.GONE)}
     listed, alone = replace(AT_FIRST, runs=gone), group(state=GroupState.EMPTY, commits=AT_FIRST.partitions, runs=gone)
     first, second, *later = told(AT_FIRST, listed, alone, alone)[1:]
     assert first == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
@@ -298,19 +310,19 @@ def test_a_run_whose_process_is_gone_crashed_though_it_is_in_progress_and_listed
 
 def test_what_a_sleeping_machine_does_not_see_makes_no_ghost():
     """A laptop that was shut for hours: its runs slept too, and get the time that they had left."""
-    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, away_seconds=130.0)})
-    _, memory = changes(None, alone, 1_000.0, GHOST_SECONDS)
-    events, memory = changes(memory, alone, 30_000.0, GHOST_SECONDS)
+    alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, fenced_for_seconds=130.0)})
+    _, memory = detect_events(None, alone, 1_000.0, GHOST_SECONDS)
+    events, memory = detect_events(memory, alone, 30_000.0, GHOST_SECONDS)
     assert events == []
-    assert memory.absent[RUN].since == 29_940.0, "a minute counts"
-    events, memory = changes(memory, alone, 30_060.0, GHOST_SECONDS)
+    assert memory.absent_runs[RUN].since == 29_940.0, "a minute counts"
+    events, memory = detect_events(memory, alone, 30_060.0, GHOST_SECONDS)
     assert events == []
-    assert changes(memory, alone, 30_070.0, GHOST_SECONDS)[0] == [GhostFound(RUN, 130.0)]
+    assert detect_events(memory, alone, 30_070.0, GHOST_SECONDS)[0] == [GhostFound(RUN, 130.0)]
 
 
 def test_a_catch_up_run_is_watched_too():
     """It is never a member: its signs of life are all there is."""
-    catching = replace(AT_WORK, beat=4, is_catch_up=True)
+    catching = replace(AT_WORK, heartbeat_at=4, is_catch_up=True)
     looks = told(*[replace(EMPTY, catch_up={RUN: catching})] * 20)
     ghosts = [(number, event) for number, look in enumerate(looks) for event in look]
     assert ghosts == [(18, GhostFound(RUN, 90.0))]
@@ -333,7 +345,7 @@ def test_who_is_no_ghost(run, commits):
 def test_a_large_group_is_remembered_in_part():
     """The memory is bounded; who is beyond it is told by the group's numbers."""
     crowd = [member(f"{n:08x}", f"m-{n}", ()) for n in range(MAX_REMEMBERED + 5)]
-    _, memory = changes(None, group(*crowd, runs={}), 0.0, GHOST_SECONDS)
+    _, memory = detect_events(None, group(*crowd, runs={}), 0.0, GHOST_SECONDS)
     assert len(memory.members) == MAX_REMEMBERED
     reordered, fewer = group(*crowd[::-1], runs={}), group(*crowd[3:], runs={})
     _, same, less = told(group(*crowd, runs={}), reordered, fewer)
@@ -343,9 +355,9 @@ def test_a_large_group_is_remembered_in_part():
 
 def test_the_memory_of_departures_is_bounded():
     """A group with hundreds of dead scripts is told of the first ones only."""
-    dead = [commit(TopicPartition("orders", n), run=f"{n:08x}") for n in range(MAX_TOLD + 5)]
-    events, memory = changes(None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS)
-    assert len(events) == len(memory.announced) == MAX_TOLD
+    dead = [commit(TopicPartition("orders", n), run=f"{n:08x}") for n in range(MAX_REPORTED + 5)]
+    events, memory = detect_events(None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS)
+    assert len(events) == len(memory.reported_departures) == MAX_REPORTED
 
 
 def test_a_rebalance_that_ends_without_members_is_no_rebalance():
@@ -378,14 +390,14 @@ def test_words():
 def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
     """By whom, where a foreign member is there; while it is owed again nothing new is told."""
     left = (Span(70, 120),)
-    lost = PartitionSnapshot(P0, 120, None, 120, left, forgotten=left)
-    owed = PartitionSnapshot(P0, 120, LiveMark(Mark.RUNNING, RUN, left), 120, left)
-    done = PartitionSnapshot(P0, 120, LiveMark(Mark.RUNNING, RUN), 120)
+    lost = PartitionSnapshot(P0, 120, None, 120, left, forgotten_pending=left)
+    owed = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN, left), 120, left)
+    done = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), 120)
     kcat = member("kcat at 10.0.0.7", "m-2", (P0,), is_foreign=True)
     memory, out = None, []
     for n, seen in enumerate([group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]):
-        events, memory = changes(memory, seen, n * 5.0, GHOST_SECONDS)
-        out.append(([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten))
+        events, memory = detect_events(memory, seen, n * 5.0, GHOST_SECONDS)
+        out.append(([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten_ranges))
     told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
     assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
@@ -405,7 +417,7 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
 )
 def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
     """Seconds, counts and partitions may differ by then: a run key made of them would start a second run."""
-    assert identity(event) == name
+    assert event_identity(event) == name
 
 
 def test_a_range_without_a_partition_is_named_with_its_size():

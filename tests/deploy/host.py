@@ -22,7 +22,7 @@ import psutil
 import requests
 
 from kafka_liveness_dagster.embedded.jars import find_java
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_listening
 from tests.deploy.units import FOLDER, UNITS, Unit
 from tests.timeouts import seconds
 from tests.waiting import PATIENCE, wait_for
@@ -115,7 +115,7 @@ class Host:
     def _is_up(self):
         for service in self.services.values():
             assert service.main.poll() is None, service.said()
-        return self.socket.exists() and all(map(answers, self.ports.values()))
+        return self.socket.exists() and all(map(is_listening, self.ports.values()))
 
     def ask(self, query, **variables):
         """What the UI asks its server; None while that is away."""

@@ -13,12 +13,12 @@ import pytest
 
 from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded.jars import find_java
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_listening
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from tests.deploy.lake import lake
 from tests.waiting import wait_for
 from tests.world.conftest import patient  # noqa: F401 - the same limits as there
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import GroupWithTable, written_rows
 from tests.world.stories import is_alive
 
 pytestmark = pytest.mark.certify
@@ -36,7 +36,7 @@ class Cluster:
         conf, self.env = folder / "of the cluster.conf", _environment()
         conf.write_text("".join(f"{key} {value}\n" for key, value in (catalog | self._settings()).items()))
         conf.chmod(0o640)
-        (folder / "jars").symlink_to(jars.resolve("spark"))
+        (folder / "jars").symlink_to(jars.resolve_jars("spark"))
         self.command = (SCRIPT, "--conf", conf, "--jars", folder / "jars", "--master-port", str(free_port()))
         with self._log.open("wb") as log:
             self.script = subprocess.Popen(
@@ -55,7 +55,7 @@ class Cluster:
 
     def is_up(self):
         assert self.script.poll() is None, self.said()
-        return answers(self.port)
+        return is_listening(self.port)
 
     def said(self):
         return self._log.read_text(errors="replace")[-4000:]
@@ -107,13 +107,13 @@ def of_the_cluster(cluster):
     """A session of its own."""
     session = connect(cluster.remote, timeout_seconds=120)
     yield session
-    end(session)
+    close(session)
 
 
 @pytest.fixture
 def world(services, cluster, of_the_cluster, produce, rows):
     """A group whose Spark is the cluster."""
-    return Forgetful(replace(services, spark_remote=cluster.remote), produce, rows, of_the_cluster)
+    return GroupWithTable(replace(services, spark_remote=cluster.remote), produce, rows, of_the_cluster)
 
 
 class Strikes:
@@ -137,13 +137,13 @@ class Strikes:
 def test_both_lanes_lose_their_executors_in_the_middle_of_a_write(cluster, world):
     """A crash, its backfill, and the live lane that goes on: what is written again is there once."""
     world.value = SLOW
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     of_the_backfill, of_the_live_lane = Strikes(cluster), Strikes(cluster)
     assert world.catch_up((70, 120), between=of_the_backfill) is None
-    assert (world.offsets(), world.green()) == (kept(0, 120), [(70, 120)])
+    assert (world.offsets(), world.materialized_ranges()) == (written_rows(0, 120), [(70, 120)])
     world.grow_to(200)
     assert world.live(of_the_live_lane) is None
-    assert (world.committed(), world.owed(), world.offsets()) == (200, [], kept(0, 200))
+    assert (world.committed(), world.pending_by_live_log(), world.offsets()) == (200, [], written_rows(0, 200))
     assert of_the_backfill.killed
     assert of_the_live_lane.killed
 

@@ -108,7 +108,7 @@ class Pipeline:
         return Cluster(KafkaSettings(self._servers))
 
     def _facts(self):
-        return self.cluster().facts(self.group, [self.tp])[self.tp]
+        return self.cluster().partition_states(self.group, [self.tp])[self.tp]
 
 
 def code(topic, table):

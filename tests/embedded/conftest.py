@@ -44,7 +44,7 @@ def home(tmp_path, monkeypatch):
     folder = tmp_path / "state"
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(folder))
     yield folder
-    services.stop(folder)
+    services.stop_services(folder)
     assert not _processes_of(folder)
 
 
@@ -54,5 +54,5 @@ def shared_home(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("shared") / "state"
     environment.setenv("KAFKA_LIVENESS_HOME", str(folder))
     yield folder
-    services.stop(folder)
+    services.stop_services(folder)
     assert not _processes_of(folder)

@@ -56,7 +56,7 @@ def java_of_nobody() -> Iterator[Any]:
             java.kill()
 
 
-def tell(jvm: Any, port: int, endpoint: str, message: Any, secret: str | None = None) -> Any:
+def send_message(jvm: Any, port: int, endpoint: str, message: Any, secret: str | None = None) -> Any:
     """Send an object of Java's to an endpoint of the Spark that listens there; the receiver deserializes it."""
     rpc = _rpc(jvm, secret, listens=False)
     try:

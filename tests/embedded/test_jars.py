@@ -25,7 +25,7 @@ _RESOLVE = """
 import os, pathlib
 from kafka_liveness_dagster.embedded import jars
 jars.RELEASED = pathlib.Path(os.environ["RELEASED_SUMS"])
-print(jars.resolve("kafka"))
+print(jars.resolve_jars("kafka"))
 """
 _IN_REPOSITORY = (
     "kafka_2.13-4.3.1", "slf4j-simple-1.7.36", "hadoop-bare-naked-local-fs-0.1.0", "sqlite-jdbc-3.54.1.0",
@@ -117,34 +117,36 @@ def test_a_download_killed_half_way_is_begun_anew(repository):
     repository.hold_back = 500
     with subprocess.Popen([sys.executable, "-c", _RESOLVE], stderr=subprocess.DEVNULL) as cut_off:
         wait_for(repository.halfway.is_set)
-        assert jars.resolved("kafka") is None
+        assert jars.find_jars("kafka") is None
         cut_off.kill()
     repository.hold_back = 0
     repository.go_on.set()
-    assert names(jars.resolve("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert names(jars.resolve_jars("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
 
 
 def test_a_damaged_jar_is_downloaded_again(repository):
     """A jar that was truncated later (a full disk, a lost power supply) is noticed and the folder replaced."""
-    jar = jars.resolve("kafka") / "kafka_2.13-4.3.1.jar"
+    jar = jars.resolve_jars("kafka") / "kafka_2.13-4.3.1.jar"
     jar.write_bytes(jar.read_bytes()[:50_000])
-    assert jars.resolved("kafka") is None
-    assert (jars.resolve("kafka") / jar.name).read_bytes() == repository.jar
+    assert jars.find_jars("kafka") is None
+    assert (jars.resolve_jars("kafka") / jar.name).read_bytes() == repository.jar
 
 
 def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
     """A connector for each, in a folder of its own; for one that nobody has tried, what to install is said."""
-    here = jars.resolve("spark")
-    beside = jars._BESIDE_SPARK[metadata.version("pyspark")]
+    here = jars.resolve_jars("spark")
+    beside = jars._PROVIDED_BY_SPARK[metadata.version("pyspark")]
     assert f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar" in names(here)
-    monkeypatch.setattr(jars, "_BESIDE_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}})
+    monkeypatch.setattr(
+        jars, "_PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
+    )
     with pytest.raises(JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"):
-        jars.resolve("spark")
+        jars.resolve_jars("spark")
     monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
-    assert set(names(jars.resolve("spark"))) >= {
+    assert set(names(jars.resolve_jars("spark"))) >= {
         "spark-sql-kafka-0-10_2.13-4.1.8.jar", "iceberg-spark-runtime-4.1_2.13-1.9.9.jar", "spark-avro_2.13-4.1.7.jar"
     }  # fmt: skip
-    assert jars.resolved("spark") != here
+    assert jars.find_jars("spark") != here
 
 
 def _other_jar():
@@ -156,17 +158,17 @@ def _other_jar():
 
 def test_a_jar_that_was_exchanged_or_added_is_not_run(repository):
     """It is a jar like any other, with a name of the release: only its checksum tells."""
-    folder = jars.resolve("kafka")
-    assert jars.damaged("kafka") == []
+    folder = jars.resolve_jars("kafka")
+    assert jars.find_damaged("kafka") == []
     (folder / "slf4j-simple-1.7.36.jar").write_bytes(_other_jar())
     (folder / "added.jar").write_bytes(_other_jar())
     sums = (folder / "SHA256SUMS").read_text()
     other = hashlib.sha256(_other_jar()).hexdigest()
     (folder / "SHA256SUMS").write_text(re.sub(r"\w+(?=  slf4j)", other, sums))  # who exchanges one exchanges this, too
-    assert jars.damaged("kafka") == ["slf4j-simple-1.7.36.jar", "added.jar"]
-    assert jars.resolved("kafka") is None
-    assert names(jars.resolve("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
-    assert jars.damaged("kafka") == []
+    assert jars.find_damaged("kafka") == ["slf4j-simple-1.7.36.jar", "added.jar"]
+    assert jars.find_jars("kafka") is None
+    assert names(jars.resolve_jars("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert jars.find_damaged("kafka") == []
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["a mirror", "a local Maven repository"])
@@ -187,17 +189,17 @@ def test_a_jar_with_another_checksum_is_never_taken(repository, tmp_path, local)
     else:
         repository.jar = _other_jar()
     with pytest.raises(JarsError, match=r"kafka_2\.13-4\.3\.1\.jar, .* do not have the SHA-256"):
-        jars.resolve("kafka")
-    assert jars.resolved("kafka") is None
+        jars.resolve_jars("kafka")
+    assert jars.find_jars("kafka") is None
 
 
 def test_the_release_has_the_checksum_of_each_jar():
     """Of each pyspark. The file is the SHA256SUMS of all folders of jars: ``LC_ALL=C sort -uk2``."""
-    released = jars._lines_of(jars.RELEASED)
+    released = jars._read_lines(jars.RELEASED)
     for name in jars.NAMES:
-        folder = jars.resolve(name)
+        folder = jars.resolve_jars(name)
         assert {jar.name for jar in folder.glob("*.jar")} <= released.keys()
-    for pyspark, beside in jars._BESIDE_SPARK.items():
+    for pyspark, beside in jars._PROVIDED_BY_SPARK.items():
         line = pyspark.rpartition(".")[0]
         assert {
             f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar",
@@ -230,15 +232,15 @@ def test_a_folder_that_nobody_may_write_to_is_told(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "file" / "jars"))
     with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS name a folder of yours"):
-        jars.resolve("kafka")
+        jars.resolve_jars("kafka")
 
 
 def test_a_jar_that_is_none_is_never_taken(repository):
     """What a captive portal sends instead of a jar does not become part of the class path."""
     repository.jar = b"<html>please log in</html>"
     with pytest.raises(JarsError, match=r"damaged: .*kafka_2\.13-4\.3\.1\.jar"):
-        jars.resolve("kafka")
-    assert jars.resolved("kafka") is None
+        jars.resolve_jars("kafka")
+    assert jars.find_jars("kafka") is None
 
 
 def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
@@ -249,7 +251,7 @@ def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
         JarsError,
         match=r"(?s)the network.*copy the folder kafka-[0-9a-f]{8} .*kafka-download\.log ends.*Connection refused",
     ):
-        jars.resolve("kafka")
+        jars.resolve_jars("kafka")
     assert names(tmp_path / "jars") == ["kafka-download.log", "kafka.lock"]
 
 
@@ -260,7 +262,7 @@ def test_processes_that_ask_at_once_download_once(repository, monkeypatch):
     assert sum(path.endswith("kafka_2.13-4.3.1.jar") for path in repository.asked) <= 2  # HEAD and GET
     repository.asked.clear()
     monkeypatch.setattr(jars.subprocess, "Popen", pytest.fail)
-    assert names(jars.resolve("kafka"))
+    assert names(jars.resolve_jars("kafka"))
     assert repository.asked == []
 
 
@@ -270,7 +272,7 @@ def test_the_page_has_what_goes_with_each_pyspark():
     lines = re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| (\d\S*) \| (\d\S*) \|$", page, re.MULTILINE)
     assert {
         line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines
-    } == jars._BESIDE_SPARK
+    } == jars._PROVIDED_BY_SPARK
 
 
 def test_the_list_of_components_has_the_group_of_each_jar():
@@ -279,7 +281,7 @@ def test_the_list_of_components_has_the_group_of_each_jar():
         f"{one.purl.name}-{one.purl.version}.jar": one.purl for one in read_jars(JARS.read_text(encoding="utf-8"))
     }
     compared = 0
-    for jar in (jar for name in jars.NAMES for jar in jars.resolve(name).glob("*.jar")):
+    for jar in (jar for name in jars.NAMES for jar in jars.resolve_jars(name).glob("*.jar")):
         purl = listed[jar.name]
         with zipfile.ZipFile(jar) as opened:  # a jar with others inside has a file of each
             poms = [name for name in opened.namelist() if name.endswith(f"/{purl.name}/pom.properties")]

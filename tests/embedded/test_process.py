@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from kafka_liveness_dagster.embedded import processes, services, state
-from kafka_liveness_dagster.embedded.state import Started
+from kafka_liveness_dagster.embedded.state import StartedService
 from tests.waiting import wait_for
 
 MARK = "0123456789abcdef"
@@ -23,7 +23,7 @@ NOBODY = 65534
 def service_of(home, pid, mark=MARK):
     """Let the state folder say that its Kafka is this process."""
     (home / "kafka").mkdir(parents=True, exist_ok=True)
-    state.write(home, {"kafka": Started(port=9, pid=pid, process_marker=mark, ready=True)})
+    state.write_state(home, {"kafka": StartedService(port=9, pid=pid, process_marker=mark, ready=True)})
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
     for argument, asked in ((f"-Dkafka_liveness.process_marker={MARK}", home), (MARK, link)):
         with decoy(home / "kafka", argument) as child:
             service_of(home, child.pid)
-            assert services.stop(asked) == ["kafka"]
+            assert services.stop_services(asked) == ["kafka"]
             assert not psutil.pid_exists(child.pid)
 
 
@@ -59,8 +59,8 @@ def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
     "argument",
     [
         pytest.param(f"--log=/tmp/{MARK}/kafka.log", id="a path that contains it"),
-        pytest.param(f"{processes.mark_option(MARK)}0", id="a longer mark"),
-        pytest.param(f"/x/{processes.mark_option(MARK)}", id="the option inside of another"),
+        pytest.param(f"{processes.process_marker_option(MARK)}0", id="a longer mark"),
+        pytest.param(f"/x/{processes.process_marker_option(MARK)}", id="the option inside of another"),
         pytest.param(f"--name={MARK}", id="an option of others"),
     ],
 )
@@ -68,8 +68,8 @@ def test_what_only_looks_like_the_mark_is_not_ours(home, argument):
     """A program that looks at a service, a log or another folder has the mark in its arguments: it is left alone."""
     with decoy(home / "kafka", argument) as child:
         service_of(home, child.pid)
-        assert services.running(home) is None
-        assert services.stop(home) == []
+        assert services.running_services(home) is None
+        assert services.stop_services(home) == []
         assert child.poll() is None
 
 
@@ -77,7 +77,7 @@ def test_a_short_mark_is_as_exact_as_a_long_one(home):
     """Whatever the state file says: a mark that is in every path ends no program that has such a path."""
     with decoy(home / "kafka", str(home)) as child:
         service_of(home, child.pid, mark="/")
-        assert services.stop(home) == []
+        assert services.stop_services(home) == []
         assert child.poll() is None
 
 
@@ -87,34 +87,38 @@ def test_a_copy_of_the_state_folder_does_not_own_the_services(home, tmp_path, ot
 
     ``state2``: one folder's path begins with the other's.
     """
-    with decoy(home / "kafka", processes.mark_option(MARK)) as child:
+    with decoy(home / "kafka", processes.process_marker_option(MARK)) as child:
         service_of(home, child.pid)
         shutil.copytree(home, tmp_path / other)
-        assert services.stop(tmp_path / other) == []
+        assert services.stop_services(tmp_path / other) == []
         assert child.poll() is None
-        assert services.stop(home) == ["kafka"]
+        assert services.stop_services(home) == ["kafka"]
         assert not psutil.pid_exists(child.pid)
 
 
 def test_a_service_whose_folder_was_removed_is_still_ours(home):
     """Who empties the state folder under a running service can still end it."""
-    with decoy(home / "kafka", processes.mark_option(MARK)) as child:
+    with decoy(home / "kafka", processes.process_marker_option(MARK)) as child:
         service_of(home, child.pid)
         (home / "kafka").rmdir()
-        assert services.stop(home) == ["kafka"]
+        assert services.stop_services(home) == ["kafka"]
 
 
 def test_who_asks_is_never_ended_nor_who_started_it(home):
     """`down` inside of a process that the state file names: neither it nor what it descends from is a service."""
     asks = (
         "import subprocess, sys; from kafka_liveness_dagster.embedded import services; "
-        "down = 'from kafka_liveness_dagster.embedded import services; print(services.stop())'; input(); "
-        "print(services.stop(), flush=True); "
+        "down = 'from kafka_liveness_dagster.embedded import services; print(services.stop_services())'; input(); "
+        "print(services.stop_services(), flush=True); "
         "print(subprocess.check_output([sys.executable, '-c', down], text=True), flush=True); input()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with decoy(
-        home / "kafka", processes.mark_option(MARK), command=[sys.executable, "-c", asks], env=environment, text=True
+        home / "kafka",
+        processes.process_marker_option(MARK),
+        command=[sys.executable, "-c", asks],
+        env=environment,
+        text=True,
     ) as child:
         service_of(home, child.pid)
         child.stdin.write("\n")
@@ -130,20 +134,20 @@ def test_the_first_process_and_no_process_are_never_found():
         where, says = first.cwd(), first.cmdline()[0]
     except psutil.AccessDenied:
         where, says = "/", "init"
-    assert processes.find(1, says, where) is None
-    assert processes.find(0, MARK, "/") is None
-    assert processes.find(-1, MARK, "/") is None
-    assert processes.find(None, MARK, "/") is None
+    assert processes.find_process(1, says, where) is None
+    assert processes.find_process(0, MARK, "/") is None
+    assert processes.find_process(-1, MARK, "/") is None
+    assert processes.find_process(None, MARK, "/") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
 def test_another_users_process_is_not_ours(home):
     """Two users on one host: what the other one started is never ended, whatever the state file says."""
     for user, found in ((NOBODY, []), (None, ["kafka"])):
-        waits = ["/bin/sh", "-c", "read line", processes.mark_option(MARK)]  # everybody may start it
+        waits = ["/bin/sh", "-c", "read line", processes.process_marker_option(MARK)]  # everybody may start it
         with decoy(home / "kafka", command=waits, user=user) as child:
             service_of(home, child.pid)
-            assert services.stop(home) == found
+            assert services.stop_services(home) == found
             assert (child.poll() is None) == (found == [])
 
 
@@ -151,7 +155,7 @@ def test_the_end_of_a_service_is_not_the_end_of_who_asks(home, tmp_path):
     """A descendant of a service that asks for its end outlives its request: it is told what became of it."""
     asks = (
         "import psutil, os; from kafka_liveness_dagster.embedded import processes; "
-        "processes.end([psutil.Process(os.getppid()), psutil.Process()]); print('lives')"
+        "processes.end_processes([psutil.Process(os.getppid()), psutil.Process()]); print('lives')"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {asks!r}])"

@@ -27,11 +27,11 @@ from kafka_liveness_dagster.doctor.rules import Outcome
 from kafka_liveness_dagster.embedded import jars, services, state
 from kafka_liveness_dagster.embedded import spark as embedded_spark
 from kafka_liveness_dagster.embedded.processes import free_port
-from kafka_liveness_dagster.sensor.table_ledger import TableLook
+from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.spark.connect import health
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.error_classification import is_cancelled
-from tests.embedded.stranger import constant, java_of_nobody, tell, unguarded
+from tests.embedded.stranger import constant, java_of_nobody, send_message, unguarded
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 
@@ -84,7 +84,7 @@ def test_a_client_without_the_token_is_refused(told, token, why):
 def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
     """Command lines are shown to every user, and logs are sent around."""
     token = told["spark_remote"].partition("token=")[2]
-    spark = psutil.Process(state.read(shared_home)["spark"].pid)
+    spark = psutil.Process(state.read_state(shared_home)["spark"].pid)
     assert spark.name() == "java"
     assert not any(token in argument for argument in spark.cmdline())
     assert not any(token in log.read_text() for log in (shared_home / "logs").iterdir())
@@ -103,18 +103,18 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
                 "LocalSchedulerBackendEndpoint": constant(local, "StopExecutor"),
             }
             with unguarded(java) as control, pytest.raises(Py4JJavaError, match="Cannot find endpoint"):
-                tell(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
+                send_message(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
             for (endpoint, message), secret in zip(messages.items(), (None, "guessed"), strict=True):
                 with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
-                    tell(java, port, endpoint, message, secret)
+                    send_message(java, port, endpoint, message, secret)
         assert spark.range(0, 5, 1, 3).repartition(2).count() == 5
     finally:
-        end(spark)
+        close(spark)
 
 
 def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
     """A job that waits for a core does not show that the server is dead: its batches go on."""
-    before = state.read(shared_home)["spark"]
+    before = state.read_state(shared_home)["spark"]
     monkeypatch.setattr(health, "_JOB_SECONDS", 0.5)
     spark = connect(told["spark_remote"], timeout_seconds=120)
     busy = spark.range(0, 4, 1, 4).selectExpr("java_method('java.lang.Thread', 'sleep', 600000L + id)")
@@ -131,11 +131,11 @@ def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
                 spark.interruptAll()
             assert is_cancelled(batch.exception())
     finally:
-        end(spark)
+        close(spark)
     assert up.exit_code == 0
     assert "Spark is busy or hangs, and was left alone" in up.stderr
     assert json.loads(up.stdout) == told
-    assert state.read(shared_home)["spark"] == before
+    assert state.read_state(shared_home)["spark"] == before
 
 
 @pytest.mark.certify
@@ -143,29 +143,29 @@ def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, 
     """Its executor has stopped, and it answers: doctor and sensor name that, and `up` restarts it."""
     (tmp_path / "spark.conf").write_text("spark.authenticate false\n")  # for the attack of the test above
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
-    remote = services.ensure(which=("spark",)).spark_remote
+    remote = services.ensure_services(which=("spark",)).spark_remote
     spark = connect(remote, timeout_seconds=120)
     spark.sql("create namespace lake.shop")
     spark.sql("create table lake.shop.orders using iceberg as select 'orders' topic, 0 partition, 70L offset").collect()
     port = int(spark.conf.get("spark.driver.port"))
-    end(spark)
+    close(spark)
     with java_of_nobody() as java:
         stop = constant(java.org.apache.spark.scheduler.local, "StopExecutor")
-        assert tell(java, port, "LocalSchedulerBackendEndpoint", stop)
-    look = TableLook("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
-    look.accounts({})
-    assert "answers, but can run no job (java.util.concurrent.RejectedExecutionException" in look.cannot_tell
-    assert "`kafka-liveness up` restarts the embedded one" in look.cannot_tell
-    [doctor] = checkup.spark(lambda: remote)
+        assert send_message(java, port, "LocalSchedulerBackendEndpoint", stop)
+    look = TableLedgerReader("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
+    look.entries({})
+    assert "answers, but can run no job (java.util.concurrent.RejectedExecutionException" in look.unavailable_reason
+    assert "`kafka-liveness up` restarts the embedded one" in look.unavailable_reason
+    [doctor] = checkup.check_spark(lambda: remote)
     assert doctor.outcome is Outcome.FAIL
-    assert "answers, but can run no job" in doctor.found
-    before = state.read(home)["spark"]
+    assert "answers, but can run no job" in doctor.message
+    before = state.read_state(home)["spark"]
     up = subprocess.run([*CLI, "up", "--json"], capture_output=True, text=True, check=True)
     assert "can run no job" in up.stderr
     assert json.loads(up.stdout)["spark_remote"] == remote
-    assert state.read(home)["spark"].pid != before.pid
-    services.distrust(before)  # as of an `up` that was slower: this is another Spark
-    assert services.running().spark_remote == remote
+    assert state.read_state(home)["spark"].pid != before.pid
+    services.mark_for_restart(before)  # as of an `up` that was slower: this is another Spark
+    assert services.running_services().spark_remote == remote
 
 
 @pytest.mark.certify
@@ -179,12 +179,12 @@ def test_a_stopped_spark_context_is_noticed():
         spark = builder.config("spark.connect.grpc.binding.port", str(port)).getOrCreate()
         constant(java.org.apache.spark.sql.connect.service, "SparkConnectService").start(spark.sparkContext())
         session = connect(f"sc://localhost:{port}", timeout_seconds=120)
-        assert health.why_dead(session, 120) == ""
+        assert health.dead_reason(session, 120) == ""
         spark.sparkContext().stop()
         why = f"Spark at sc://localhost:{port} answers, but can run no job"
-        assert health.why_dead(session, 120).startswith(why)
-        assert health.why_dead_at(f"sc://localhost:{port}").startswith(why)
-        end(session)
+        assert health.dead_reason(session, 120).startswith(why)
+        assert health.dead_reason_at(f"sc://localhost:{port}").startswith(why)
+        close(session)
 
 
 def test_the_doctor_finds_nothing_wrong(told):
@@ -208,10 +208,10 @@ def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
     monkeypatch.setattr(checkup, "_SPARK_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=hunter2"
-        [spark] = checkup.spark(lambda: url)
+        [spark] = checkup.check_spark(lambda: url)
     assert spark.outcome is Outcome.FAIL
-    assert "no Spark Connect server answered" in spark.found
-    assert "hunter2" not in spark.found
+    assert "no Spark Connect server answered" in spark.message
+    assert "hunter2" not in spark.message
 
 
 def test_down_leaves_no_process(told, shared_home, processes_of):
@@ -228,7 +228,7 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     """Spark takes the later of two lines, and finds its own way back; a file that is not there is an error."""
 
     def launch():
-        return embedded_spark.launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
+        return embedded_spark.prepare_launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
 
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
     with pytest.raises(InvalidSettingError, match="No such file or directory"):
@@ -245,4 +245,4 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     assert [line for line in lines if "driver.memory" in line] == ["spark.driver.memory 1g", "spark.driver.memory 3g"]
     assert ["mark" in line for line in lines if "extraJavaOptions" in line] == [True, False, True]
     class_path = [line for line in lines if "extraClassPath" in line][-1]
-    assert class_path == f"spark.driver.extraClassPath {jars.resolve('spark')}/*:/opt/s3.jar:/opt/b/*"
+    assert class_path == f"spark.driver.extraClassPath {jars.resolve_jars('spark')}/*:/opt/s3.jar:/opt/b/*"

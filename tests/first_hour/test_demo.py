@@ -91,9 +91,9 @@ def test_the_story_holds(story):
 def broker_of(home):
     """Start the broker of a demo that has ended: its topic and both commit logs are still in the state folder."""
     try:
-        yield services.ensure(home=home, which=("kafka",))
+        yield services.ensure_services(home=home, which=("kafka",))
     finally:
-        services.stop(home)
+        services.stop_services(home)
 
 
 def check_history(folder, bootstrap_servers, load_table):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _COLUMNS = 100
-_FUNCTION = re.compile(r", (?:fits=<function .*?>(?=[,)])|BeforeValidator\(func=.*?\))")
+_FUNCTION = re.compile(r", (?:matches=<function .*?>(?=[,)])|BeforeValidator\(func=.*?\))")
 """The function that judges a setting: its name is the package's own."""
 _SHOWN = {"builtins", "enum", "typing"}
 _DUNDERS = {"__call__", "__enter__", "__iter__", "__len__", "__str__"}
@@ -44,7 +44,7 @@ def metrics() -> str:
             "instrument": metric.instrument,
             "unit": metric.unit,
             "labels": list(metric.labels),
-            "told by": metric.told_by,
+            "told by": metric.recorded_by,
             "description": metric.description,
         }
         for metric in sorted(METRICS, key=lambda metric: metric.name)

@@ -19,20 +19,28 @@ _CLUSTER = "tests/wire/test_cluster.py::test_"
 _CONSUMER = "tests/wire/test_consumer.py::test_"
 _WINDOWS = "tests/test_window_runs.py::test_"
 _WATCHDOG = "tests/wire/test_watchdog.py::test_"
-_SINCE = "places.get(one.since, -1) > place or one.since not in snapshots"
+_SINCE = "places.get(one.total_as_of, -1) > place or one.total_as_of not in snapshots"
 _LEAVE_OLD = "            before.leave(why)  # who raised the fence may not have come to it yet\n"
 _PAUSE = "        if partitions:\n            client.pause(partitions)\n"
-_RECORD = "        self._second.record(batch.done, self._watchdog.check)\n"
-_WROTE = "        self._proof.wrote(batch.done)\n"
+_RECORD = "        self._catch_up_log.mark_done(batch.processed, self._watchdog.check)\n"
+_WROTE = "        self._completion.mark_written(batch.processed)\n"
 _PUT = """\
-        self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
-        self._warn(facts)
+        self._catch_up_log().write(
+            {tp: (facts[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
+        )
+        self._warn_about_external_commits(facts)
 """
 _ADOPT = """\
-        self.member.adopt(
+        self.member.commit_start_positions(
             {
-                tp: Owned(
-                    r.position, r.position, r.owed, arrived[tp], r.paused, r.again, r.origin if self._witness else None
+                tp: OwnedPartition(
+                    r.position,
+                    r.position,
+                    r.pending,
+                    arrived[tp],
+                    r.paused,
+                    r.reprocess,
+                    r.origin if self._ledger else None,
                 )
                 for tp, r in resumed.items()
             }
@@ -68,16 +76,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="offsets that a commit leaves out are lost",
         file="kafka/live/member.py",
-        old="owing = {tp: owned.owing(left_out(tp)) for tp, owned in mine.items()}",
+        old="owing = {tp: owned.with_pending(skipped(tp)) for tp, owned in mine.items()}",
         new="owing = dict(mine)",
         killed_by=f"{_COMMITS}offsets_that_a_commit_leaves_out_are_crash_lag_from_that_commit_on",
-        invariant="owed=(Span(start=75, end=76),)",
+        invariant="pending=(Span(start=75, end=76),)",
     ),
     Mutant(
         name="marks of a release are given up in a rebalance",
         file="kafka/live/member.py",
-        old="if not is_held_up(error) or time.monotonic() >= give_up_at:",
-        new="if is_held_up(error) or time.monotonic() >= give_up_at:",
+        old="if not is_rebalance_in_progress(error) or time.monotonic() >= give_up_at:",
+        new="if is_rebalance_in_progress(error) or time.monotonic() >= give_up_at:",
         killed_by=f"{_COMMITS}marks_of_a_release_are_repeated_while_a_rebalance_holds_them_up",
         invariant="released partitions are marked",
     ),
@@ -101,24 +109,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an expired second log is not renewed",
         file="kafka/catch_up/commit_log.py",
-        old="self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})",
-        new="self._write({tp: now[tp] for tp in partitions if tp in now})",
+        old="self._commit({tp: self._last_written[tp] for tp in partitions if tp in self._last_written})",
+        new="self._commit({tp: now[tp] for tp in partitions if tp in now})",
         killed_by=f"{_SECOND}an_expired_log_is_renewed_as_it_was_read_last",
         invariant="an expired log is renewed",
     ),
     Mutant(
         name="a record is not read back",
         file="kafka/catch_up/commit_log.py",
-        old='for tp, log in logs.items()})\n        raise self._lost_writes("done")\n',
-        new='for tp, log in logs.items()})\n            return\n        raise self._lost_writes("done")\n',
+        old='for tp, log in logs.items()})\n        raise self._lost_writes_error("done")\n',
+        new='for tp, log in logs.items()})\n            return\n        raise self._lost_writes_error("done")\n',
         killed_by=f"{_SECOND}a_record_is_read_back_and_repeated_until_it_lasts",
         invariant="the record has to last",
     ),
     Mutant(
         name="the second log is committed to the live group",
         file="kafka/catch_up/commit_log.py",
-        old="config = kafka.committer(group_id + CATCH_UP_SUFFIX, ",
-        new="config = kafka.committer(group_id, ",
+        old="config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, ",
+        new="config = kafka.committer_config(group_id, ",
         killed_by=f"{_SECOND}the_second_log_is_a_group_of_its_own",
         invariant="['orders-etl'] == ['orders-etl.catch-up']",
     ),
@@ -126,16 +134,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a batch is open while the fence is up",
         file="kafka/watchdog.py",
-        old="return self._watchdog.reason is None and self._is_of_now(batch)",
-        new="return self._is_of_now(batch)",
+        old="return self._watchdog.reason is None and self._is_current(batch)",
+        new="return self._is_current(batch)",
         killed_by=f"{_FENCE}no_batch_is_open_while_the_fence_is_up",
         invariant="a batch is closed while the fence is up",
     ),
     Mutant(
         name="a batch of a former membership passes",
         file="kafka/watchdog.py",
-        old="        if not self._is_of_now(batch):\n",
-        new="        if not self._begun:\n",
+        old="        if not self._is_current(batch):\n",
+        new="        if not self._has_started:\n",
         killed_by=f"{_FENCE}a_batch_of_a_former_membership_stays_closed",
         invariant="DID NOT RAISE FencedError",
     ),
@@ -150,7 +158,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a deadline that was met raises the fence",
         file="kafka/watchdog.py",
-        old="outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.expired(now_ms())",
+        old="outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.has_expired(now_ms())",
         new="outdated = False",
         killed_by="tests/wire/test_watchdog.py::test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down",
         invariant="the batch took longer than its process timeout",
@@ -166,7 +174,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a close releases partitions of an ended run",
         file="kafka/live/session.py",
-        old="release=release if fenced is None else fenced.releases",
+        old="release=release if fenced is None else fenced.releases_partitions",
         new="release=release",
         killed_by=f"{_MEMBERSHIPS}a_fence_decides_whether_the_partitions_are_released",
         invariant="the fence decides",
@@ -175,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the catch-up lane records a batch of a recreated topic",
         file="kafka/catch_up/consumer.py",
-        old="        self._proof.check_identity(batch.ranges)\n",
+        old="        self._completion.check_identity(batch.ranges)\n",
         new="        self._watchdog.check()\n",
         killed_by=f"{_CATCH_UP}a_batch_of_a_recreated_topic_is_not_recorded",
         invariant="DID NOT RAISE TopicRecreatedError",
@@ -183,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the catch-up lane ends without a last check",
         file="kafka/catch_up/consumer.py",
-        old="            if self._proof.holds((*self.quarantined, *self.bad)):\n",
+        old="            if self._completion.verify((*self.quarantined, *self.bad_offsets)):\n",
         new="            if not ranges:\n",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
         invariant="DID NOT RAISE RowsMissingError",
@@ -191,8 +199,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the last check does not query the table",
         file="kafka/catch_up/completion.py",
-        old="facts, without = self.look(), by_partition(left_out)",
-        new="facts, without = self.known(), by_partition(left_out)",
+        old="facts, without = self.read_all(), spans_by_partition(left_out)",
+        new="facts, without = self.read_commits(), spans_by_partition(left_out)",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
         invariant="DID NOT RAISE RowsMissingError",
     ),
@@ -215,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the catch-up lane commits a batch of before its process timeout",
         file="kafka/catch_up/consumer.py",
-        old="        self.check_open(batch)\n",
+        old="        self.check_batch(batch)\n",
         new="        self._watchdog.check()\n",
         killed_by=f"{_CATCH_UP}a_batch_that_outlasted_its_process_timeout_is_not_committed",
         invariant="DID NOT RAISE FencedError",
@@ -224,7 +232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the live lane plans without a check of the log bounds",
         file="kafka/live/planner.py",
-        old="            check_log(tp, o.position, *bounds[tp])\n",
+        old="            check_offset_in_log(tp, o.position, *bounds[tp])\n",
         new="            pass\n",
         killed_by=f"{_LIVE}a_position_behind_the_log_end_ends_the_run",
         invariant="DID NOT RAISE TopicRecreatedError",
@@ -232,8 +240,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the live lane does not record expired offsets as lost",
         file="kafka/live/planner.py",
-        old="        self._second().tell(lost)\n",
-        new="        self._second()\n",
+        old="        self._catch_up_log().write_off(lost)\n",
+        new="        self._catch_up_log()\n",
         killed_by=f"{_LIVE}exactly_the_expired_offsets_are_passed_and_reported",
         invariant="'reported as lost'",
     ),
@@ -273,8 +281,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="two batches are read at once",
         file="kafka/record_reader.py",
-        old="            if turn != self._turn:\n",
-        new="            if turn > self._turn:\n",
+        old="            if turn != self._iteration:\n",
+        new="            if turn > self._iteration:\n",
         killed_by="tests/wire/test_records.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for",
         invariant="StopIteration",
     ),
@@ -289,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a run that is no member yet counts as idle",
         file="lanes/assignment_wait.py",
-        old="        if not self._consumer.joined:\n            return True\n",
+        old="        if not self._consumer.is_joined:\n            return True\n",
         new="",
         killed_by="tests/wire/test_waiting.py::test_a_run_that_the_group_has_not_let_in_waits",
         invariant="a run that is no member yet is not idle",
@@ -297,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a run waits for partitions that never come",
         file="lanes/assignment_wait.py",
-        old="if why and waited > self._patience_seconds:",
+        old="if why and waited > self._max_wait_seconds:",
         new="if why and waited < 0:",
         killed_by="tests/wire/test_waiting.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it",
         invariant="the wait has an end",
@@ -306,7 +314,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a batch that the fence canceled fails the run",
         file="lanes/pipeline.py",
-        old="            lane.check_open(one.batch)  # what",
+        old="            lane.check_batch(one.batch)  # what",
         new="            pass  # what",
         killed_by=f"{_PIPELINE}a_batch_that_the_fence_has_canceled_is_retried",
         invariant="RuntimeError: Spark canceled the batch",
@@ -330,8 +338,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="batches of a fenced membership stay in flight",
         file="lanes/in_flight.py",
-        old="if epoch is None or one.batch.epoch <= epoch]",
-        new="if epoch is None or one.batch.epoch < epoch]",
+        old="if epoch is None or one.batch.membership_epoch <= epoch]",
+        new="if epoch is None or one.batch.membership_epoch < epoch]",
         killed_by="tests/test_in_flight.py::test_what_a_former_membership_planned_is_given_up",
         invariant="[False, False] == [True, False]",
     ),
@@ -363,8 +371,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an offset of a replay is reported on another partition",
         file="lanes/runs.py",
-        old="next((key for key in asked if range_of(key).overlaps(left_out)), key_of(left_out))",
-        new="key_of(left_out)",
+        old="next((key for key in asked if parse_key(key).overlaps(left_out)), partition_key(left_out))",
+        new="partition_key(left_out)",
         killed_by=f"{_LANES}an_offset_that_was_passed_is_reported_on_the_partition_of_the_run",
         invariant="reported on a partition of the run",
     ),
@@ -372,15 +380,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a sum of a snapshot that was rolled back counts",
         file="core/ledger.py",
-        old=f"if one.since is not None and ({_SINCE}):",
-        new="if one.since is not None:",
+        old=f"if one.total_as_of is not None and (\n            {_SINCE}\n        ):",
+        new="if one.total_as_of is not None:",
         killed_by="tests/core/test_ledger.py::test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history",
         invariant="[(0, 30)], False)",
     ),
     Mutant(
         name="a sum is dated to the snapshot of the write",
         file="spark/table/ledger.py",
-        old="        since = self._reading.snapshot_id\n",
+        old="        since = self._snapshot.snapshot_id\n",
         new="        since = snapshot_id\n",
         killed_by=f"{_LEDGER}a_sum_hides_nothing_that_was_written_since_it_was_read",
         invariant="the ledger hides a commit",
@@ -388,15 +396,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a group does not look for another group after its first write",
         file="spark/table/ledger.py",
-        old="        return self._landings <= 1 and bool(self._group_id) and ",
+        old="        return self._commits <= 1 and bool(self._group_id) and ",
         new="        return False and ",
         killed_by=f"{_LEDGER}a_second_group_is_found_before_the_second_write",
-        invariant="DID NOT RAISE OtherGroupError",
+        invariant="DID NOT RAISE GroupMismatchError",
     ),
     Mutant(
         name="a replay does not look for the snapshots of its writes",
         file="spark/table/ledger.py",
-        old="        for began_with, replaced in landed:\n",
+        old="        for began_with, replaced in committed:\n",
         new="        for began_with, replaced in ():\n",
         killed_by=f"{_LEDGER}a_rollback_of_rows_that_replaced_others_is_found[before it is seen]",
         invariant="DID NOT RAISE RowsMissingError",
@@ -404,7 +412,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a rollback behind a look of a replay is no loss",
         file="spark/table/ledger.py",
-        old="        if was_set_back:\n            former",
+        old="        if was_rolled_back:\n            former",
         new="        if False:\n            former",
         killed_by=f"{_LEDGER}a_rollback_of_rows_that_replaced_others_is_found[after it is seen]",
         invariant="DID NOT RAISE RowsMissingError",
@@ -412,15 +420,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a table that was rolled back is written to as if it had not been",
         file="spark/table/ledger.py",
-        old="        return snapshot_id in self._seen or (snapshot_id is None and bool(self._seen))\n",
-        new="        return snapshot_id is None and bool(self._seen)\n",
+        old="return snapshot_id in self._seen_snapshot_ids or (snapshot_id is None and bool(self._seen_snapshot_ids))",
+        new="return snapshot_id is None and bool(self._seen_snapshot_ids)",
         killed_by=f"{_LEDGER}rows_that_a_rollback_removed_are_not_recorded[2]",
         invariant="DID NOT RAISE RowsMissingError",
     ),
     Mutant(
         name="a commit that was rolled back at once is not missed",
         file="spark/table/ledger.py",
-        old="            return self._landed_since\n",
+        old="            return self._committed_since_read\n",
         new="            return False\n",
         killed_by=f"{_LEDGER}rows_that_a_rollback_removed_are_not_recorded[1]",
         invariant="DID NOT RAISE RowsMissingError",
@@ -429,7 +437,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the side effects of recovered rows are skipped in the live lane",
         file="kafka/live/planner.py",
-        old="        self._recover(facts, {tp: r.landed for tp, r in resumed.items()})\n",
+        old="        self._recover(facts, {tp: r.written_uncommitted for tp, r in resumed.items()})\n",
         new="",
         killed_by=f"{_LIVE}recovered_rows_are_not_committed_without_their_side_effects",
         invariant="DID NOT RAISE ZeroDivisionError",
@@ -437,7 +445,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the side effects of recovered rows are skipped in the catch-up lane",
         file="kafka/catch_up/consumer.py",
-        old="        if self._recover(facts):\n            facts = self._proof.known()\n",
+        old="        if self._recover_unrecorded(facts):\n            facts = self._completion.read_commits()\n",
         new="",
         killed_by=f"{_CATCH_UP}rows_of_a_dead_run_are_not_recorded_without_its_side_effects",
         invariant="DID NOT RAISE ZeroDivisionError",
@@ -445,7 +453,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a record that another run replaced is not written again",
         file="kafka/catch_up/consumer.py",
-        old="                self._second.record(self._wrote, self._watchdog.check)",
+        old="                self._catch_up_log.mark_done(self._written, self._watchdog.check)",
         new="                pass",
         killed_by=f"{_CATCH_UP}a_record_that_another_run_replaced_is_written_again_before_the_run_ends",
         invariant="a run that ends green has recorded its ranges",
@@ -469,7 +477,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="what was learned counts only once it is written",
         file="spark/table/ledger.py",
-        old=" + Account(reported=self._known.get(tp, Account()).reported)",
+        old=" + LedgerEntry(written_off=self._known.get(tp, LedgerEntry()).written_off)",
         new="",
         killed_by=f"{_LEDGER}what_was_learned_counts_before_it_is_written",
         invariant="a learned report counts at once",
@@ -477,15 +485,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pending offsets whose rows are missing stay done",
         file="kafka/catch_up/commit_log.py",
-        old="    log = facts.second.without(intersection(committed, facts.owed))\n",
-        new="    log = facts.second\n",
+        old="    log = facts.catch_up_log.reopen(intersection(committed, facts.pending_by_live_log))\n",
+        new="    log = facts.catch_up_log\n",
         killed_by=f"{_SECOND}rows_that_were_found_missing_are_recorded[0]",
         invariant="missing rows are not done",
     ),
     Mutant(
         name="a refused pause stays",
         file="kafka/live/planner.py",
-        old="            owned.paused = before\n",
+        old="            owned.is_paused = before\n",
         new="            pass\n",
         killed_by=f"{_LIVE}a_refused_commit_neither_pauses_nor_resumes",
         invariant="a refused commit changes nothing",
@@ -493,7 +501,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a batch is confirmed without a check of its partitions",
         file="kafka/live/planner.py",
-        old=" and self.member.still_owns(batch.arrivals)",
+        old=" and self.member.owns(\n            batch.assignment_ids\n        )",
         new="",
         killed_by=f"{_LIVE}a_batch_is_confirmed_by_the_broker_after_its_partitions_went",
         invariant="DID NOT RAISE FencedError",
@@ -501,7 +509,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="planning goes on after a failed confirmation",
         file="kafka/live/planner.py",
-        old="            self.plan_again()\n",
+        old="            self.replan()\n",
         new="",
         killed_by=f"{_LIVE}a_batch_is_confirmed_by_the_broker_after_its_partitions_went",
         invariant="owned partitions are replanned",
@@ -509,7 +517,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a commit of another client drops crash lag",
         file="kafka/live/planner.py",
-        old="        self.debts.update({tp: resumed.owed for tp, resumed in settled.items()})\n",
+        old="        self.pending.update({tp: resumed.pending for tp, resumed in settled.items()})\n",
         new="        pass\n",
         killed_by=f"{_LIVE}crash_lag_outlasts_a_commit_of_another_client",
         invariant="crash lag lasts",
@@ -517,7 +525,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost partitions stay owned",
         file="kafka/live/assignment.py",
-        old="(FenceReason.PARTITIONS_LOST)\n        self._forget(client, partitions)\n",
+        old="(FenceReason.PARTITIONS_LOST)\n        self._remove(client, partitions)\n",
         new="(FenceReason.PARTITIONS_LOST)\n",
         killed_by=f"{_COMMITS}partitions_that_were_lost_are_neither_owned_nor_marked",
         invariant="lost partitions are not owned",
@@ -525,16 +533,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="lost partitions are released",
         file="kafka/live/assignment.py",
-        old="        self._standing.put_out(FenceReason.PARTITIONS_LOST)\n",
-        new="        self._release(_ours(partitions))\n        self._standing.put_out(FenceReason.PARTITIONS_LOST)\n",
+        old="        self._state.fence(FenceReason.PARTITIONS_LOST)\n",
+        new=(
+            "        self._release(_topic_partitions(partitions))\n"
+            "        self._state.fence(FenceReason.PARTITIONS_LOST)\n"
+        ),
         killed_by=f"{_COMMITS}partitions_that_were_lost_are_neither_owned_nor_marked",
         invariant="lost partitions are not marked",
     ),
     Mutant(
         name="an error in a callback keeps revoked partitions",
         file="kafka/live/assignment.py",
-        old="        finally:\n            self._forget(client, partitions)\n",
-        new="        finally:\n            self._called_back = True\n        self._forget(client, partitions)\n",
+        old="        finally:\n            self._remove(client, partitions)\n",
+        new="        finally:\n            self._was_called_back = True\n        self._remove(client, partitions)\n",
         killed_by=f"{_COMMITS}revoked_partitions_are_given_up_after_an_error_too",
         invariant="revoked partitions are not owned",
     ),
@@ -565,7 +576,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a commit of a member that was put out counts",
         file="kafka/live/session.py",
-        old="        self._check(lane)\n        return committed\n",
+        old="        self._check_fence(lane)\n        return committed\n",
         new="        return committed\n",
         killed_by=f"{_MEMBERSHIPS}a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused",
         invariant="DID NOT RAISE FencedError",
@@ -581,8 +592,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a quarantined offset is planned a second time",
         file="kafka/catch_up/consumer.py",
-        old="        self._plan((*self.quarantined, *self.bad))\n",
-        new="        self._plan(self.bad)\n",
+        old="        self._plan_batch((*self.quarantined, *self.bad_offsets))\n",
+        new="        self._plan_batch(self.bad_offsets)\n",
         killed_by=f"{_CATCH_UP}a_quarantined_offset_is_not_planned_a_second_time",
         invariant="a quarantined offset is left out",
     ),
@@ -605,15 +616,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a replay does not end",
         file="kafka/catch_up/consumer.py",
-        old="(*self._did.get(tp, ()), *facts[tp].reported)",
-        new="facts[tp].reported",
+        old="(*self._written.get(tp, ()), *facts[tp].written_off)",
+        new="facts[tp].written_off",
         killed_by=f"{_CATCH_UP}a_range_that_is_replayed_is_processed_once",
         invariant="a range is replayed once",
     ),
     Mutant(
         name="an open batch is planned twice",
         file="kafka/catch_up/consumer.py",
-        old="        self._plan(ranges)\n        deadline_seconds",
+        old="        self._plan_batch(ranges)\n        deadline_seconds",
         new="        deadline_seconds",
         killed_by=f"{_CATCH_UP}a_batch_ahead_of_one_that_is_open_does_not_end_the_lane",
         invariant="assert Batch(",
@@ -621,8 +632,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a client whose broker fell silent is closed",
         file="kafka/catch_up/commit_log.py",
-        old="if not self._committing.silent:",
-        new="if self._committing is not None:",
+        old="if not self._committer.timed_out:",
+        new="if self._committer is not None:",
         killed_by=f"{_SECOND}a_client_whose_broker_fell_silent_is_not_closed",
         invariant="assert [True] == []",
     ),
@@ -653,15 +664,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="plain offsets of crash lag go to neither log",
         file="kafka/live/session.py",
-        old="            self._second().record(caught_up, self._fence.check)\n",
-        new="            self._second()\n",
+        old="            self._catch_up_log().mark_done(caught_up, self._fence.check)\n",
+        new="            self._catch_up_log()\n",
         killed_by=f"{_PLAIN}an_offset_goes_to_the_log_whose_range_it_lies_in",
         invariant="OffsetRange(topic='orders', partition=3, start=70, end=90)",
     ),
     Mutant(
         name="a commit does not move the rotation",
         file="kafka/live/session.py",
-        old="        self._rotation.committed = done.last\n",
+        old="        self._rotation.committed = done.rotation_start\n",
         new="        pass\n",
         killed_by=f"{_PLAIN}the_turn_goes_on_behind_the_partition_of_the_last_commit",
         invariant="assert (None, ['worked']) == ",
@@ -669,8 +680,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="crash lag counts as processed",
         file="kafka/timestamps.py",
-        old="return difference(below, (*one.outstanding, *one.reported))",
-        new="return difference(below, one.reported)",
+        old="return difference(below, (*one.outstanding, *one.written_off))",
+        new="return difference(below, one.written_off)",
         killed_by=f"{_PROCESSED}crash_lag_and_unread_offsets_are_not_processed",
         invariant="only processed offsets",
     ),
@@ -688,13 +699,13 @@ MUTANTS: tuple[Mutant, ...] = (
         old="        if poison in self._poison:\n",
         new="        if len(self._poison) > 2:\n",
         killed_by=f"{_CONSUMER}an_offset_that_the_live_lane_could_not_pass_ends_the_run",
-        invariant="DID NOT RAISE PoisonedOffsetError",
+        invariant="DID NOT RAISE SlowRecordError",
     ),
     Mutant(
         name="a batch that is judged alone has company",
         file="lanes/pipeline.py",
-        old="most = 1 if sizer.judges_alone else self.most_in_flight",
-        new="most = self.most_in_flight",
+        old="most = 1 if sizer.retry_alone else self.max_in_flight",
+        new="most = self.max_in_flight",
         killed_by=f"{_PIPELINE}a_batch_that_is_judged_alone_shares_spark_with_no_other",
         invariant="a batch is judged alone",
     ),
@@ -717,15 +728,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a window is whole before all of it is read",
         file="lanes/runs.py",
-        old="if found.owed or found.ahead:",
-        new="if found.owed:",
+        old="if found.pending or found.unread:",
+        new="if found.pending:",
         killed_by=f"{_WINDOWS}a_window_with_missing_offsets_is_not_replayed",
         invariant="DID NOT RAISE IncompleteWindowError",
     ),
     Mutant(
         name="replayed records count as late",
         file="lanes/late_records.py",
-        old="if not any(r.overlaps(other) for other in self._again)]",
+        old="if not any(r.overlaps(other) for other in self._reprocessed)]",
         new="]",
         killed_by=f"{_WINDOWS}replayed_records_are_not_late",
         invariant="a replay is not late",
@@ -733,16 +744,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an interrupted materialization is dropped",
         file="lanes/materializations.py",
-        old="left = [self._since] if self._next is None else [self._next.since, self._since]",
-        new="left = [self._since]",
+        old="left = [self._current] if self._pending is None else [self._pending.since, self._current]",
+        new="left = [self._current]",
         killed_by="tests/test_materializations.py::test_who_is_interrupted_in_the_wait_tells_it_all_the_same",
         invariant="[7] == [10, 7]",
     ),
     Mutant(
         name="a member listens before it is quiet",
         file="kafka/live/data_listener.py",
-        old="is_quiet = now - self._quiet_since >= _QUIET_SECONDS",
-        new="is_quiet = now - self._quiet_since < _QUIET_SECONDS",
+        old="is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS",
+        new="is_quiet = now - self._caught_up_since < _CAUGHT_UP_SECONDS",
         killed_by="tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while",
         invariant="== ({}, 0.2)",
     ),

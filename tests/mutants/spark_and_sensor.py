@@ -43,15 +43,15 @@ _SENSOR = (
     Mutant(
         name="crash lag of a paused partition requests a run",
         file="sensor/run_requests.py",
-        old="owed = look.still_owed(missing(), paused=False)",
-        new="owed = look.still_owed(missing())",
+        old="owed = observed.still_pending(missing(), paused=False)",
+        new="owed = observed.still_pending(missing())",
         killed_by=f"{_GROUP_LOOKS}test_crash_lag_of_a_paused_partition_is_not_caught_up",
         invariant="assert ['orders:3:70-100'] == []",
     ),
     Mutant(
         name="the runs in progress are not queried again before a live run is requested",
         file="sensor/run_requests.py",
-        old='            in_progress = self._in_progress(instance, "live", ghosts)\n',
+        old='            in_progress = self._count_in_progress(instance, "live", orphaned)\n',
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another",
         invariant="job_name='orders_job'",
@@ -59,16 +59,16 @@ _SENSOR = (
     Mutant(
         name="the runs in progress are not queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='not look.owed or self._in_progress(instance, "catch-up", ghosts):',
-        new="not look.owed:",
+        old='not observed.pending\n            or self._count_in_progress(instance, "catch-up", orphaned)\n',
+        new="not observed.pending\n",
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['orders:3:70-90'] == []",
     ),
     Mutant(
         name="the wrong lane is queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='self._in_progress(instance, "catch-up", ghosts):',
-        new='self._in_progress(instance, "live", ghosts):',
+        old='or self._count_in_progress(instance, "catch-up", orphaned)',
+        new='or self._count_in_progress(instance, "live", orphaned)',
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['orders:3:70-90'] == []",
     ),
@@ -83,10 +83,10 @@ _SENSOR = (
     Mutant(
         name="a run that is deleted during the observation counts as killed",
         file="sensor/observation.py",
-        old="known[mark] = replace(known[mark], process=Word.UNKNOWN)\n    return",
+        old="known[mark] = replace(known[mark], process=ProcessStatus.UNKNOWN)\n    return",
         new="pass\n    return",
         killed_by="tests/test_signs.py::test_dagster_is_asked_again_after_the_process",
-        invariant="Word.GONE",
+        invariant="ProcessStatus.GONE",
     ),
     Mutant(
         name="members that are older runs count as another instance's",
@@ -107,7 +107,7 @@ _SENSOR = (
     Mutant(
         name="the commit logs are not read again after the partitions",
         file="sensor/sensor.py",
-        old="            look = self._look(cluster, instance, table, must_ask=forgotten or tells)\n",
+        old="            look = self._observe(cluster, instance, table, must_read_ledger=forgotten or tells)\n",
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
         invariant="Left contains one more item: 'orders:3:70-100@2'",
@@ -115,7 +115,7 @@ _SENSOR = (
     Mutant(
         name="a check result is stored without a query of the table",
         file="sensor/sensor.py",
-        old="                look if asked else self._look(cluster, instance, table),",
+        old="                look if asked else self._observe(cluster, instance, table),",
         new="                look,",
         killed_by=f"{_GROUP_LOOKS}test_a_stored_check_result_says_whether_rows_are_missing",
         invariant="assert [True] == [False]",
@@ -126,8 +126,8 @@ _CONNECTION = (
     Mutant(
         name="giving up the connection does nothing",
         file="spark/connect/connection.py",
-        old="        if self._cut is not None:\n            return\n        silent",
-        new="        if self.is_cut or what:\n            return\n        silent",
+        old="        if self._abort_message is not None:\n            return\n        silent",
+        new="        if self.is_aborted or message:\n            return\n        silent",
         killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
         invariant="the query still waits for Spark",
     ),
@@ -142,7 +142,7 @@ _CONNECTION = (
     Mutant(
         name="the channel is closed while a stream is being opened",
         file="spark/connect/connection.py",
-        old="            with self._opening:\n                self._channel.close()",
+        old="            with self._open_lock:\n                self._channel.close()",
         new="            self._channel.close()",
         killed_by=f"{_LINE}test_no_stream_is_opened_on_a_closed_channel",
         invariant="assert ['closed', 'opened'] == ['opened', 'closed']",
@@ -158,7 +158,7 @@ _CONNECTION = (
     Mutant(
         name="a session on a silent server ends without giving up its connection",
         file="spark/connect/session.py",
-        old='        line_of(session).cut("its session was to be ended")\n',
+        old='        connection_of(session).abort("its session was to be ended")\n',
         new="",
         killed_by=f"{_LINE}test_a_session_ends_in_seconds_on_a_server_that_is_silent",
         invariant="AssertionError: the connection is still open",
@@ -174,8 +174,8 @@ _CONNECTION = (
     Mutant(
         name="a session replaces the server's redaction",
         file="spark/connect/session.py",
-        old='f"{theirs}|{_IN_PLANS}" if theirs else _IN_PLANS',
-        new="_IN_PLANS",
+        old='f"{theirs}|{_SECRETS_IN_PLANS}" if theirs else _SECRETS_IN_PLANS',
+        new="_SECRETS_IN_PLANS",
         killed_by=f"{_SESSIONS}test_a_session_adds_to_the_redaction_of_the_server",
         invariant="'card 4711'",
     ),
@@ -217,8 +217,8 @@ _WRITE = (
     Mutant(
         name="rows outside of the batch pass in a new table",
         file="spark/table/write.py",
-        old="summed(inside(frame, of.ranges))",
-        new="summed(frame)",
+        old="with_sums(require_rows_in_ranges(frame, of.ranges))",
+        new="with_sums(frame)",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table",
         invariant="CASE WHEN (`topic` = 'orders'",
     ),
@@ -250,7 +250,7 @@ _WRITE = (
     Mutant(
         name="rows without topic, partition and offset pass",
         file="spark/table/write.py",
-        old='        check_rows(frame, f"the rows for {table.name}")\n',
+        old='        require_row_columns(frame, f"the rows for {table.name}")\n',
         new="",
         killed_by=f"{_WRITES}test_rows_without_the_offset_are_refused",
         invariant="DID NOT RAISE TableSchemaError",
@@ -266,8 +266,8 @@ _WRITE = (
     Mutant(
         name="a successor is looked for before the snapshot is known",
         file="spark/table/write.py",
-        old="        of.may_go_on()\n        shape = table.shape_to_write(session)\n",
-        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.shape_to_write(session)\n",
+        old="        of.may_go_on()\n        shape = table.writable_shape(session)\n",
+        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.writable_shape(session)\n",
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
         invariant="At index 0 diff: 'permission' != 'snapshot'",
     ),
@@ -290,7 +290,7 @@ _WRITE = (
     Mutant(
         name="a commit without a reply is written again though it landed",
         file="spark/table/write.py",
-        old="            rows = self._attempt.rows_if_landed()\n",
+        old="            rows = self._attempt.rows_if_committed()\n",
         new="            rows = None\n",
         killed_by=f"{_WRITES}test_a_commit_without_a_reply_is_not_written_again_if_it_landed",
         invariant="did not say whether it took the commit",
@@ -306,7 +306,7 @@ _WRITE = (
     Mutant(
         name="the ledger does not hear of a committed batch",
         file="spark/table/write.py",
-        old="                self.ledger.landed(self._attempt.entry)",
+        old="                self.ledger.mark_committed(self._attempt.write_record)",
         new="                pass",
         killed_by=f"{_WRITES}test_the_ledger_hears_of_a_batch_when_it_is_committed",
         invariant="assert [] == [OffsetRange(",
@@ -330,7 +330,7 @@ _WRITE = (
     Mutant(
         name="merges of one session go on at the same time",
         file="spark/table/commits.py",
-        old="        lock = _told.setdefault(session, threading.Lock())",
+        old="        lock = _session_locks.setdefault(session, threading.Lock())",
         new="        lock = threading.Lock()",
         killed_by=f"{_WRITES}test_merges_of_one_session_take_turns",
         invariant="AssertionError: another MERGE changed the summary",
@@ -354,7 +354,7 @@ _WRITE = (
     Mutant(
         name="a sink is given rows outside of the batch",
         file="spark/sink.py",
-        old="Replacement(inside(frame, self.ranges), ",
+        old="Replacement(require_rows_in_ranges(frame, self.ranges), ",
         new="Replacement(frame, ",
         killed_by=f"{_WRITES}test_a_sink_is_given_rows_of_the_batch_alone",
         invariant="CASE WHEN (`topic` = 'orders'",
@@ -362,8 +362,8 @@ _WRITE = (
     Mutant(
         name="a sink's error does not name the row outside of the batch",
         file="spark/sink.py",
-        old="            if row := stray(error):",
-        new="            if (row := stray(error)) and not row:",
+        old="            if row := row_outside_ranges(error):",
+        new="            if (row := row_outside_ranges(error)) and not row:",
         killed_by=f"{_WRITES}test_a_row_outside_of_the_batch_is_named_by_a_sink_too",
         invariant="exceptions.connect.SparkRuntimeException: kafka-liveness: outside of the batch",
     ),
@@ -373,7 +373,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table without a time limit",
         file="spark/table/ledger.py",
-        old='with line_of(session).within(self._answer_seconds, f"it was asked what {self.target} holds"):',
+        old='with connection_of(session).abort_after(self._answer_seconds, f"it was asked what {self.target} holds"):',
         new="if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
         invariant="the tick waits for Spark",
@@ -381,7 +381,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table as long as a run does",
         file="sensor/table_ledger.py",
-        old="IcebergTable(self.target), self._session, _ASK_SECONDS, last)",
+        old="IcebergTable(self.target), self._session, _QUERY_SECONDS, last)",
         new="IcebergTable(self.target), self._session, last=last)",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
         invariant="the tick waits for Spark",
@@ -389,7 +389,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for dead letters without a time limit",
         file="sensor/table_ledger.py",
-        old='with line_of(session).within(_ASK_SECONDS, f"{self.target} was asked for its dead letters"):',
+        old='with connection_of(session).abort_after(_QUERY_SECONDS, f"{self.target} was asked for its dead letters"):',
         new="if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_dead_letters",
         invariant="the tick waits for Spark",
@@ -397,7 +397,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick tries a silent server again at once",
         file="sensor/table_ledger.py",
-        old="                _silent_until[remote] = (until, self.connect_seconds, str(error))\n",
+        old="                _retry_at[remote] = (until, self.connect_seconds, str(error))\n",
         new="",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_server_that_sends_no_reply",
         invariant="AssertionError: the silent server was tried again",
@@ -405,7 +405,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="the next tick uses the session that failed",
         file="sensor/table_ledger.py",
-        old="if remote not in _sessions or line_of(_sessions[remote]).is_cut:",
+        old="if remote not in _sessions or connection_of(_sessions[remote]).is_aborted:",
         new="if remote not in _sessions:",
         killed_by=f"{_TABLE_LOOKS}test_a_session_that_failed_is_replaced_by_the_next_tick",
         invariant="'NoneType' object is not subscriptable",
@@ -413,7 +413,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="each tick reads the table's whole history",
         file="sensor/table_ledger.py",
-        old="        _readings[self.target] = ledger.reading\n",
+        old="        _snapshots[self.target] = ledger.snapshot\n",
         new="",
         killed_by=f"{_TABLE_LOOKS}test_the_history_is_read_once_while_the_table_does_not_change",
         invariant="AssertionError: the history was read again",
@@ -424,7 +424,7 @@ _JOB = (
     Mutant(
         name="a canceled job waits for its reply without end",
         file="spark/connect/job.py",
-        old="            start(self._give_up, self.tag)\n",
+        old="            start_daemon_thread(self._abort_if_stuck, self.tag)\n",
         new="",
         killed_by=f"{_JOBS}test_a_canceled_job_that_gets_no_reply_gives_up_its_connection",
         invariant="the job still waits for Spark",
@@ -456,7 +456,7 @@ _JOB = (
     Mutant(
         name="a restarted server counts as a failure of the work",
         file="spark/error_classification.py",
-        old="    elif is_anew(error):\n",
+        old="    elif is_session_gone(error):\n",
         new="    elif False:\n",
         killed_by=f"{_JOBS}test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work",
         invariant="pyspark.errors.exceptions.connect.",
@@ -483,7 +483,7 @@ _TRANSFORM = (
     Mutant(
         name="an order to the run is taken for an error of the transform",
         file="spark/transform.py",
-        old="(KafkaLivenessError, *self.let_pass)",
+        old="(KafkaLivenessError, *self.passthrough_errors)",
         new="KafkaLivenessError",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
         invariant="TransformError: raising.<locals>.orders raised StopError",
@@ -491,8 +491,8 @@ _TRANSFORM = (
     Mutant(
         name="an order to the run is swallowed",
         file="spark/transform.py",
-        old="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                raise\n",
-        new="            if isinstance(error, (KafkaLivenessError, *self.let_pass)):\n                return batch\n",
+        old="(KafkaLivenessError, *self.passthrough_errors)):\n                raise\n",
+        new="(KafkaLivenessError, *self.passthrough_errors)):\n                return batch\n",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
         invariant="DID NOT RAISE StopError",
     ),
@@ -523,7 +523,7 @@ _TRANSFORM = (
     Mutant(
         name="a record that Spark cannot read becomes a dead letter",
         file="spark/transform.py",
-        old="            if unreadable := rows.unreadable(error):",
+        old="            if unreadable := rows.unreadable_record(error):",
         new="            if (unreadable := None):",
         killed_by=f"{_TRANSFORMS}test_a_record_that_spark_cannot_read_is_not_the_transform_s_failure",
         invariant="DID NOT RAISE UnreadableRecordError",
@@ -531,11 +531,8 @@ _TRANSFORM = (
     Mutant(
         name="a cancel becomes the failure of a record",
         file="spark/transform.py",
-        old="        except PySparkException as error:\n"
-        "            if is_the_servers(error):\n"
-        "                raise\n"
-        "            if unreadable := rows",
-        new="        except PySparkException as error:\n            if unreadable := rows",
+        old="            if is_server_error(error):\n                raise\n            if unreadable := rows",
+        new="            if unreadable := rows",
         killed_by=f"{_TRANSFORMS}test_a_canceled_search_does_not_blame_a_record",
         invariant="DID NOT RAISE Exception",
     ),
@@ -545,19 +542,23 @@ _LETTER = (
     Mutant(
         name="the room of the commit is checked after the letters are written",
         file="lanes/dead_letters.py",
-        old="            lane.check_room(batch)\n"
-        '            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
-        "            letters.keep(ranges, why, self.run, frame.options, **may)\n",
-        new='            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
-        "            letters.keep(ranges, why, self.run, frame.options, **may)\n"
-        "            lane.check_room(batch)\n",
+        old=(
+            "            lane.require_room(batch)\n"
+            '            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
+            "            letters.replace(ranges, why, self.run, frame.options, **may)\n"
+        ),
+        new=(
+            '            may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}\n'
+            "            letters.replace(ranges, why, self.run, frame.options, **may)\n"
+            "            lane.require_room(batch)\n"
+        ),
         killed_by=f"{_LETTERS}test_letters_are_written_before_the_rows_and_the_room_is_checked_before_both",
         invariant="At index 0 diff: ('letters',)",
     ),
     Mutant(
         name="the letters are not written",
         file="lanes/dead_letters.py",
-        old="            letters.keep(ranges, why, self.run, frame.options, **may)\n",
+        old="            letters.replace(ranges, why, self.run, frame.options, **may)\n",
         new="",
         killed_by=f"{_LETTERS}test_letters_are_written_before_the_rows_and_the_room_is_checked_before_both",
         invariant="At index 1 diff: ('rows',)",
@@ -565,7 +566,7 @@ _LETTER = (
     Mutant(
         name="the whole batch is written though some of its records are left out",
         file="lanes/dead_letters.py",
-        old="rest = replace(write, ranges=batch.done, make_frame",
+        old="rest = replace(write, ranges=batch.processed, make_frame",
         new="rest = replace(write, make_frame",
         killed_by=f"{_LETTERS}test_the_rows_of_the_other_offsets_are_written",
         invariant="AssertionError: the bad record was written, too",
@@ -581,8 +582,8 @@ _LETTER = (
     Mutant(
         name="letters of an earlier attempt count against the limit",
         file="lanes/dead_letters.py",
-        old="most = self.most + letters.count(ranges)",
-        new="most = self.most",
+        old="most = self.max_dead_letters + letters.count(ranges)",
+        new="most = self.max_dead_letters",
         killed_by=f"{_LETTERS}test_letters_of_an_earlier_attempt_do_not_count_again",
         invariant="More than max_dead_letters=1 of orders:0:7-15",
     ),
@@ -640,23 +641,23 @@ _REST = (
     Mutant(
         name="snapshots that hold the ledger expire",
         file="spark/table/maintenance.py",
-        old="(*found.path, *found.summed_up)",
-        new="found.summed_up",
+        old="(*found.path, *found.totals)",
+        new="found.totals",
         killed_by=f"{_UPKEEP}test_the_snapshots_that_hold_the_ledger_are_kept",
         invariant="timestamp_millis(432000000L)",
     ),
     Mutant(
         name="files of writes that go on are deleted as orphans",
         file="spark/table/maintenance.py",
-        old="before = _moment(now - min_age)",
-        new="before = _moment(now)",
+        old="before = _timestamp_literal(now - min_age)",
+        new="before = _timestamp_literal(now)",
         killed_by=f"{_UPKEEP}test_files_of_writes_that_may_go_on_are_no_orphans",
         invariant="timestamp_millis(432000000L)",
     ),
     Mutant(
         name="a tick that has ended keeps its place",
         file="sensor/dead_runs.py",
-        old="        _places.release()",
+        old="        _slots.release()",
         new="        pass",
         killed_by="tests/test_vigil.py::test_only_two_ticks_wait_at_once",
         invariant="AssertionError: their places are free again",
@@ -672,24 +673,24 @@ _REST = (
     Mutant(
         name="windows are marked complete without the table",
         file="sensor/windows.py",
-        old="            if cannot_tell or found.standing",
-        new="            if found.standing",
+        old="            if unavailable_reason or found.status",
+        new="            if found.status",
         killed_by="tests/test_windows.py::test_no_window_is_marked_complete_while_the_table_cannot_be_queried",
         invariant="At index 0 diff: ['2026-10-24-00:00', '2026-10-24-01:00'] != []",
     ),
     Mutant(
         name="windows before the first record are marked complete",
         file="core/windows.py",
-        old="    if not has_records(partitions, ends):\n        return JudgedWindow(Completeness.BEFORE)\n",
+        old="    if not has_records(partitions, ends):\n        return JudgedWindow(WindowStatus.BEFORE)\n",
         new="",
         killed_by="tests/core/test_completeness.py::test_a_window_before_the_first_record_is_not_judged",
-        invariant="assert (<Completeness.COMPLETE: 'complete'> is <Completeness.BEFORE: 'before'>) == True",
+        invariant="assert (<WindowStatus.COMPLETE: 'complete'> is <WindowStatus.BEFORE: 'before'>) == True",
     ),
     Mutant(
         name="windows do not wait for late records",
         file="sensor/windows.py",
-        old="now - self.windows.allowed_lateness_seconds, _MOST)",
-        new="now, _MOST)",
+        old="now - self.windows.allowed_lateness_seconds, _MAX_WINDOWS)",
+        new="now, _MAX_WINDOWS)",
         killed_by="tests/test_windows.py::test_a_window_waits_for_records_that_may_come_late",
         invariant="At index 0 diff: ['2026-10-24-00:00', '2026-10-24-01:00'] != ['2026-10-24-00:00']",
     ),
@@ -712,15 +713,15 @@ _REST = (
     Mutant(
         name="a changed check result is stored ten minutes later",
         file="sensor/checks.py",
-        old="forgotten or outcomes != stored or now",
-        new="forgotten or now",
+        old="must_repeat or outcomes != stored or now",
+        new="must_repeat or now",
         killed_by=f"{_CHECKS}test_a_changed_result_is_stored_at_once",
         invariant="assert 0 == 2",
     ),
     Mutant(
         name="a materialization of this second hides check results for good",
         file="sensor/checks.py",
-        old="if one.timestamp < now - _SAME_SECONDS),",
+        old="if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS),",
         new="if one.timestamp <= now),",
         killed_by=f"{_CHECKS}test_a_materialization_of_this_second_hides_results_at_the_next_tick",
         invariant="At index 0 diff: ",
@@ -728,8 +729,8 @@ _REST = (
     Mutant(
         name="live runs that fail in a row are requested at once",
         file="core/orphaned_runs.py",
-        old="    if failures_in_a_row < _PATIENT_FAILURES:",
-        new="    if failures_in_a_row <= _PATIENT_FAILURES:",
+        old="    if failures_in_a_row < _FAILURES_BEFORE_BACKOFF:",
+        new="    if failures_in_a_row <= _FAILURES_BEFORE_BACKOFF:",
         killed_by=f"{_GROUP_LOOKS}test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals",
         invariant="assert [True, True] == [False, True]",
     ),

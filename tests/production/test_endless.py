@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.certify
@@ -33,7 +33,7 @@ def hang(pipeline, where):
     assert pipeline.run(hung.run_id).status is dg.DagsterRunStatus.STARTED
     *_, successor, first = pipeline.runs()
     assert first.run_id == hung.run_id
-    assert f"run {run_mark(hung.run_id)} is in progress, but has not been seen at work for " in pipeline.observed()
+    assert f"run {short_run_id(hung.run_id)} is in progress, but has not been seen at work for " in pipeline.observed()
     return hung, successor
 
 
@@ -41,7 +41,7 @@ def test_in_python(production):
     """The run leaves its group at its deadline, a successor starts, and a termination reaches the transform."""
     orders, _ = production.pipelines.values()
     hung, successor = hang(orders, "Python")
-    assert successor.tags["kafka_liveness/started_because"] == f"run {run_mark(hung.run_id)} left by poll timeout"
+    assert successor.tags["kafka_liveness/started_because"] == f"run {short_run_id(hung.run_id)} left by poll timeout"
     worker = orders.worker(hung.run_id)
     assert orders.terminate(hung.run_id)["__typename"] == "TerminateRunSuccess"
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED

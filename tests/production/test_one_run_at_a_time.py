@@ -7,7 +7,7 @@ import re
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.certify
@@ -43,7 +43,7 @@ def test_nothing_stands_still_without_a_message(production):
     [queued] = waits.runs()
     [behind] = busy.runs(job=f"{busy.crash_lag}_job")
     assert (queued.status, behind.status) == (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.QUEUED)
-    assert f"run {run_mark(queued.run_id)}" in failed.description
+    assert f"run {short_run_id(queued.run_id)}" in failed.description
     assert "Queued or hanging?" in failed.description
     assert "1 of 1 already in progress, 1 of them waiting in Dagster's queue" in waits.last_tick().skip_reason
     assert failed.severity is dg.AssetCheckSeverity.ERROR

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from tests.waiting import wait_for
 
 
@@ -26,5 +26,5 @@ def test_a_run_worker_is_killed_while_postgres_restarts(production):
     orders.becomes_exact()
     assert orders.ends(dead.run_id) is dg.DagsterRunStatus.FAILURE
     successor = wait_for(lambda: [run for run in orders.runs() if run.run_id != dead.run_id])[-1]
-    assert successor.tags["kafka_liveness/started_because"] == f"run {run_mark(dead.run_id)} crashed"
+    assert successor.tags["kafka_liveness/started_because"] == f"run {short_run_id(dead.run_id)} crashed"
     assert idle.runs() == []

@@ -61,7 +61,7 @@ class SimulatedBroker:
             return int(KafkaError._TIMED_OUT)
         for one in offsets:
             p = self.partitions[TopicPartition(one.topic, one.partition)]
-            p.adopt(client, one.offset, one.metadata, client.world.table.accounts()[p.tp])
+            p.adopt(client, one.offset, one.metadata, client.world.table.entries()[p.tp])
             p.commit_first(one.offset, one.metadata)
             p.given_up |= p.tp not in client.assigned
         clock.changed = True
@@ -91,7 +91,7 @@ class SimulatedBroker:
         found = []
         for one in partitions:
             p = self.partitions[TopicPartition(one.topic, one.partition)]
-            offset, metadata = (p.second if is_second else p.first) or (_NOTHING, "")
+            offset, metadata = (p.catch_up_commit if is_second else p.live_commit) or (_NOTHING, "")
             found.append(KafkaTopicPartition(one.topic, one.partition, offset, metadata))
         return found
 
@@ -135,7 +135,7 @@ class Committer:
         _broker()
 
 
-class Told:
+class ImmediateFuture:
     """A future whose answer is there."""
 
     __slots__ = ("_answer",)
@@ -162,23 +162,25 @@ class Admin:
 
     def list_offsets(
         self, asked: Mapping[KafkaTopicPartition, Any], isolation_level: Any, request_timeout: float
-    ) -> dict[KafkaTopicPartition, Told]:
+    ) -> dict[KafkaTopicPartition, ImmediateFuture]:
         """Log starts, or log ends."""
         clock.point(0.2)
         found, partitions = {}, _broker().partitions
         for one, spec in asked.items():
             p = partitions[TopicPartition(one.topic, one.partition)]
-            found[one] = Told(SimpleNamespace(offset=p.log_start if isinstance(spec, _EARLIEST) else p.log_end))
+            found[one] = ImmediateFuture(
+                SimpleNamespace(offset=p.log_start if isinstance(spec, _EARLIEST) else p.log_end)
+            )
         return found
 
-    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, Told]:
+    def describe_topics(self, topics: Any, request_timeout: float) -> dict[str, ImmediateFuture]:
         """Their ids."""
         clock.point(0.1)
         me: Any = getcurrent()
         topic_id = me.process.topic_id = me.process.world.topic_id
-        return {TOPIC: Told(SimpleNamespace(topic_id=topic_id))}
+        return {TOPIC: ImmediateFuture(SimpleNamespace(topic_id=topic_id))}
 
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Told]:
+    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, ImmediateFuture]:
         """The members, and what they have."""
         clock.point()
         group = _broker().group
@@ -193,4 +195,4 @@ class Admin:
             for client in group.members
         ]
         answer = SimpleNamespace(members=members, state=SimpleNamespace(name="STABLE"))
-        return {groups[0]: Told(answer)}
+        return {groups[0]: ImmediateFuture(answer)}

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from greenlet import getcurrent
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.kafka.errors import is_held_up
+from kafka_liveness_dagster.kafka.errors import is_rebalance_in_progress
 from tests.simulation.scheduler import clock
 from tests.simulation.threads import clock_stop
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LOST_THE_FLAG = 0.1  # librdkafka#5604
 
 
-class HangError(Exception):
+class SimulatedHangError(Exception):
     """The client library never returns from this call."""
 
 
@@ -86,7 +86,7 @@ class MemberClient:
         """Serve what is pending up to the first message, or wait for something."""
         clock.point(0.1)
         if self._polling is not None:
-            raise clock_stop(HangError("two threads poll one client"))
+            raise clock_stop(SimulatedHangError("two threads poll one client"))
         me = self._polling = getcurrent()
         until = clock.now + seconds
         try:
@@ -109,10 +109,10 @@ class MemberClient:
     def commit(self, offsets: list[KafkaTopicPartition], asynchronous: bool) -> list[KafkaTopicPartition]:  # noqa: FBT001
         """One OffsetCommit: all of it or nothing."""
         if self._polling is not None and self._polling is not getcurrent():
-            raise clock_stop(HangError("a synchronous commit beside a poll"))
+            raise clock_stop(SimulatedHangError("a synchronous commit beside a poll"))
         clock.point(0.4)
         code = self.broker.commit_first(self, offsets)
-        self.is_held_up = code is not None and is_held_up(KafkaError(code))
+        self.is_held_up = code is not None and is_rebalance_in_progress(KafkaError(code))
         clock.point(0.2)
         if code is not None:
             self.world.note(f"commit refused: {KafkaError(code).name()}", self.process.name)
@@ -132,9 +132,9 @@ class MemberClient:
     def close(self) -> None:
         """LeaveGroup; what is assigned is revoked before."""
         if self.in_callback or self._polling is not None:
-            raise clock_stop(HangError("closed inside of its own callback"))
+            raise clock_stop(SimulatedHangError("closed inside of its own callback"))
         if sum(what == "assign" or bool(what != "error" and self.assigned) for what, _ in self.events) > 1:
-            raise clock_stop(HangError("a second callback while it closes"))
+            raise clock_stop(SimulatedHangError("a second callback while it closes"))
         clock.point(0.2)
         self.events.clear()
         self._rejoins = False
@@ -175,7 +175,7 @@ class MemberClient:
         """These are fetched."""
         self.fetched.update({tp: self.positions[tp] for tp in _ours(partitions)})
 
-    def told(self, new: list[TopicPartition], gone: list[TopicPartition]) -> None:
+    def receive_assignment(self, new: list[TopicPartition], gone: list[TopicPartition]) -> None:
         """By the coordinator: what to take, and what to give up."""
         if self.leaving:
             return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.simulation import oracle
-from tests.simulation.enemies import begin_anew, remove_foreign_commits
+from tests.simulation.enemies import remove_foreign_commits, start_over_with_new_table
 from tests.simulation.events import sensor_tick
 from tests.simulation.processes import LiveRun
 from tests.simulation.scheduler import clock
@@ -31,7 +31,7 @@ def drain(world: Simulation) -> None:
     for process in (*world.runs, *world.catch_ups):
         world.kill(process)
     clock.block(world.scenario.process_ms / 1000 * 1.6)  # sessions end, and what is on its way lands
-    begin_anew(world)
+    start_over_with_new_table(world)
     remove_foreign_commits(world)
     for p in world.partitions.values():
         p.unpause()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.oracle import after_an_enemy
+from tests.simulation.oracle import after_fault
 from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ def _some(world: Simulation) -> SimulatedPartition:
     return world.rng.choice(list(world.partitions.values()))
 
 
-def strangers_commit(world: Simulation) -> None:
+def external_live_commit(world: Simulation) -> None:
     """A plain consumer, a script or a reset commits to the first log; only where no member holds the partition."""
     p = _some(world)
     if p.holder is not None:
         return
-    at = p.first[0] if p.first else p.log_end
+    at = p.live_commit[0] if p.live_commit else p.log_end
     places = {
         "same": min(at, p.log_end),
         "lower": world.rng.randint(p.log_start, max(p.log_start, min(at, p.log_end))),
@@ -36,15 +36,15 @@ def strangers_commit(world: Simulation) -> None:
     }
     where = world.rng.choice(list(places))
     _commit(world, p, (places[where], ""))
-    world.note(f"stranger's commit: {where}", p.tp, p.first)
+    world.note(f"stranger's commit: {where}", p.tp, p.live_commit)
 
 
 def foreign_commit(world: Simulation) -> None:
     """Another program's commit, with metadata that is not ours; somebody removes it sooner or later."""
     p = _some(world)
     if p.holder is None and p.foreign is None:
-        _commit(world, p, (p.first[0] if p.first else p.log_end, "checkpoint-7"))
-        world.note("foreign commit", p.tp, p.first)
+        _commit(world, p, (p.live_commit[0] if p.live_commit else p.log_end, "checkpoint-7"))
+        world.note("foreign commit", p.tp, p.live_commit)
     elif p.foreign is not None:
         remove_foreign_commits(world)
 
@@ -52,44 +52,44 @@ def foreign_commit(world: Simulation) -> None:
 def remove_foreign_commits(world: Simulation) -> None:
     """An operator commits the same offset without metadata, or deletes it."""
     for p in world.partitions.values():
-        if p.foreign is not None and p.first is not None:
-            _commit(world, p, (min(p.first[0], p.log_end), "") if world.chance(0.5) else None)
-            world.note("foreign commit removed", p.tp, p.first)
+        if p.foreign is not None and p.live_commit is not None:
+            _commit(world, p, (min(p.live_commit[0], p.log_end), "") if world.chance(0.5) else None)
+            world.note("foreign commit removed", p.tp, p.live_commit)
 
 
-def first_log_gone(world: Simulation) -> None:
+def expire_live_log(world: Simulation) -> None:
     """Expired, or deleted: at any moment, under whoever holds the partition too."""
     p = _some(world)
-    if p.first is not None and not world.is_anew:
+    if p.live_commit is not None and not world.is_anew:
         _commit(world, p, None)
         p.erased = p.holder is not None
         world.note("first log gone", p.tp)
 
 
-def second_log_gone(world: Simulation) -> None:
+def expire_catch_up_log(world: Simulation) -> None:
     """The broker's offsets retention at the worst moment, or somebody's --delete-offsets."""
     p = _some(world)
-    if p.second is not None and not world.is_anew:
+    if p.catch_up_commit is not None and not world.is_anew:
         world.note("second log gone", p.tp)
         p.expire_second()
-        after_an_enemy(world)
+        after_fault(world)
 
 
-def external_second_log(world: Simulation) -> None:
+def external_catch_up_commit(world: Simulation) -> None:
     """kcat with auto-commit in the second log, or a reset tool over all groups: at any offset, with any text."""  # noqa: D403
     p = _some(world)
-    if p.second is not None and not world.is_anew:
+    if p.catch_up_commit is not None and not world.is_anew:
         offset = world.rng.choice((0, p.log_start, p.log_end, p.log_end + 10**6))
         p.replace_second(offset, world.rng.choice(("", "checkpoint-7", "kl1 running 0badcafe @0")))
-        world.note("second log replaced", p.tp, p.second)
-        after_an_enemy(world)
+        world.note("second log replaced", p.tp, p.catch_up_commit)
+        after_fault(world)
 
 
 def _commit(world: Simulation, p: SimulatedPartition, commit: tuple[int, str] | None) -> None:
     world.set_back, world.set_back_at = True, clock.now
     p.put_first(commit)
     p.acknowledged, p.erased = commit[0] if commit else p.base, False
-    after_an_enemy(world)
+    after_fault(world)
 
 
 def drop_table(world: Simulation) -> None:
@@ -97,7 +97,7 @@ def drop_table(world: Simulation) -> None:
     if world.table.current_id is not None:
         world.table.drop()
         world.note("table dropped")
-        after_an_enemy(world)
+        after_fault(world)
 
 
 def roll_back(world: Simulation) -> None:
@@ -111,7 +111,7 @@ def roll_back(world: Simulation) -> None:
     table.point_to(world.rng.choice(known if forward else ancestors))
     table.lose_rows()
     world.note("table set to another snapshot" if forward else "table rolled back", table.current_id)
-    after_an_enemy(world)
+    after_fault(world)
 
 
 def expire_snapshots(world: Simulation) -> None:
@@ -122,7 +122,7 @@ def expire_snapshots(world: Simulation) -> None:
     if gone := [one for one in table.snapshots if one not in kept and (one <= before or world.chance(0.5))]:
         table.expire(gone)
         world.note("snapshots expired", gone)
-        after_an_enemy(world)
+        after_fault(world)
 
 
 def compact(world: Simulation) -> None:
@@ -136,7 +136,7 @@ def compact(world: Simulation) -> None:
     if world.chance(0.4):
         table.expire([one for one in table.snapshots if one != table.current_id])
         world.note("history expired after a compaction")
-    after_an_enemy(world)
+    after_fault(world)
 
 
 def retention(world: Simulation) -> None:
@@ -145,15 +145,15 @@ def retention(world: Simulation) -> None:
     if p.log_end > p.log_start and world.scenario.max_metadata_bytes > 4_000:
         p.log_start += 1 + int(world.rng.random() ** 2 * (p.log_end - p.log_start))
         world.note("records expired", p.tp, "below", p.log_start)
-        after_an_enemy(world)
+        after_fault(world)
 
 
-def make_topic_anew(world: Simulation) -> None:
+def recreate_topic(world: Simulation) -> None:
     """Deleted and created: with fewer, as many, or more records; the broker drops the commits, or does not."""
     if world.is_anew or not world.chance(0.3):
         return
     drops = world.chance(0.7)
-    known = any(account.topic_id for account in world.table.accounts().values())
+    known = any(account.topic_id for account in world.table.entries().values())
     known = known or (not drops and any(p.named for p in world.partitions.values()))
     for p in world.partitions.values():
         was, p.topic_id = p.log_end, f"T{int(p.topic_id[1:]) + 1}"
@@ -163,10 +163,10 @@ def make_topic_anew(world: Simulation) -> None:
             p.expire_second()
     world.note("topic made anew", world.topic_id, "commits dropped" if drops else "commits left")
     if not known:  # no witness says whose offsets those were
-        begin_anew(world)
+        start_over_with_new_table(world)
 
 
-def begin_anew(world: Simulation) -> None:
+def start_over_with_new_table(world: Simulation) -> None:
     """An operator clears up after the old topic: another table, and both groups' commits deleted."""
     if not world.is_anew:
         return
@@ -179,7 +179,9 @@ def begin_anew(world: Simulation) -> None:
     world.table.intruders = 0
     for p in world.partitions.values():
         p.born, p.base, p.acknowledged = p.topic_id, 0, 0
-        p.waived = p.forgiven = p.lost = p.enemy = p.wrongly_told = p.mistaken = p.went_back = p.covered = 0
+        p.waived = p.unknowable_missing = p.lost = p.removed_by_fault = p.wrongly_told = p.mistaken = p.went_back = (
+            p.covered
+        ) = 0
         p.given_up = p.unsaid = False
         p.unborn, p.holder, p.adopted_by, p.erased = True, None, None, False
         p.put_first(None)
@@ -189,15 +191,15 @@ def begin_anew(world: Simulation) -> None:
 
 
 ENEMIES: Mapping[Callable[[Simulation], None], float] = {
-    strangers_commit: 4,
+    external_live_commit: 4,
     foreign_commit: 2,
-    first_log_gone: 2,
-    second_log_gone: 2,
+    expire_live_log: 2,
+    expire_catch_up_log: 2,
     drop_table: 1.5,
     roll_back: 3,
     expire_snapshots: 3,
     compact: 2,
     retention: 5,
-    make_topic_anew: 2,
-    begin_anew: 3,
+    recreate_topic: 2,
+    start_over_with_new_table: 3,
 }

@@ -6,9 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin, fits
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+    fits_commit_metadata,
+)
 from kafka_liveness_dagster.core.fencing import RunState
-from kafka_liveness_dagster.core.ledger import Account, encode
+from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, union
 from kafka_liveness_dagster.core.partition_keys import new_keys
 from tests.simulation.processes import RUN_ID, LiveRun
@@ -17,7 +23,7 @@ from tests.simulation.scheduler import clock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
+    from kafka_liveness_dagster.core.partition_state import PartitionState
     from tests.simulation.partition import SimulatedPartition
     from tests.simulation.world import Simulation
 
@@ -32,20 +38,20 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
         p.begin_life(at)
         return
     p.begin_life(p.log_start)
-    origin = None if world.chance(0.2) else Origin(p.log_start, p.topic_id)  # None: from a lane without a table
+    origin = None if world.chance(0.2) else GroupOrigin(p.log_start, p.topic_id)  # None: from a lane without a table
     cuts = sorted(world.rng.sample(range(p.log_start + 1, at), 6))
     owed = union(Span(*pair) for pair in zip(cuts[::2], cuts[1::2], strict=True))
-    while not fits(owed, Origin(p.log_start, p.topic_id)):
+    while not fits_commit_metadata(owed, GroupOrigin(p.log_start, p.topic_id)):
         owed = owed[1:]
-    p.put_first((at, LiveMark(world.rng.choice(list(Mark)), RUN_ID, owed, origin=origin).encode()))
+    p.put_first((at, LiveCommitMetadata(world.rng.choice(list(OwnerState)), RUN_ID, owed, origin=origin).encode()))
     done = tuple(span for span in owed if world.chance(0.3))
     rows = p.below(at) & ~p.read(set(owed) - set(done))
-    account = Account(tuple(p.spans(rows)), start=p.log_start, topic_id=p.topic_id)
-    world.table.write({p.tp: rows}, {"kafka-liveness.written": encode({p.tp: account})} if origin else {})
+    account = LedgerEntry(tuple(p.spans(rows)), first_offset=p.log_start, topic_id=p.topic_id)
+    world.table.write({p.tp: rows}, {"kafka-liveness.written": encode_entries({p.tp: account})} if origin else {})
     target = world.table.name if origin else None
-    p.commit_second(p.log_start, DoneLog(p.log_start, done, origin=origin, target=target).encode())
+    p.commit_second(p.log_start, CatchUpCommitMetadata(p.log_start, done, origin=origin, target=target).encode())
     world.keys += new_keys([OffsetRange(*p.tp, *span) for span in owed], [], [])
-    world.note("begun in the middle", p.tp, p.first, p.second)
+    world.note("begun in the middle", p.tp, p.live_commit, p.catch_up_commit)
 
 
 def produce(world: Simulation) -> None:
@@ -189,22 +195,24 @@ def switch_mode(world: Simulation) -> None:
 def sensor_tick(world: Simulation) -> Iterator[str]:
     """Dagster first, then Kafka and the table; the keys for what is owed and has none."""
     existing, materialized = list(world.keys), set(world.materialized)
-    firsts = {tp: p.first_log for tp, p in world.partitions.items()}
+    firsts = {tp: p.live_log for tp, p in world.partitions.items()}
     yield "looked at Dagster and at the first log"
     owed = [
         OffsetRange(*tp, *span)
         for tp, p in world.partitions.items()
         if p.foreign is None
-        for span in seen_owed(p.facts(firsts[tp], world.table.accounts()[tp]))
+        for span in seen_owed(p.facts(firsts[tp], world.table.entries()[tp]))
     ]
     if keys := new_keys(owed, existing, materialized):
         world.note("partitions added", *keys)
         world.keys += [key for key in keys if key not in world.keys]
 
 
-def seen_owed(facts: PartitionFacts) -> tuple[Span, ...]:
+def seen_owed(facts: PartitionState) -> tuple[Span, ...]:
     """What the sensor makes partitions of: what is owed, and what a stranger's commit made the group forget."""
-    forgotten = () if facts.vouched or facts.committed is None else facts.missing(facts.committed)
+    forgotten = (
+        () if facts.is_committed_by_this_package or facts.committed is None else facts.missing_rows(facts.committed)
+    )
     return union((*facts.outstanding, *forgotten))
 
 

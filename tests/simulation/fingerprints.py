@@ -83,7 +83,10 @@ def _effects_of(seed: int) -> list[str]:
     lines = _Recorder(world).lines
     world.run()
     for tp, p in world.partitions.items():
-        lines.append(f"{tp} ends {p.log_start}-{p.log_end} first {p.first} second {p.second} rows {p.names(p.rows)}")
+        lines.append(
+            f"{tp} ends {p.log_start}-{p.log_end} first {p.live_commit} second {p.catch_up_commit} rows "
+            f"{p.names(p.rows)}"
+        )
     return lines
 
 

@@ -217,4 +217,4 @@ class ClassicGroup(Group):
                 new = [tp for tp in sorted(wanted - client.assigned) if self.partitions[tp].holder is None]
             for tp in new:
                 self.partitions[tp].hold(client)
-            client.told(new, gone)
+            client.receive_assignment(new, gone)

@@ -81,7 +81,7 @@ class ConsumerGroup(Group):
         if gone := held - wanted:
             self._giving_up[client] = gone
             clock.call(client.rebalance_timeout, lambda: self._expire(client, gone))
-            client.told([], sorted(gone))
+            client.receive_assignment([], sorted(gone))
             return
         new = sorted(tp for tp in wanted - held if self.partitions[tp].holder is None)
         if self._epochs[client] != self.generation:
@@ -90,7 +90,7 @@ class ConsumerGroup(Group):
         if new or not client.was_told:
             for tp in new:
                 self.partitions[tp].hold(client)
-            client.told(new, [])
+            client.receive_assignment(new, [])
 
     def _expire(self, client: MemberClient, gone: set[TopicPartition]) -> None:
         if self._giving_up.get(client) is gone:

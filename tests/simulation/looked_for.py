@@ -48,22 +48,22 @@ ANY = Histories()
 
 
 @dataclass(frozen=True)
-class Made:
+class SimulatedMutant:
     """A mistake on purpose.
 
     Attributes:
-        where, name: in whose place it is put.
-        wrong: what is put there.
+        owner, name: in whose place it is put.
+        replacement: what is put there.
         invariant: how what breaks is told.
-        histories, first: where it is looked for, and from which seed on.
+        histories, first_seed: where it is looked for, and from which seed on.
     """
 
-    where: Any
+    owner: Any
     name: str
-    wrong: Callable[..., Any]
+    replacement: Callable[..., Any]
     invariant: str
     histories: Histories = ANY
-    first: int = 0
+    first_seed: int = 0
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Trace:
     calls: int = 0
     broken: list[Exception] = field(default_factory=list)
 
-    def of(self, wrong: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, wrong: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, with its calls recorded here."""
 
         @functools.wraps(wrong)

@@ -1,6 +1,6 @@
 """What would the simulation see if the core were wrong? Mistakes to be made on purpose; see ``mistakes``.
 
-Each is a function to be put in the place of a right one. ``OF_THE_CORE`` says whose place, and which invariant breaks.
+Each is a function to be put in the place of a right one. ``CORE_MUTANTS`` says whose place, and which invariant breaks.
 """
 
 from __future__ import annotations
@@ -10,32 +10,38 @@ from itertools import pairwise
 
 from kafka_liveness_dagster.core import commit_metadata, offsets
 from kafka_liveness_dagster.core import resume as resume_module
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.kafka.catch_up import consumer
 from kafka_liveness_dagster.kafka.live import planner
 from kafka_liveness_dagster.spark.table import ledger as table_ledger
 from tests.simulation import enemies, events, oracle
-from tests.simulation.looked_for import Histories, Made
+from tests.simulation.looked_for import Histories, SimulatedMutant
 from tests.simulation.table import SimulatedTable
 
-_resume, _union, _plan, _new_keys = resume_module.resume, offsets.union, planner.plan, events.new_keys
-_record, _outstanding, _done = DoneLog.record, DoneLog.outstanding, DoneLog.decode
-_mark = LiveMark.decode
-_missing, _lineage = PartitionFacts.missing, table_ledger.lineage
+_resume, _union, _plan, _new_keys = resume_module.decide_resume, offsets.union, planner.plan_ranges, events.new_keys
+_record, _outstanding, _done = (
+    CatchUpCommitMetadata.mark_done,
+    CatchUpCommitMetadata.outstanding,
+    CatchUpCommitMetadata.decode,
+)
+_mark = LiveCommitMetadata.decode
+_missing, _lineage = PartitionState.missing_rows, table_ledger.lineage
 
 
 def jump_without_owing(tp, facts, policy, poison=()):
     """What is skipped is forgotten."""
     found = _resume(tp, facts, policy, poison)
-    return replace(found, owed=facts.second.outstanding(facts.mark.owed)) if found.skipped else found
+    if not found.skipped:
+        return found
+    return replace(found, pending=facts.catch_up_log.outstanding(facts.live_metadata.pending))
 
 
 def jump_and_owe_only_the_last(tp, facts, policy, poison=()):
     """What was owed before is forgotten."""
     found = _resume(tp, facts, policy, poison)
-    return replace(found, owed=(found.skipped,)) if found.skipped else found
+    return replace(found, pending=(found.skipped,)) if found.skipped else found
 
 
 def owe_without_jumping(tp, facts, policy, poison=()):
@@ -53,13 +59,13 @@ def jump_behind_the_log_end(tp, facts, policy, poison=()):
 def resume_and_forget(tp, facts, policy, poison=()):
     """Only a jump writes what is owed."""
     found = _resume(tp, facts, policy, poison)
-    return found if found.skipped else replace(found, owed=())
+    return found if found.skipped else replace(found, pending=())
 
 
 def pass_poison_without_owing(tp, facts, policy, poison=()):
     """A quarantined offset is lost."""
     found = _resume(tp, facts, policy, poison)
-    return replace(found, owed=_resume(tp, facts, policy).owed)
+    return replace(found, pending=_resume(tp, facts, policy).pending)
 
 
 def everything_fits(*_):
@@ -103,7 +109,7 @@ def bridge_small_gaps(spans):
 def released_owes_nothing(metadata):
     """A handover loses the debt."""
     mark = _mark(metadata)
-    return replace(mark, owed=()) if mark and mark.mark is Mark.RELEASED else mark
+    return replace(mark, pending=()) if mark and mark.owner_state is OwnerState.RELEASED else mark
 
 
 def ignore_the_debt(first, _owed):
@@ -137,30 +143,33 @@ def add_rows(rows, twice, bits):
 
 def trust_strangers(facts, position):
     """Only what our own commit vouches for is looked for in the table."""
-    return _missing(facts, position) if facts.vouched else ()
+    return _missing(facts, position) if facts.is_committed_by_this_package else ()
 
 
 def trust_our_commits(facts, position):
     """What our own commit vouches for must be in the table still."""
-    return () if facts.vouched else _missing(facts, position)
+    return () if facts.is_committed_by_this_package else _missing(facts, position)
 
 
 def believe_the_second_log(facts, asked):
     """Done is what the second log says, whatever became of the table."""
-    return offsets.difference(facts.second.outstanding(offsets.intersection(asked, facts.owed)), facts.reported)
+    asked_pending = offsets.intersection(asked, facts.pending_by_live_log)
+    return offsets.difference(facts.catch_up_log.outstanding(asked_pending), facts.written_off)
 
 
 def keep_the_second_log(tp, facts, policy, poison=()):
     """What it says of another life of the group is believed in this one."""
     found = _resume(tp, facts, policy, poison)
-    return replace(found, second=replace(facts.second, origin=found.origin, reported=found.second.reported))
+    return replace(
+        found, catch_up_log=replace(facts.catch_up_log, origin=found.origin, written_off=found.catch_up_log.written_off)
+    )
 
 
 def believe_any_sum(snapshots, current):
     """Also what a writer summed up before the table was rolled back."""
     found = _lineage(snapshots, current)
-    newest = next((one for one in found.path if snapshots[one].since is not None), None)
-    return found if newest is None else replace(found, summed_up=(*found.summed_up, newest))
+    newest = next((one for one in found.path if snapshots[one].total_as_of is not None), None)
+    return found if newest is None else replace(found, totals=(*found.totals, newest))
 
 
 def whatever_befell(_now, _known):
@@ -170,7 +179,7 @@ def whatever_befell(_now, _known):
 
 def always_complete(snapshots, current):
     """What expired snapshots may have said is not in the table."""
-    return replace(_lineage(snapshots, current), complete=True)
+    return replace(_lineage(snapshots, current), is_complete=True)
 
 
 def tell_nothing(_facts):
@@ -198,7 +207,7 @@ POISONED = Histories(
 SET_BACK = Histories(
     0.0,
     policy={"on_missing_rows": "crash_lag"},
-    weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.strangers_commit: 12, events.start_catch_up: 20},
+    weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.external_live_commit: 12, events.start_catch_up: 20},
 )
 ROLLED_BACK = Histories(0.0, weights={enemies.roll_back: 25})
 _ONE_BY_ONE = (enemies.roll_back, enemies.expire_snapshots, enemies.compact, enemies.drop_table)
@@ -207,34 +216,46 @@ CLEANED_AT_ONCE = Histories(
     {"max_runs": 2, "failure_rate": 0.0, "spark_failure_rate": 0.0},
     weights={roll_back_and_clean: 8, events.produce: 30, **dict.fromkeys(_ONE_BY_ONE, 0.0)},
 )
-OF_THE_CORE = [
-    Made(planner, "resume", jump_without_owing, "in the table or owed"),
-    Made(planner, "resume", jump_and_owe_only_the_last, "in the table or owed"),
-    Made(planner, "resume", owe_without_jumping, "what is owed is below the first log"),
-    Made(planner, "resume", jump_behind_the_log_end, "in the table or owed"),
-    Made(planner, "resume", resume_and_forget, "in the table or owed"),
-    Made(resume_module, "fits", everything_fits, "OFFSET_METADATA_TOO_LARGE"),
-    Made(DoneLog, "record", pass_a_hole, "the second log covers nothing"),
-    Made(DoneLog, "record", pass_the_batch, "the second log covers nothing"),
-    Made(DoneLog, "outstanding", forget_the_last, "in the table or owed"),
-    Made(DoneLog, "outstanding", close_the_range, "the second log covers nothing", first=6),
-    Made(DoneLog, "decode", read_too_wide, "committed() never passes", first=159),
-    Made(commit_metadata, "union", bridge_small_gaps, "in the table or owed"),
-    Made(LiveMark, "decode", released_owes_nothing, "committed() never passes"),
-    Made(oracle, "committed", ignore_the_debt, "committed() never passes"),
-    Made(planner, "plan", newest_first, "out of order"),
-    Made(planner, "plan", mix_partitions_up, "goes back to its last commit at most"),
-    Made(consumer, "plan", mix_partitions_up, "without trouble everybody comes to an end"),
-    Made(events, "new_keys", no_key_comes_twice, "everything up to the log end", first=866),
-    Made(SimulatedTable, "replaced", add_rows, "rows once"),
-    Made(PartitionFacts, "missing", trust_strangers, "in silence", first=130),
-    Made(PartitionFacts, "missing", trust_our_commits, "in silence"),
-    Made(PartitionFacts, "left_of", believe_the_second_log, "materialised only when done", first=300),
-    Made(PartitionFacts, "reported", tell_nothing, "an error has its reason RowsMissingError", first=200),
-    Made(resume_module, "check_identity", any_topic, "never goes back behind an acknowledged commit", first=550),
-    Made(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
-    Made(table_ledger, "goes_on", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
-    Made(table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first=180),
-    Made(planner, "resume", pass_poison_without_owing, "in the table or owed", POISONED, first=970),
-    Made(planner, "resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first=80),
+CORE_MUTANTS = [
+    SimulatedMutant(planner, "decide_resume", jump_without_owing, "in the table or owed"),
+    SimulatedMutant(planner, "decide_resume", jump_and_owe_only_the_last, "in the table or owed"),
+    SimulatedMutant(planner, "decide_resume", owe_without_jumping, "what is owed is below the first log"),
+    SimulatedMutant(planner, "decide_resume", jump_behind_the_log_end, "in the table or owed"),
+    SimulatedMutant(planner, "decide_resume", resume_and_forget, "in the table or owed"),
+    SimulatedMutant(resume_module, "fits_commit_metadata", everything_fits, "OFFSET_METADATA_TOO_LARGE"),
+    SimulatedMutant(CatchUpCommitMetadata, "mark_done", pass_a_hole, "the second log covers nothing"),
+    SimulatedMutant(CatchUpCommitMetadata, "mark_done", pass_the_batch, "the second log covers nothing"),
+    SimulatedMutant(CatchUpCommitMetadata, "outstanding", forget_the_last, "in the table or owed"),
+    SimulatedMutant(
+        CatchUpCommitMetadata, "outstanding", close_the_range, "the second log covers nothing", first_seed=6
+    ),
+    SimulatedMutant(CatchUpCommitMetadata, "decode", read_too_wide, "committed() never passes", first_seed=159),
+    SimulatedMutant(commit_metadata, "union", bridge_small_gaps, "in the table or owed"),
+    SimulatedMutant(LiveCommitMetadata, "decode", released_owes_nothing, "committed() never passes"),
+    SimulatedMutant(oracle, "committed_offset", ignore_the_debt, "committed() never passes"),
+    SimulatedMutant(planner, "plan_ranges", newest_first, "out of order"),
+    SimulatedMutant(planner, "plan_ranges", mix_partitions_up, "goes back to its last commit at most"),
+    SimulatedMutant(consumer, "plan_ranges", mix_partitions_up, "without trouble everybody comes to an end"),
+    SimulatedMutant(events, "new_keys", no_key_comes_twice, "everything up to the log end", first_seed=866),
+    SimulatedMutant(SimulatedTable, "replaced", add_rows, "rows once"),
+    SimulatedMutant(PartitionState, "missing_rows", trust_strangers, "in silence", first_seed=130),
+    SimulatedMutant(PartitionState, "missing_rows", trust_our_commits, "in silence"),
+    SimulatedMutant(PartitionState, "not_done", believe_the_second_log, "materialised only when done", first_seed=300),
+    SimulatedMutant(
+        PartitionState, "written_off", tell_nothing, "an error has its reason RowsMissingError", first_seed=200
+    ),
+    SimulatedMutant(
+        resume_module, "check_identity", any_topic, "never goes back behind an acknowledged commit", first_seed=550
+    ),
+    SimulatedMutant(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
+    SimulatedMutant(table_ledger, "is_continuation_of", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
+    SimulatedMutant(
+        table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first_seed=180
+    ),
+    SimulatedMutant(
+        planner, "decide_resume", pass_poison_without_owing, "in the table or owed", POISONED, first_seed=970
+    ),
+    SimulatedMutant(
+        planner, "decide_resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first_seed=80
+    ),
 ]

@@ -10,13 +10,13 @@ import math
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core import resume as resume_module
-from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
-from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError, committed
+from kafka_liveness_dagster.core.batch_size import SlowRecordError
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommitError, committed_offset
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.ledger import Snapshot, lineage
+from kafka_liveness_dagster.core.ledger import SnapshotSummary, lineage
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import ResumePolicy
-from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
+from kafka_liveness_dagster.kafka.catch_up.commit_log import NotPendingError
 from kafka_liveness_dagster.kafka.catch_up.consumer import PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
 from kafka_liveness_dagster.spark.errors import SparkFailedError
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
 INVARIANTS: dict[str, Callable[[SimulatedPartition], int]] = {
-    "the second log covers nothing that is not in the table": lambda p: p.done & ~(p.processed | p.enemy),
+    "the second log covers nothing that is not in the table": lambda p: p.done & ~(p.processed | p.removed_by_fault),
     "the second log covers nothing that comes to be a member's to do": lambda p: p.covered,
-    "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.enemy,
-    "what is owed is below the first log": lambda p: p.owed & ~p.below_first,
+    "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.removed_by_fault,
+    "what is owed is below the first log": lambda p: p.pending & ~p.below_first,
     "the table holds each offset's rows once": lambda p: p.twice,
     "the first log never goes back behind an acknowledged commit": lambda p: p.went_back,
     "only what expired is told as lost": lambda p: p.wrongly_told,
@@ -71,7 +71,7 @@ def check(world: Simulation) -> None:
 
 def _check_live(world: Simulation, p: SimulatedPartition) -> None:
     for run in world.runs:
-        lane = run.consumer._memberships.lane if run.consumer is not None else None
+        lane = run.consumer._session.planner if run.consumer is not None else None
         owned = lane.member.owned.get(p.tp) if lane is not None else None
         if lane is None or owned is None or p.holder is not lane.member._client or world.is_anew:
             continue
@@ -91,37 +91,37 @@ def check_partition(world: Simulation, p: SimulatedPartition) -> None:
             raise world.violation(name, f"({p.tp}: {p.names(bits)})")
     if p.foreign is not None or world.is_anew:
         return
-    if p.outstanding and (bits := _below_committed(world, p) & ~(p.processed | p.enemy)):
+    if p.outstanding and (bits := _below_committed(world, p) & ~(p.processed | p.removed_by_fault)):
         raise world.violation(COMMITTED, f"({p.tp}: {p.names(bits)})")
-    if (gap := p.gap) and (bits := gap & ~found_by_the_next(world, p)):
-        if known := bits & knowable(world, p):
+    if (gap := p.gap) and (bits := gap & ~found_by_next_owner(world, p)):
+        if known := bits & known_offsets(world, p):
             raise world.violation(SILENT, f"({p.tp}: {p.names(known)})")
-        p.forgiven |= bits
+        p.unknowable_missing |= bits
 
 
 def _below_committed(world: Simulation, p: SimulatedPartition) -> int:
     """All offsets below KIP-333's committed(), as the core has it; asked once for each state of the witnesses."""
-    state = p.first, p.second, world.table.version
+    state = p.live_commit, p.catch_up_commit, world.table.version
     if p.below_committed[0] != state:
-        facts = p.facts(account=world.table.accounts()[p.tp])
-        p.below_committed = state, p.below(committed(facts.committed, facts.outstanding) or p.base)
+        facts = p.facts(account=world.table.entries()[p.tp])
+        p.below_committed = state, p.below(committed_offset(facts.committed, facts.outstanding) or p.base)
     return p.below_committed[1]
 
 
-def found_by_the_next(world: Simulation, p: SimulatedPartition) -> int:
+def found_by_next_owner(world: Simulation, p: SimulatedPartition) -> int:
     """The offsets that who resumes the partition next will owe, process, or tell as lost; all where it refuses."""
     try:
-        found = resume_module.resume(p.tp, p.facts(account=world.table.accounts()[p.tp]), _FRESH)
+        found = resume_module.decide_resume(p.tp, p.facts(account=world.table.entries()[p.tp]), _FRESH)
     except KafkaLivenessError:
         return EVERYTHING
-    return p.read((*found.owed, *found.lost, *found.second.reported)) | ~p.below(found.position)
+    return p.read((*found.pending, *found.lost, *found.catch_up_log.written_off)) | ~p.below(found.position)
 
 
-def knowable(world: Simulation, p: SimulatedPartition) -> int:
+def known_offsets(world: Simulation, p: SimulatedPartition) -> int:
     """What of the group's life some witness knows of; nothing where the table's history was expired."""
-    account = world.table.accounts()[p.tp]
-    begun = [start for start in (p.begun, account.start) if start is not None]
-    return ~p.below(min(begun)) if begun and account.complete else 0
+    account = world.table.entries()[p.tp]
+    begun = [start for start in (p.begun, account.first_offset) if start is not None]
+    return ~p.below(min(begun)) if begun and account.is_complete else 0
 
 
 def check_table(world: Simulation) -> None:
@@ -130,55 +130,59 @@ def check_table(world: Simulation) -> None:
         raise world.violation(INTRUDERS)
     if world.is_anew:
         return
-    for tp, account in world.table.accounts().items():
+    for tp, account in world.table.entries().items():
         p = world.partitions[tp]
-        if bits := p.read(account.done) & ~(p.rows | p.forgiven) | p.read(account.reported) & ~p.lost:
+        if bits := p.read(account.written) & ~(p.rows | p.unknowable_missing) | p.read(account.written_off) & ~p.lost:
             if not _is_accepted(world):
                 raise world.violation(CLAIMS, f"({tp}: {p.names(bits)})")
             world.note("claimed what was rolled away and expired", tp, p.names(bits))
-            p.forgiven |= bits  # DESIGN.md tells of it
+            p.unknowable_missing |= bits  # DESIGN.md tells of it
 
 
 def _is_accepted(world: Simulation) -> bool:
     """Whether the table was rolled back under a writer, and what was rolled away expired before anyone looked."""
     table = world.table
     snapshots = {
-        one.snapshot_id: Snapshot(one.snapshot_id, one.parent, since=int(since) if (since := one.row[4]) else None)
+        one.snapshot_id: SnapshotSummary(
+            one.snapshot_id, one.parent, total_as_of=int(since) if (since := one.row[4]) else None
+        )
         for one in table.snapshots.values()
     }
-    sums = [(one, snapshots[one].since) for one in lineage(snapshots, table.current_id).summed_up]
+    sums = [(one, snapshots[one].total_as_of) for one in lineage(snapshots, table.current_id).totals]
     return any(
         since is not None and since not in {*table.snapshots, *table.dropped, *table.ever_before(one)}
         for one, since in sums
     )
 
 
-def after_an_enemy(world: Simulation) -> None:
+def after_fault(world: Simulation) -> None:
     """What is missing now is the enemy's. What no witness can know any more, nobody can be asked for."""
     if world.is_anew:
         return
     for p in world.partitions.values():
-        account = world.table.accounts()[p.tp]
-        begun = [start for start in (p.begun, account.start) if start is not None]
+        account = world.table.entries()[p.tp]
+        begun = [start for start in (p.begun, account.first_offset) if start is not None]
         p.unborn = p.unborn or not begun
-        p.forgiven |= p.below(min(begun) if begun else max(p.log_end, p.first[0] if p.first else 0)) & ~p.outstanding
-        p.enemy |= p.gap | p.done & ~p.processed
+        p.unknowable_missing |= (
+            p.below(min(begun) if begun else max(p.log_end, p.live_commit[0] if p.live_commit else 0)) & ~p.outstanding
+        )
+        p.removed_by_fault |= p.gap | p.done & ~p.processed
         p.enemy_at = clock.now
         p.changed = True
 
 
 def check_idle(world: Simulation, run: LiveRun) -> None:
     """Nobody ends as if there were nothing to do who has been given what he has not begun with."""
-    lane = run.consumer._memberships.lane if run.consumer is not None else None
-    if world.scenario.liveness == "poll" and lane is not None and lane.member.arrived and lane.member.ended is None:
-        clock.fail(world.violation(IDLE, f"({run.name}: {sorted(lane.member.arrived)})"))
+    lane = run.consumer._session.planner if run.consumer is not None else None
+    if world.scenario.liveness == "poll" and lane is not None and lane.member.pending and lane.member.fenced_by is None:
+        clock.fail(world.violation(IDLE, f"({run.name}: {sorted(lane.member.pending)})"))
 
 
 def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker) -> None:
     """Nobody stops without a reason."""
     expired = lambda: any(p.log_start > p.base for p in world.partitions.values())  # noqa: E731
     reasons: dict[type, Callable[[], bool]] = {
-        ForeignCommitError: lambda: any(
+        ExternalCommitError: lambda: any(
             p.foreign or p.foreign_until >= process.began_at for p in world.partitions.values()
         ),
         TopicRecreatedError: lambda: world.is_anew,
@@ -189,11 +193,11 @@ def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker
             or world.set_back_at >= process.began_at
             or any(p.lacked_until >= process.began_at for p in world.partitions.values())
         ),
-        NotOwedError: lambda: world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values()),
+        NotPendingError: lambda: world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values()),
         FencedError: lambda: isinstance(error, FencedError) and not error.reason.may_rejoin,
         BrokerUnreachableError: lambda: world.scenario.failure_rate > 0,
         CommitRefusedError: lambda: "other runs" in str(error) or world.scenario.failure_rate > 0,
-        PoisonedOffsetError: lambda: bool(world.poison) or process.was_slow or process.held_up_at > 0,
+        SlowRecordError: lambda: bool(world.poison) or process.was_slow or process.held_up_at > 0,
         PausedPartitionError: lambda: any(p.was_paused for p in world.partitions.values()),
     }
     if not (reason := reasons.get(type(error))) or not reason():

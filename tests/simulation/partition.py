@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, ForeignCommitError, LiveMark
+from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata, ExternalCommitError, LiveCommitMetadata
 from kafka_liveness_dagster.core.offsets import Span
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionState
 from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kafka_liveness_dagster.core.ledger import Account
+    from kafka_liveness_dagster.core.ledger import LedgerEntry
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from tests.simulation.client import MemberClient
 
-FirstLog = tuple[int | None, LiveMark | None]  # as the core reads it
+FirstLog = tuple[int | None, LiveCommitMetadata | None]  # as the core reads it
 EVERYTHING = -1
 _OWED = 4  # which word of "kl1 running 0badcafe @0 70-120" holds the owed ranges
 
@@ -33,15 +33,15 @@ class SimulatedPartition:
 
     Attributes:
         base: the offset of bit 0; ``topic_id``: the topic's now, ``born``: that of the life the oracle judges.
-        first, second: the commits as written; ``first_log``, ``second_log``: as the core reads them.
+        live_commit, catch_up_commit: the commits as written; ``live_log``, ``catch_up_log``: as the core reads them.
         foreign: what the core says of a first log that is another program's.
         holder: the member that has it, by the coordinator; ``adopted_by``: who committed where it goes on.
         acknowledged: the last first-log commit whose author knows of it.
         erased: the first log was taken away under its holder, who has not committed since.
         rows: offsets in the table; ``twice``: those in it more than once.
-        owed, done: what the commits say.
-        waived: what nobody asked to process; ``forgiven``: what is missing and no witness can know of; ``lost``: what
-            was told as lost; ``enemy``: what somebody else made go missing.
+        pending, done: what the commits say.
+        waived: what nobody asked to process; ``unknowable_missing``: what is missing and no witness can know of;
+            ``lost``: what was told as lost; ``removed_by_fault``: what somebody else made go missing.
         unborn: no witness knows of a life of the group.
         went_back: offsets below an acknowledged commit that a later commit was below.
         wrongly_told: offsets told as lost that have not expired; ``mistaken``: a commit that does not
@@ -62,23 +62,23 @@ class SimulatedPartition:
     topic_id: str = "T1"
     base: int = 0
     born: str = "T1"
-    first: tuple[int, str] | None = None
-    second: tuple[int, str] | None = None
-    first_log: FirstLog = (None, None)
-    second_log: DoneLog = field(default_factory=DoneLog)
-    foreign: ForeignCommitError | None = None
+    live_commit: tuple[int, str] | None = None
+    catch_up_commit: tuple[int, str] | None = None
+    live_log: FirstLog = (None, None)
+    catch_up_log: CatchUpCommitMetadata = field(default_factory=CatchUpCommitMetadata)
+    foreign: ExternalCommitError | None = None
     holder: Any = None
     adopted_by: Any = None
     acknowledged: int = 0
     erased: bool = False
     rows: int = 0
     twice: int = 0
-    owed: int = 0
+    pending: int = 0
     done: int = 0
     waived: int = 0
-    forgiven: int = 0
+    unknowable_missing: int = 0
     lost: int = 0
-    enemy: int = 0
+    removed_by_fault: int = 0
     unborn: bool = True
     was_paused: bool = False
     foreign_until: float = 0.0
@@ -118,12 +118,12 @@ class SimulatedPartition:
     @property
     def outstanding(self) -> int:
         """What is owed and not done."""
-        return self.owed & ~self.done
+        return self.pending & ~self.done
 
     @property
     def processed(self) -> int:
         """What is in the table, what nobody asked for, and what was told as lost."""
-        return self.rows | self.waived | self.forgiven | self.lost
+        return self.rows | self.waived | self.unknowable_missing | self.lost
 
     @property
     def gap(self) -> int:
@@ -135,34 +135,34 @@ class SimulatedPartition:
         """Whether the table has lost what no log says is owed."""
         return bool(self.below_first & ~(self.rows | self.lost | self.outstanding | self.waived))
 
-    def facts(self, first: FirstLog | None = None, account: Account | None = None) -> PartitionFacts:
+    def facts(self, first: FirstLog | None = None, account: LedgerEntry | None = None) -> PartitionState:
         """What a process reads: a look at the first log, perhaps an old one, and the rest as it is now."""
         if self.foreign is not None:
             raise self.foreign
-        offset, mark = first or self.first_log
-        return PartitionFacts(offset, mark, self.log_start, self.log_end, self.second_log, account, self.topic_id, ())
+        offset, mark = first or self.live_log
+        return PartitionState(offset, mark, self.log_start, self.log_end, self.catch_up_log, account, self.topic_id, ())
 
     def begin_life(self, start: int) -> None:
         """A member goes on here: it answers for all from here on, and for what was its group's before."""
         self.waived = self.below(start) & (EVERYTHING if self.unborn else self.waived)
-        self.forgiven &= self.below(start)
+        self.unknowable_missing &= self.below(start)
         self.unborn = False
 
     def hold(self, client: object) -> None:
         """The coordinator gives it to a member."""
         self.holder, self.adopted_by = client, None
 
-    def adopt(self, client: MemberClient, offset: int, metadata: str, account: Account) -> None:
+    def adopt(self, client: MemberClient, offset: int, metadata: str, account: LedgerEntry) -> None:
         """Before a member's commit: the first one since the partition became its own says where it goes on."""
         if self.adopted_by is client or self.holder is not client:
             return
         self.adopted_by = client
-        self.begin_life(offset if self.first is None else self.first[0])
-        if offset < self.acknowledged and (self.enemy or not account.complete):
+        self.begin_life(offset if self.live_commit is None else self.live_commit[0])
+        if offset < self.acknowledged and (self.removed_by_fault or not account.is_complete):
             self.acknowledged, self.is_back = offset, True  # what is missing does not fit: in order from there
         at = client.assigned_at  # what an enemy, or another run, has done since then may not have been seen
-        if account.complete and self.enemy_at < at and (self.second_at < at or self.second_by is client.process):
-            to_do = self._read(_owed(metadata)) & ~self.owed | ~self.below(offset)
+        if account.is_complete and self.enemy_at < at and (self.second_at < at or self.second_by is client.process):
+            to_do = self._read(_owed(metadata)) & ~self.pending | ~self.below(offset)
             self.covered |= self.done & to_do & ~self.processed if self.topic_id == self.born else 0
 
     def commit_first(self, offset: int, metadata: str) -> None:
@@ -180,19 +180,19 @@ class SimulatedPartition:
         offset, metadata = commit or (None, "")
         self.foreign_until = clock.now if self.foreign is not None else self.foreign_until
         self.was_paused = self.was_paused or " paused " in metadata
-        self.first, self.foreign = commit, None
+        self.live_commit, self.foreign = commit, None
         try:
-            self.first_log = offset, LiveMark.decode(metadata)
-        except ForeignCommitError as error:
-            self.first_log, self.foreign = (offset, None), error
-        self.owed = 0 if self.foreign else self._read(_owed(metadata))
+            self.live_log = offset, LiveCommitMetadata.decode(metadata)
+        except ExternalCommitError as error:
+            self.live_log, self.foreign = (offset, None), error
+        self.pending = 0 if self.foreign else self._read(_owed(metadata))
         self.below_first, self.changed = self.below(offset or 0), True
 
     def commit_second(self, offset: int, metadata: str, by: object = None) -> None:
         """Write the second log: anybody may, the last one wins."""
         if self.topic_id != self.born and f" {self.topic_id}@" in metadata:
             self.mistaken |= 1
-        self.second, self.second_log = (offset, metadata), DoneLog.decode(offset, metadata)
+        self.catch_up_commit, self.catch_up_log = (offset, metadata), CatchUpCommitMetadata.decode(offset, metadata)
         self.second_at, self.second_by = clock.now, by
         done, told = _done(metadata)
         self.done = self.below(offset) | self._read(done)
@@ -201,12 +201,12 @@ class SimulatedPartition:
 
     def expire_second(self) -> None:
         """The broker's offsets retention: nobody committed to the second log for a week; or somebody deleted it."""
-        self.second, self.second_log, self.done, self.changed = None, DoneLog(), 0, True
+        self.catch_up_commit, self.catch_up_log, self.done, self.changed = None, CatchUpCommitMetadata(), 0, True
 
     def replace_second(self, offset: int, metadata: str) -> None:
         """Another client writes the second log: nothing is done by it."""
         self.expire_second()
-        self.second, self.second_log = (offset, metadata), DoneLog.read(offset, metadata)
+        self.catch_up_commit, self.catch_up_log = (offset, metadata), CatchUpCommitMetadata.read(offset, metadata)
 
     def lose(self, bits: int) -> None:
         """These offsets are told as lost, which only those may be that the broker has deleted."""
@@ -217,18 +217,22 @@ class SimulatedPartition:
     @property
     def begun(self) -> int | None:
         """Where the group's life began, by what the commits say."""
-        told = [int(text.partition("@")[2]) for text in (_origin(self.first, 3), _origin(self.second, 2)) if text]
+        told = [
+            int(text.partition("@")[2])
+            for text in (_origin(self.live_commit, 3), _origin(self.catch_up_commit, 2))
+            if text
+        ]
         return min(told, default=None)
 
     def unpause(self) -> None:
         """An operator lets both lanes go on."""
-        if self.first is not None:
-            self.put_first((self.first[0], self.first[1].replace(" paused ", " released ")))
+        if self.live_commit is not None:
+            self.put_first((self.live_commit[0], self.live_commit[1].replace(" paused ", " released ")))
 
     @property
     def named(self) -> bool:
         """Whether a commit says which topic it is of."""
-        return any(text and text[0] != "@" for text in (_origin(self.first, 3), _origin(self.second, 2)))
+        return any(text and text[0] != "@" for text in (_origin(self.live_commit, 3), _origin(self.catch_up_commit, 2)))
 
     def spans(self, bits: int) -> list[Span]:
         """The offsets as spans."""

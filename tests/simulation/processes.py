@@ -6,18 +6,18 @@ import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import RunState
-from kafka_liveness_dagster.core.partition_keys import range_of
-from kafka_liveness_dagster.core.timeouts import Budget, Timeouts
+from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.core.timeouts import RunBudget, Timeouts
 from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
-from kafka_liveness_dagster.lanes.assignment_wait import Waiting
+from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
-from kafka_liveness_dagster.lanes.runs import _until_idle
+from kafka_liveness_dagster.lanes.runs import _batches_until_idle
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from tests.simulation import oracle
@@ -129,8 +129,8 @@ class RunWorker(Process):
         clock.kill(self)
         raise Killed
 
-    def _link(self) -> RunLink:
-        return RunLink(RUN_ID, self.name, self.state, log=LOG, tell=lambda _why: clock.point(0.2))
+    def _link(self) -> RunContext:
+        return RunContext(RUN_ID, self.name, self.state, log=LOG, report_fence=lambda _why: clock.point(0.2))
 
     def _pipeline(self) -> tuple[Pipeline, TableLedger]:
         world, session, seen = self.world, Session(self), SeenTable()
@@ -157,7 +157,9 @@ class RunWorker(Process):
     def _timeouts(self) -> Timeouts:
         s = self.world.scenario
         protocol = "consumer" if s.protocol == "consumer" else "classic"
-        return Timeouts(s.session_ms, s.heartbeat_ms, s.process_ms, Budget(s.process_ms / 1000, "argument"), protocol)  # type: ignore[arg-type]
+        return Timeouts(
+            s.session_ms, s.heartbeat_ms, s.process_ms, RunBudget(s.process_ms / 1000, "argument"), protocol
+        )  # type: ignore[arg-type]
 
 
 def _same(frame: Any) -> Any:
@@ -178,16 +180,18 @@ class LiveRun(RunWorker):
             GROUP,
             self.world.max_poll_records,
             self.policy,
-            serves_while_busy=pipeline.liveness == "progress",
-            witness=ledger,
-            renew_seconds=5.0,
+            answers_rebalances_while_busy=pipeline.liveness == "progress",
+            ledger=ledger,
+            recommit_seconds=5.0,
         )
-        storage: Any = SimpleNamespace(log=LOG, tag=lambda _tags: clock.point(0.1), is_behind=False)
+        storage: Any = SimpleNamespace(log=LOG, add_tags=lambda _tags: clock.point(0.1), is_behind=False)
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_interval_seconds = self.world.scenario.commit_interval_seconds
-            told: Any = SimpleNamespace(add=Tally().add, tell_if_due=lambda **_: None, due_in_seconds=math.inf)
-            next_batch = _until_idle(consumer, IDLE_SECONDS, commit_interval_seconds, Waiting(consumer, storage), told)
+            told: Any = SimpleNamespace(add=Tally().add, emit_if_due=lambda **_: None, due_in_seconds=math.inf)
+            next_batch = _batches_until_idle(
+                consumer, IDLE_SECONDS, commit_interval_seconds, AssignmentWait(consumer, storage), told
+            )
             pipeline.run(consumer, next_batch, LOG, self._quarantined, told)
             oracle.check_idle(self.world, self)
             consumer.leave()
@@ -212,12 +216,12 @@ class CatchUpRun(RunWorker):
         with CatchUpConsumer(
             KAFKA,
             GROUP,
-            [range_of(key) for key in self.keys],
+            [parse_key(key) for key in self.keys],
             max_poll_records=self.world.max_poll_records,
             budget=timeouts.budget,
-            link=self._link(),
+            run_context=self._link(),
             on_data_loss=self.policy.on_data_loss,
-            witness=ledger,
+            ledger=ledger,
         ) as lane:
             lane.outstanding_ranges()
 
@@ -228,7 +232,7 @@ class CatchUpRun(RunWorker):
             pipeline.run(lane, next_batch, LOG, self._left_out, Tally())
             left_out = lane.quarantined
         if left_out:
-            raise PoisonedOffsetError(left_out, timeouts.budget.seconds, "they stay missing")
+            raise SlowRecordError(left_out, timeouts.budget.seconds, "they stay missing")
         self.world.materialize(self.keys, self.asked_at)
 
     def _left_out(self, poison: OffsetRange, _why: str, _cause: str) -> None:

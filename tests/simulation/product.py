@@ -19,7 +19,7 @@ from kafka_liveness_dagster.core import ledger as core_ledger
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.kafka import admin, committer, run_context, watchdog
 from kafka_liveness_dagster.kafka.catch_up import commit_log
-from kafka_liveness_dagster.kafka.errors import Heard
+from kafka_liveness_dagster.kafka.errors import ErrorListener
 from kafka_liveness_dagster.kafka.live import assignment, consumer, data_listener, member, planner, session
 from kafka_liveness_dagster.lanes import assignment_wait, batch_reporting, in_flight, pipeline, runs
 from kafka_liveness_dagster.spark import transform
@@ -34,12 +34,12 @@ from tests.simulation.threads import threading, time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 _ADMIN = Admin()
 _SLOW_LOG_SECONDS = 4.0
 
 
-def _made(_kind: object, config: dict[str, Any]) -> Any:
+def _create_client(_kind: object, config: dict[str, Any]) -> Any:
     group_id = config["group.id"]
     return Committer(group_id) if group_id.endswith(CATCH_UP_SUFFIX) else MemberClient(config)
 
@@ -55,7 +55,7 @@ class Log:
         me: Any = getcurrent()
         if me.process.dead:
             raise Killed
-        me.process.world.told(me.process, text, told)
+        me.process.world.on_log_line(me.process, text, told)
 
     def warning(self, text: str, *told: object, **_: object) -> None:
         """Tell, slowly at times."""
@@ -84,7 +84,7 @@ class NoQuota(nullcontext[Any]):
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__(self)
 
-    def of(self, _batch: object) -> str:
+    def describe_for(self, _batch: object) -> str:
         """Nothing to say."""
         return ""
 
@@ -92,8 +92,8 @@ class NoQuota(nullcontext[Any]):
 LOG: Any = Log()
 _OS = SimpleNamespace(getppid=_getppid)
 _MULTIPROCESSING = SimpleNamespace(parent_process=lambda: None)
-_decoded = lru_cache(4_096)(core_ledger.decode)
-_FITS = SimpleNamespace(evolves=False)
+_decoded = lru_cache(4_096)(core_ledger.decode_entries)
+_FITS = SimpleNamespace(changes_table=False)
 _SEAMS: list[tuple[Any, str, Any]] = [
     *(
         (module, "time", time)
@@ -101,33 +101,33 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     ),
     *((module, "time", time) for module in (batch_reporting, runs, data_listener, member, assignment, assignment_wait)),
     *((module, "threading", threading) for module in (concurrency, futures, job, member, watchdog)),
-    *((module, "made", _made) for module in (member, commit_log)),
-    (admin, "admin_client", lambda settings: (_ADMIN, Heard(settings))),
-    (committer.Committing, "_in_time", lambda _self, commit, _until: commit()),  # nobody falls silent here
-    (admin, "reader", lambda group_id, _settings: Committer(group_id)),
-    (session, "SERVE_SECONDS", 0.5),
-    (consumer, "LOOK_SECONDS", 0.5),
-    *((data_listener, name, 0.5) for name in ("LOOK_SECONDS", "LISTENING_LOOK_SECONDS")),
-    (data_listener, "_QUIET_SECONDS", 0.5),
+    *((module, "create_client", _create_client) for module in (member, commit_log)),
+    (admin, "admin_client", lambda settings: (_ADMIN, ErrorListener(settings))),
+    (committer.Committer, "_commit_in_thread", lambda _self, commit, _until: commit()),  # nobody falls silent here
+    (admin, "commit_reader", lambda group_id, _settings: Committer(group_id)),
+    (session, "POLL_SECONDS", 0.5),
+    (consumer, "REFRESH_SECONDS", 0.5),
+    *((data_listener, name, 0.5) for name in ("REFRESH_SECONDS", "LISTENING_REFRESH_SECONDS")),
+    (data_listener, "_CAUGHT_UP_SECONDS", 0.5),
     (in_flight, "_log", LOG),
-    (in_flight, "_LOOK_SECONDS", 0.3),
-    (watchdog, "LOOK_SECONDS", LOOK_SECONDS),
+    (in_flight, "_POLL_SECONDS", 0.3),
+    (watchdog, "CHECK_SECONDS", CHECK_SECONDS),
     (watchdog, "RUN_STATE_SECONDS", 1.5),
     (watchdog, "log", LOG),
     (watchdog, "os", _OS),
     (watchdog, "multiprocessing", _MULTIPROCESSING),
-    (planner, "_FORGET_SECONDS", 3.0),
-    (write, "check_rows", lambda *_: None),
-    (write, "fit", lambda *_: _FITS),
-    (write, "inside", lambda frame, _ranges: frame),
-    (write, "schema", SimpleNamespace(widened=lambda frame, _found: frame, may_fan_out=bool)),
-    (write, "summed", lambda frame: (frame, frame)),
+    (planner, "_PRUNE_SECONDS", 3.0),
+    (write, "require_row_columns", lambda *_: None),
+    (write, "diff_schema", lambda *_: _FITS),
+    (write, "require_rows_in_ranges", lambda frame, _ranges: frame),
+    (write, "schema", SimpleNamespace(with_missing_columns=lambda frame, _found: frame, allows_fanout=bool)),
+    (write, "with_sums", lambda frame: (frame, frame)),
     (write, "commits", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
-    (write, "rows_of", lambda frame, *_: sum(r.size for r in frame.ranges)),
-    (core_ledger, "decode", _decoded),  # the same texts, again and again
+    (write, "row_count", lambda frame, *_: sum(r.size for r in frame.ranges)),
+    (core_ledger, "decode_entries", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),
-    (transform, "Transformed", spark.Frame),
-    (pipeline, "Throttling", NoQuota),
+    (transform, "TransformedBatch", spark.Frame),
+    (pipeline, "ThrottlingWatch", NoQuota),
     # All simulated threads are one thread: what it holds of theirs would outlive them.
     (ConnectSession, "_active_session", SimpleNamespace()),
 ]

@@ -12,10 +12,10 @@ from greenlet import getcurrent
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from kafka_liveness_dagster.core.ledger import decode
-from kafka_liveness_dagster.spark.table.table import Shape
+from kafka_liveness_dagster.core.ledger import decode_entries
+from kafka_liveness_dagster.spark.table.table import TableShape
 from tests.simulation.scheduler import Killed, clock
-from tests.simulation.table import Line
+from tests.simulation.table import SimulatedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ class SparkError(PySparkException):
 class Session:
     """A Spark Connect session of one process."""
 
-    client = SimpleNamespace(_builder=Line())
+    client = SimpleNamespace(_builder=SimulatedConnection())
 
     def __init__(self, process: Any) -> None:
         self._process, self._table = process, process.world.table
@@ -99,18 +99,18 @@ class SeenTable:
         self._table: SimulatedTable = self.process.world.table
         self.name, self.quoted = self._table.name, self._table.quoted
 
-    def shape(self, _session: object) -> Shape:
+    def shape(self, _session: object) -> TableShape:
         """It is always there."""
         clock.point(0.1)
-        return Shape(StructType(), is_by_kafka_partition=True)
+        return TableShape(StructType(), is_by_kafka_partition=True)
 
-    shape_to_write = shape
+    writable_shape = shape
 
     def snapshot_id(self, _session: object) -> int | None:
         """The current one."""
         return self._table.current_id
 
-    def current(self, _session: object) -> int | None:
+    def current_snapshot_id(self, _session: object) -> int | None:
         """The same."""
         clock.point(0.1)
         return self._table.current_id
@@ -123,7 +123,7 @@ class SeenTable:
 
 
 class Frame:
-    """The rows of a batch; as ``spark.transform.Transformed`` makes them."""
+    """The rows of a batch; as ``spark.transform.TransformedBatch`` makes them."""
 
     def __init__(
         self, _transform: object, session: Session, ranges: Sequence[OffsetRange], _options: object, *_: object
@@ -151,8 +151,8 @@ def overwrite(
         process.spark_failed = True
         raise SparkError("Job aborted: Lost task 0.0: offsets out of range")
     if process.is_live:
-        for tp, account in decode(told["kafka-liveness.written"]).items():
-            world.partitions[tp].unsaid |= account.start is None
+        for tp, account in decode_entries(told["kafka-liveness.written"]).items():
+            world.partitions[tp].unsaid |= account.first_offset is None
     write.tag = frame.session.tags.get(getcurrent(), "")
     seconds, fails = process.seconds_of(frame.ranges), world.spark_fails()
     clock.call(seconds, lambda: _end(world, write, fails=fails))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from random import Random
 
-    from kafka_liveness_dagster.core.ledger import Account
+    from kafka_liveness_dagster.core.ledger import LedgerEntry
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
     from tests.simulation.partition import SimulatedPartition
 
@@ -33,7 +33,7 @@ class TableSnapshot:
 
     snapshot_id: int
     parent: int | None
-    wrote: Bits
+    written: Bits
     rows: Bits
     twice: Bits
     summary: Mapping[str, str]
@@ -61,18 +61,18 @@ class Write:
     waiting: Any = None
 
 
-class Line:
+class SimulatedConnection:
     """A connection that never falls silent, and is never given up."""
 
-    is_cut, owes_work, is_released, address = False, True, False, "sc://spark"
+    is_aborted, has_pending_call, is_released, address = False, True, False, "sc://spark"
 
     def check(self) -> None:
         """Pass."""
 
-    def cut(self, _what: str) -> None:
+    def abort(self, _what: str) -> None:
         """Nobody waits for it in vain."""
 
-    def within(self, *_: object) -> Any:
+    def abort_after(self, *_: object) -> Any:
         """As long as it takes."""
         return nullcontext()
 
@@ -101,17 +101,17 @@ class SimulatedTable:
     losses: int = 0
     lost_at: float = 0.0
     version: int = 0
-    client: ClassVar = SimpleNamespace(_builder=Line())
+    client: ClassVar = SimpleNamespace(_builder=SimulatedConnection())
     _named: int = 0
-    _read: tuple[int, dict[TopicPartition, Account]] = (-1, {})
+    _read: tuple[int, dict[TopicPartition, LedgerEntry]] = (-1, {})
 
-    def accounts(self) -> dict[TopicPartition, Account]:
+    def entries(self) -> dict[TopicPartition, LedgerEntry]:
         """What a process that begins now reads of each partition."""
         if self._read[0] != self.version:
-            self._read = self.version, dict(TableLedger(self, lambda: self).accounts(list(self.partitions)))  # type: ignore[arg-type, return-value]
+            self._read = self.version, dict(TableLedger(self, lambda: self).entries(list(self.partitions)))  # type: ignore[arg-type, return-value]
         return self._read[1]
 
-    def current(self, _session: object) -> int | None:
+    def current_snapshot_id(self, _session: object) -> int | None:
         """As the product's ``IcebergTable`` is asked."""
         return self.current_id
 
@@ -153,7 +153,7 @@ class SimulatedTable:
         """The end of a write: it replaces its ranges, or is refused since somebody wrote to them meanwhile."""
         self.in_flight.remove(write)
         since = list(self._after(write.since))
-        if None in since or any(bits & s.wrote.get(tp, 0) for s in since if s for tp, bits in write.bits.items()):
+        if None in since or any(bits & s.written.get(tp, 0) for s in since if s for tp, bits in write.bits.items()):
             return
         write.landed = True
         for tp, bits in write.bits.items():
@@ -190,7 +190,7 @@ class SimulatedTable:
         at = self.snapshots[snapshot_id] if snapshot_id is not None else None
         for tp, p in self.partitions.items():
             rows, p.twice = (at.rows.get(tp, 0), at.twice.get(tp, 0)) if at else (0, 0)
-            p.enemy = (p.enemy | p.rows) & ~rows  # only an enemy takes rows away
+            p.removed_by_fault = (p.removed_by_fault | p.rows) & ~rows  # only an enemy takes rows away
             p.rows, p.changed = rows, True
 
     def ancestors(self) -> list[int]:

@@ -6,10 +6,10 @@ from inspect import getattr_static
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog
+from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata
 from tests.simulation.looked_for import Trace
-from tests.simulation.mistakes import MISTAKES
-from tests.simulation.mistakes_of_the_core import OF_THE_CORE
+from tests.simulation.mistakes import SHELL_MUTANTS
+from tests.simulation.mistakes_of_the_core import CORE_MUTANTS
 from tests.simulation.product import simulated
 from tests.simulation.world import Violation
 
@@ -18,13 +18,13 @@ FOUND_WITHIN = 1_000
 
 def find(made, monkeypatch):
     """Look for the mistake; return the seed of the first violation, its first line, and the wrong function's calls."""
-    right = getattr_static(made.where, made.name)
+    right = getattr_static(made.owner, made.name)
     of_its_kind = property if isinstance(right, property) else staticmethod
     special = isinstance(right, (staticmethod, classmethod, property))
-    for seed in range(made.first, made.first + FOUND_WITHIN):
+    for seed in range(made.first_seed, made.first_seed + FOUND_WITHIN):
         trace = Trace()
-        wrong = trace.of(made.wrong)
-        monkeypatch.setattr(made.where, made.name, of_its_kind(wrong) if special else wrong)
+        wrong = trace.wrap(made.replacement)
+        monkeypatch.setattr(made.owner, made.name, of_its_kind(wrong) if special else wrong)
         try:
             made.histories.of(seed).run()
         except Violation as found:
@@ -35,7 +35,8 @@ def find(made, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "made", [pytest.param(made, id=f"{made.name}: {made.wrong.__name__}") for made in (*MISTAKES, *OF_THE_CORE)]
+    "made",
+    [pytest.param(made, id=f"{made.name}: {made.replacement.__name__}") for made in (*SHELL_MUTANTS, *CORE_MUTANTS)],
 )
 def test_a_mistake_is_found(made, monkeypatch):
     """Each replaces the right function; some history shows it, which is in order without it.
@@ -73,6 +74,6 @@ def test_an_error_of_the_wrong_function_itself_is_recorded(wrong, is_its_own):
     """The mistake in question was not made then. Errors of the product's own code are not recorded."""
     trace = Trace()
     with pytest.raises((AttributeError, TypeError)) as raised:
-        trace.of(wrong)(DoneLog())
+        trace.wrap(wrong)(CatchUpCommitMetadata())
     assert trace.calls == 1
     assert trace.broken == ([raised.value] if is_its_own else [])

@@ -21,7 +21,7 @@ def test_a_group_that_crashes_for_years_owes_what_it_skipped():
     scenario = Scenario(1, 10**17, policy, 200, 5, 1, 400)
     with simulated():
         lives = [Simulation(seed, scenario, crashing).run() for seed in range(10)]
-    full = [life for life in lives if planner.IN_ORDER in {what for _, what, *_ in life.history}]
+    full = [life for life in lives if planner.IN_ORDER_LINE in {what for _, what, *_ in life.history}]
     assert max(len(life.materialized) for life in full) > 3
 
 
@@ -34,7 +34,7 @@ def test_a_history_is_a_function_of_its_seed():
 
 def test_an_external_second_log_costs_work_and_no_data():
     """Beside all other enemies: the table's ledger takes its place, and every invariant of a history holds."""
-    weights = {**events.WEIGHTS, **enemies.ENEMIES, enemies.external_second_log: 12}
+    weights = {**events.WEIGHTS, **enemies.ENEMIES, enemies.external_catch_up_commit: 12}
     with simulated():
         lives = [Simulation(seed, None, weights, of_rebalances=0).run() for seed in range(150)]
     happened = [what for life in lives for _, what, *_ in life.history]
@@ -62,7 +62,7 @@ def test_an_offset_is_not_blamed_for_a_process_that_was_frozen():
         for seed in range(15):
             told += [entry[1:4:2] for entry in Simulation(seed, scenario, weights).run().history]
     assert ("fenced: %s", FenceReason.POLL_TIMEOUT.value) in told
-    assert "PoisonedOffsetError" not in {what for what, *_ in told}
+    assert "SlowRecordError" not in {what for what, *_ in told}
 
 
 def poison_for_long(world):
@@ -72,7 +72,7 @@ def poison_for_long(world):
 
 
 @pytest.mark.parametrize(
-    ("on_slow_record", "told"), [("raise", "PoisonedOffsetError"), ("quarantine", "passed a poisoned offset")]
+    ("on_slow_record", "told"), [("raise", "SlowRecordError"), ("quarantine", "passed a poisoned offset")]
 )
 def test_a_poisoned_offset_is_named_or_passed(on_slow_record, told):
     """Which takes a live lane longer than most histories last; whatever comes of it, the invariants hold."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core import commit_metadata
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.core.partition_keys import range_of
+from kafka_liveness_dagster.core.partition_keys import parse_key
 from tests.simulation import oracle
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.ending import drain
-from tests.simulation.enemies import ENEMIES, begin_anew
+from tests.simulation.enemies import ENEMIES, start_over_with_new_table
 from tests.simulation.events import (
     OF_REBALANCES,
     WEIGHTS,
@@ -108,11 +108,11 @@ class Simulation:
         """Write the history."""
         self.history.append((clock.now, what, *details))
 
-    def told(self, process: RunWorker, text: str, details: tuple[object, ...]) -> None:
+    def on_log_line(self, process: RunWorker, text: str, details: tuple[object, ...]) -> None:
         """A process has logged something."""
         self.history.append((clock.now, text, process.name, *details))
         if text.startswith("lost: %s, %d") and isinstance(lost := details[0], OffsetRange):
-            self.lose(lost.topic_partition, [lost.span])
+            self.write_off(lost.topic_partition, [lost.span])
 
     def name(self, kind: str) -> str:
         """A name for a process."""
@@ -136,7 +136,8 @@ class Simulation:
     def __str__(self) -> str:
         told = [f"{at - 1_000:8.3f} {' '.join(map(str, entry))}" for at, *entry in self.history[1:]]
         ended = [
-            f"{p.tp} ends at {p.log_end}, first log {p.first}, second log {p.second}, table {p.names(p.rows)}"
+            f"{p.tp} ends at {p.log_end}, first log {p.live_commit}, second log {p.catch_up_commit}, table "
+            f"{p.names(p.rows)}"
             for p in self.partitions.values()
         ]
         return "\n".join((str(self.scenario), *told, *ended))
@@ -200,14 +201,14 @@ class Simulation:
     def materialize(self, keys: list[str], asked_at: float) -> None:
         """Dagster shows these keys as done from now on; what the table loses after it was asked, nobody can know."""
         self.note("materialized", *keys)
-        for r in map(range_of, keys):
+        for r in map(parse_key, keys):
             p = self.partitions[r.topic_partition]
-            lost_just_now = p.enemy if self.table.lost_at >= asked_at else 0
+            lost_just_now = p.removed_by_fault if self.table.lost_at >= asked_at else 0
             if bits := p.bits(r.start, r.end) & ~p.processed & ~lost_just_now:
                 clock.fail(self.violation(oracle.PROVEN, f"({p.tp}: {p.names(bits)})"))
         self.materialized.update(keys)
 
-    def lose(self, tp: TopicPartition, spans: Iterable[Span]) -> None:
+    def write_off(self, tp: TopicPartition, spans: Iterable[Span]) -> None:
         """These offsets are told as lost."""
         for span in spans:
             self.partitions[tp].lose(self.partitions[tp].bits(*span))
@@ -239,7 +240,7 @@ class Simulation:
         start_live(self)
         for _ in range(self.scenario.events):
             event = events[bisect(up_to, self.rng.random() * up_to[-1])]
-            if event is begin_anew or event not in ENEMIES or not self.is_anew:
+            if event is start_over_with_new_table or event not in ENEMIES or not self.is_anew:
                 event(self)
             clock.changed = True
             clock.block(self.rng.random() ** 2)

@@ -12,7 +12,7 @@ from pyiceberg.catalog import load_catalog
 
 from tests.conftest import spark, warm_spark  # noqa: F401 - anew, with the services and the catalog of here
 from tests.stores.servers import started
-from tests.stores.unreliable import Unreliable
+from tests.stores.unreliable import FailingProxy
 from tests.world.conftest import patient  # noqa: F401 - the same limits as there
 
 IMPATIENT = {"rest.client.max-retries": "1", "s3.retry.num-retries": "0"}  # Iceberg's own patience is half a minute
@@ -28,14 +28,14 @@ def stores(tmp_path_factory):
 @pytest.fixture(scope="session")
 def to_rest(stores):
     """What is between Spark and the REST catalog, when it calls it ``shaky``."""
-    with Unreliable(stores.rest) as found:
+    with FailingProxy(stores.rest) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def to_s3(stores):
     """What is between Spark and the store then."""
-    with Unreliable(stores.s3) as found:
+    with FailingProxy(stores.s3) as found:
         yield found
 
 
@@ -63,10 +63,10 @@ def services(stores, to_rest, to_s3, catalog_name, tmp_path_factory):
     try:
         with pytest.MonkeyPatch.context() as patch:  # other tests of this process have a Spark of their own
             patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(conf))
-            found = embedded.ensure(home=home)
+            found = embedded.ensure_services(home=home)
         yield found
     finally:
-        embedded.stop(home)
+        embedded.stop_services(home)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from kafka_liveness_dagster.embedded import jars, processes
 from kafka_liveness_dagster.embedded.jars import find_java
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_listening
 from tests.waiting import wait_for
 
 ACCESS_KEY, SECRET_KEY = "orders", "s3cr3t-of-the-store"
@@ -33,7 +33,7 @@ jclouds.filesystem.basedir={objects}
 """
 
 
-class Stores:
+class StorageServers:
     """Both servers, in a folder, on ports of their own."""
 
     def __init__(self, folder):
@@ -105,7 +105,7 @@ class Stores:
         ).create_dir(BUCKET)
 
     def stop(self):
-        processes.end(psutil.Process(child.pid) for child in self._children if child.poll() is None)
+        processes.end_processes(psutil.Process(child.pid) for child in self._children if child.poll() is None)
 
     def _rest_settings(self):
         settings = {
@@ -127,7 +127,7 @@ class Stores:
         path = os.pathsep.join([f"{_jars()}/*", *map(str, _of_spark())])
         command = (str(find_java()), *_OPTIONS, "-cp", path, *main)
         launch = processes.Launch(command, self.folder, {**os.environ, **env})
-        self._children.append(processes.start(launch, self.folder / f"{name}.log"))
+        self._children.append(processes.start_process(launch, self.folder / f"{name}.log"))
         return self._children[-1]
 
     def _wait(self, name, child, port):
@@ -135,7 +135,7 @@ class Stores:
 
         def is_up():
             assert child.poll() is None, processes.last_lines(log)
-            return answers(port)
+            return is_listening(port)
 
         wait_for(is_up, what=f"{name} answers", details=lambda: processes.last_lines(log), pause=0.05)
 
@@ -143,7 +143,7 @@ class Stores:
 @contextmanager
 def started(folder):
     """Both servers, for as long as the block lasts, however it ends."""
-    stores = Stores(folder)
+    stores = StorageServers(folder)
     try:
         stores.start()
         yield stores
@@ -157,10 +157,10 @@ def _page(name):
 
 def _jars():
     jars.MODULES.setdefault("stores", Path(__file__).parent / "ivy-stores.xml")
-    return jars.resolve("stores")
+    return jars.resolve_jars("stores")
 
 
 def _of_spark():
     """What the catalog shares with Spark: Hadoop's settings, and the driver of its database."""
     hadoop = jars.pyspark_folder() / "jars"
-    return (*hadoop.glob("hadoop-client-*.jar"), *jars.resolve("spark").glob("sqlite-jdbc-*.jar"))
+    return (*hadoop.glob("hadoop-client-*.jar"), *jars.resolve_jars("spark").glob("sqlite-jdbc-*.jar"))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kafka_liveness_dagster.doctor.catalog_probe import probe
+from kafka_liveness_dagster.doctor.catalog_probe import probe_catalog
 from kafka_liveness_dagster.embedded import jars
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from tests.production.postgres import PASSWORD, USER, Postgres
 
 PAGE = Path(__file__).parents[2] / "docs" / "table.md"
@@ -51,7 +51,7 @@ def settings(folder, postgres, stores):
         **stores.spark_settings("depot"),
     }
     jars.MODULES.setdefault("postgresql", Path(__file__).parent / "ivy-postgresql.xml")
-    [driver] = jars.resolve("postgresql").glob("postgresql-*.jar")
+    [driver] = jars.resolve_jars("postgresql").glob("postgresql-*.jar")
     lines["spark.driver.extraClassPath"] = f"{stores.class_path()}:{driver}"
     for name, told in theirs.items():
         catalog = f"spark.sql.catalog.{name}"
@@ -69,19 +69,19 @@ def session(stores, tmp_path_factory):
         conf.write_text("".join(f"{name} {value}\n" for name, value in settings(home, postgres, stores).items()))
         patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(conf))
         try:
-            found = connect(embedded.ensure(home=home, which=("spark",)).spark_remote, timeout_seconds=120)
+            found = connect(embedded.ensure_services(home=home, which=("spark",)).spark_remote, timeout_seconds=120)
             yield found
-            end(found)
+            close(found)
         finally:
-            embedded.stop(home)
+            embedded.stop_services(home)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_has_what_the_probe_finds(session, name):
     """A row for each catalog: the outcome of each step."""
-    findings = list(probe(session, name))
+    findings = list(probe_catalog(session, name))
     for one in findings:
-        print(f"{NAMES[name]:30}{one.outcome.value:5}{one.check:12}{one.found}")  # noqa: T201 - for who runs it alone
+        print(f"{NAMES[name]:30}{one.outcome.value:5}{one.check:12}{one.message}")  # noqa: T201 - for who runs it alone
     [head] = re.findall(r"^\| catalog \|.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [one.strip() for one in head.split("|")[2:-1]] == [one.check for one in findings]
     [row] = re.findall(rf"^\| {re.escape(NAMES[name])} .*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

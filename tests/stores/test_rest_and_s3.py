@@ -14,18 +14,18 @@ from click.testing import CliRunner
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.doctor import checkup
 from kafka_liveness_dagster.doctor.rules import Outcome
 from kafka_liveness_dagster.spark.errors import StorageError, TableUnreadableError
 from kafka_liveness_dagster.spark.table import write as table_write
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
-from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.stores.conftest import IMPATIENT
 from tests.world import test_audit, test_layouts, test_maintenance, test_spark_iceberg, test_table_ledger
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import GroupWithTable, written_rows
 from tests.world.test_spark_iceberg import frame, held, once, orders, put
 
 TOLD_ONCE_MORE = (
@@ -54,15 +54,15 @@ NOBODY = "http://127.0.0.1:1"
 @pytest.fixture
 def world(services, produce, rows, warm_spark, catalog_name):
     """A group whose table is in the other catalog."""
-    return Forgetful(services, produce, rows, warm_spark, catalog=catalog_name)
+    return GroupWithTable(services, produce, rows, warm_spark, catalog=catalog_name)
 
 
 @pytest.fixture
 def shaky(to_rest, to_s3):
     """Both ways, in order before and after."""
     yield to_rest, to_s3
-    to_rest.mend()
-    to_s3.mend()
+    to_rest.repair()
+    to_s3.repair()
 
 
 def is_commit(method, path):
@@ -114,27 +114,31 @@ def test_what_no_snapshot_has_is_deleted_from_the_store(stores, warm_spark, tabl
     two_days_ago = time.time() - 2 * 86_400
     for one in (old, kept):
         os.utime(one, (two_days_ago, two_days_ago))
-    assert Maintenance(warm_spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
+    assert TableMaintenance(warm_spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
     assert (old.exists(), young.exists(), kept.exists()) == (False, True, True)
 
 
 def test_a_live_run_a_crash_and_its_backfill(services, world):
     """Both lanes, and what the commands say of the group: the table is its witness here too."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     asked = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote, "--json"]
     told = CliRunner().invoke(main, ["status", world.group, "--table", world.table, *asked])
     assert (told.exit_code, json.loads(told.stdout)["pending_offsets"]) == (0, 50), told.output
     assert world.catch_up((70, 120)) is None
     world.grow_to(150)
     assert world.live() is None
-    assert (world.owed(), world.offsets(), world.green()) == ([], kept(0, 150), [(70, 120)])
+    assert (world.pending_by_live_log(), world.offsets(), world.materialized_ranges()) == (
+        [],
+        written_rows(0, 150),
+        [(70, 120)],
+    )
 
 
 def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
     """By whatever name, and of whatever kind; one that does not answer is named, with what to look at."""
 
     def answers():
-        found = checkup.spark(lambda: services.spark_remote)
+        found = checkup.check_spark(lambda: services.spark_remote)
         return {one.area: one for one in found if one.area.startswith("catalog ") and one.check == "answers"}
 
     names = {f"catalog {name}" for name in ("depot", "lake", "lossy", "shaky")}
@@ -168,9 +172,9 @@ def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky,
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
     if rest is not None:
         with pytest.raises(TableUnreadableError, match=says):
-            TableLedger(IcebergTable(same), lambda: warm_spark).accounts([TopicPartition("orders", 3)])
+            TableLedger(IcebergTable(same), lambda: warm_spark).entries([TopicPartition("orders", 3)])
     for one in shaky:
-        one.mend()
+        one.repair()
     assert held(rows(table)) == once("first", 0, 10)
 
 
@@ -184,7 +188,7 @@ def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
             put(warm_spark, same, orders(0, end), by="second")
     with pytest.raises(StorageError, match="catalog shaky refuses this"):
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
-    assert TableLedger(IcebergTable(same), lambda: warm_spark).accounts([TopicPartition("orders", 3)])
+    assert TableLedger(IcebergTable(same), lambda: warm_spark).entries([TopicPartition("orders", 3)])
     assert held(rows(same)) == once("first", 0, 10)
 
 
@@ -248,13 +252,13 @@ def test_a_catalog_that_shows_the_newest_snapshot_alone(warm_spark, table, rows,
             put(warm_spark, table, others.pop(), by="other")
         return frame(warm_spark, orders(10, 20), orders(40, 50), by="ours")
 
-    done = write(warm_spark, same, [orders(10, 20), orders(40, 50)], make, ledger=ledger)
+    done = write_table(warm_spark, same, [orders(10, 20), orders(40, 50)], make, ledger=ledger)
     assert done.attempts == 2
     expected = once("first", 0, 10) | once("ours", 10, 20) | once("first", 20, 30) | once("other", 30, 40)
     assert held(rows(table)) == expected | once("ours", 40, 50)
     assert len(warm_spark.sql(f"SELECT * FROM {same}.snapshots").collect()) == 1
     asked = TopicPartition("orders", 3)
-    assert not TableLedger(IcebergTable(same), lambda: warm_spark).accounts([asked])[asked].complete
+    assert not TableLedger(IcebergTable(same), lambda: warm_spark).entries([asked])[asked].is_complete
 
 
 def newest_snapshot_alone(body):
@@ -299,21 +303,21 @@ def test_a_commit_of_which_the_catalog_says_nothing(warm_spark, table, rows, sha
     setattr(shaky[0], "loses" if was_done else "fails", of_commits(status, every=10))
     done = put(warm_spark, same, orders(0, 20), by="second")
     of_iceberg = was_done and is_there and status == 503  # which asks by itself then
-    assert (done.rows, done.attempts, done.unanswered) == (20, 1 if was_done else 2, 0 if of_iceberg else 1)
+    assert (done.rows, done.attempts, done.unknown_commits) == (20, 1 if was_done else 2, 0 if of_iceberg else 1)
     assert commits(shaky[0]) == done.attempts
-    shaky[0].mend()
+    shaky[0].repair()
     assert held(rows(table)) == once("second", 0, 20)
 
 
 def test_an_append_whose_answer_is_lost_is_one_append(warm_spark, table, rows, shaky):
     """Who reads the table as a stream stops at an overwrite; and the order that was asked for is kept."""
-    layout = Layout(snapshots="append", sort_by=("offset",))
+    layout = TableLayout(snapshots="append", sort_by=("offset",))
     same = table.replace("depot.", "shaky.")
     shaky[0].loses = of_commits(0, every=2)  # the table's creation, and each append after it
     for start in (0, 10, 20):
         done = put(warm_spark, same, orders(start, start + 10), layout=layout)
         assert (done.rows, done.attempts) == (10, 1)
-    shaky[0].mend()
+    shaky[0].repair()
     told = warm_spark.sql(f"SELECT operation FROM {table}.snapshots").collect()
     assert [row[0] for row in told] == ["append"] * 3
     assert held(rows(table)) == once("first", 0, 30)
@@ -345,7 +349,7 @@ def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, mo
     with pytest.raises(StorageError, match=r"did not say whether it took the commit .*what landed is replaced"):
         put(warm_spark, same, orders(0, 20), by="second")
     assert commits(shaky[0]) == (1 if was_done else 5)
-    shaky[0].mend()
+    shaky[0].repair()
     assert held(rows(table)) == (once("second", 0, 20) if was_done else once("first", 0, 10))
     put(warm_spark, same, orders(0, 20), by="again")
     assert held(rows(table)) == once("again", 0, 20)
@@ -361,7 +365,7 @@ def away(proxy):
 def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, warm_spark, shaky, trouble):  # noqa: PLR0917
     """One run: nothing is lost, nothing is there twice, nothing is owed; ``LOST_ANSWERS_BATCHES`` says of how many."""
     batches = int(os.environ.get("LOST_ANSWERS_BATCHES", "12"))
-    world = Forgetful(services, produce, rows, warm_spark, catalog="lossy", batching=kl.Batching(in_flight=2))
+    world = GroupWithTable(services, produce, rows, warm_spark, catalog="lossy", batching=kl.Batching(in_flight=2))
     world.grow_to(batches * 10)
     del shaky[0].asked[:]
     if trouble != "none":
@@ -369,20 +373,20 @@ def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, 
     began_at = time.monotonic()
     assert world.live(max_poll_records=10) is None
     seconds, sent = time.monotonic() - began_at, commits(shaky[0])
-    shaky[0].mend()
+    shaky[0].repair()
     found = world.offsets()
-    lost, twice = len(set(kept(0, batches * 10)) - set(found)), len(found) - len(set(found))
+    lost, twice = len(set(written_rows(0, batches * 10)) - set(found)), len(found) - len(set(found))
     told = f"answers {trouble}: {batches:,} batches, {sent:,} commits sent, {seconds:.1f} s; lost {lost}, twice {twice}"
     print(told)  # noqa: T201 - with -s, for whoever asks what it costs
     assert sent >= batches * (1.2 if trouble == "lost before it" else 1)
-    assert (world.committed(), world.owed(), lost, twice) == (batches * 10, [], 0, 0)
-    assert found == kept(0, batches * 10)
+    assert (world.committed(), world.pending_by_live_log(), lost, twice) == (batches * 10, [], 0, 0)
+    assert found == written_rows(0, batches * 10)
 
 
 def test_a_lane_whose_catalog_and_store_come_and_go(services, produce, rows, warm_spark, shaky):
     """Every run that fails is named and has committed nothing; what landed all the same is there once at the end."""
     rest, s3 = shaky
-    world = Forgetful(services, produce, rows, warm_spark, catalog="shaky", enable_parallel_rebalance=False)
+    world = GroupWithTable(services, produce, rows, warm_spark, catalog="shaky", enable_parallel_rebalance=False)
     world.grow_to(40)
     assert world.live() is None
     world.grow_to(80)
@@ -395,12 +399,12 @@ def test_a_lane_whose_catalog_and_store_come_and_go(services, produce, rows, war
 
     for trouble, landed in ((store_goes_away, 40), (answers_stop, 80)):
         assert isinstance(world.live(trouble), StorageError)
-        rest.mend()
-        s3.mend()
-        assert (world.committed(), world.offsets()) == (40, kept(0, landed))
+        rest.repair()
+        s3.repair()
+        assert (world.committed(), world.offsets()) == (40, written_rows(0, landed))
     rest.fails = lambda *_: 503
     assert isinstance(world.live(), TableUnreadableError)
-    rest.mend()
+    rest.repair()
     assert world.committed() == 40
     assert world.live() is None
-    assert (world.committed(), world.offsets()) == (80, kept(0, 80))
+    assert (world.committed(), world.offsets()) == (80, written_rows(0, 80))

@@ -17,7 +17,7 @@ _OF_THE_CONNECTION = ("connection", "transfer-encoding", "content-length", "keep
 _NOT_PASSED_ON = (*_OF_THE_CONNECTION, "expect", "accept-encoding")  # so that bodies can be read here
 
 
-class Unreliable:
+class FailingProxy:
     """Passes requests on to a server of this machine.
 
     Attributes:
@@ -31,12 +31,12 @@ class Unreliable:
     def __init__(self, target):
         self.target = urlsplit(target)
         self.asked, self.held = [], []
-        self.mend()
+        self.repair()
         self._server = ThreadingHTTPServer((LOOPBACK, 0), type("Handler", (_Handler,), {"proxy": self}))
         self._server.daemon_threads = True
         self._server.handle_error = lambda *_: None  # who was to be disappointed has gone
 
-    def mend(self):
+    def repair(self):
         """From now on all comes through."""
         self.fails = self.loses = lambda _method, _path: None
         self.holds = lambda _method, _path: False
@@ -77,7 +77,7 @@ class Unreliable:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    proxy: Unreliable
+    proxy: FailingProxy
 
     def log_message(self, *_):
         """Say nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from tests.wire.connect_server import connect_server
 
 
@@ -21,4 +21,4 @@ def session(server):
     found = connect(server.remote)
     yield found
     server.stop()
-    end(found)
+    close(found)

@@ -21,10 +21,10 @@ from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 from pyspark.sql.connect.types import pyspark_types_to_proto_types
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kafka_liveness_dagster.spark.table.schema_check import KEY
+from kafka_liveness_dagster.spark.table.schema_check import KEY_COLUMNS
 
 RECORDS = StructType()
-for _name, _kind in {"key": BinaryType(), "value": BinaryType(), **KEY}.items():
+for _name, _kind in {"key": BinaryType(), "value": BinaryType(), **KEY_COLUMNS}.items():
     RECORDS.add(_name, _kind)
 _PARTITION = StructType([RECORDS["topic"], RECORDS["partition"]])
 _SPARK_SETTINGS = {

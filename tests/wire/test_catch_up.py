@@ -8,30 +8,30 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import (
-    DoneLog,
+    CatchUpCommitMetadata,
     ExternalCommit,
-    ForeignCommitError,
-    LiveMark,
-    Mark,
-    Origin,
+    ExternalCommitError,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
 )
 from kafka_liveness_dagster.core.fencing import FenceReason, RunState
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionFacts, RowsMissingError, TopicRecreatedError
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
+from kafka_liveness_dagster.core.partition_state import PartitionState, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.catch_up import commit_log, consumer
 from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer, PausedPartitionError
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.live.consumer import GroupView, LivenessConsumer
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 AT = TopicPartition("orders", 3)
 OWED = OffsetRange("orders", 3, 70, 120)
 FIRST, REST = OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)
 TABLE = "lake.shop.orders"
-LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+LINK = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
 
 
 class Broker:
@@ -47,11 +47,13 @@ class Broker:
     settings = SimpleNamespace(bootstrap_servers="broker-1:9092")
 
     def __init__(self):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (OWED.span,), origin=Origin(0, "T1"))
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (OWED.span,), origin=GroupOrigin(0, "T1"))
         self.topic_id, self.loses, self.written = "T1", False, []
-        self.facts_now = PartitionFacts(120, mark, 0, 150, DoneLog(origin=Origin(0, "T1"), target=TABLE))
+        self.facts_now = PartitionState(
+            120, mark, 0, 150, CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
+        )
 
-    def facts(self, _group_id, _partitions):
+    def partition_states(self, _group_id, _partitions):
         return {AT: replace(self.facts_now, topic_id=self.topic_id)}
 
     def topic_ids(self, topics):
@@ -62,7 +64,9 @@ class Broker:
         [one] = offsets
         self.written.append((one.offset, one.metadata))
         if not self.loses:
-            self.facts_now = replace(self.facts_now, second=DoneLog.decode(one.offset, one.metadata))
+            self.facts_now = replace(
+                self.facts_now, catch_up_log=CatchUpCommitMetadata.decode(one.offset, one.metadata)
+            )
         return offsets
 
 
@@ -79,10 +83,10 @@ class Table:
     def __init__(self):
         self.done, self.learned = (Span(0, 70),), []
 
-    def accounts(self, partitions):
-        return {tp: Account(self.done, start=0, topic_id="T1") for tp in partitions}
+    def entries(self, partitions):
+        return {tp: LedgerEntry(self.done, first_offset=0, topic_id="T1") for tp in partitions}
 
-    def learn(self, accounts):
+    def add_known(self, accounts):
         self.learned.append(dict(accounts))
 
 
@@ -100,15 +104,15 @@ def table():
 
 @pytest.fixture
 def opened(monkeypatch, broker, table):
-    """A lane that was entered: ``opened(again=…, max_poll_records=…)``; closed at the end."""
+    """A lane that was entered: ``opened(reprocess=…, max_poll_records=…)``; closed at the end."""
     client = SimpleNamespace(commit=broker.commit, close=lambda: None)
     for module in (consumer, commit_log):
         monkeypatch.setattr(module, "Cluster", lambda _kafka: broker)
-    monkeypatch.setattr(commit_log, "made", lambda *_: client)
+    monkeypatch.setattr(commit_log, "create_client", lambda *_: client)
     lanes = []
 
     def make(**settings):
-        usual = {"max_poll_records": 500, "budget": Budget(60, "argument"), "link": LINK, "witness": table}
+        usual = {"max_poll_records": 500, "budget": RunBudget(60, "argument"), "run_context": LINK, "ledger": table}
         lanes.append(CatchUpConsumer(KafkaSettings("127.0.0.1:1"), "orders-etl", [OWED], **{**usual, **settings}))
         return lanes[-1].__enter__()
 
@@ -125,7 +129,7 @@ def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_second_log(opened,
     table.done = (Span(0, 120),)
     lane.commit(batch)
     assert lane.poll() is None
-    assert broker.facts_now.second.outstanding((OWED.span,)) == ()
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == ()
     assert lane.done_ranges() == [OWED]
 
 
@@ -142,7 +146,7 @@ def test_rows_of_a_dead_run_get_its_side_effects_before_they_are_recorded(opened
     lane.on_recovered(repeat)
     assert lane.poll().ranges == (REST,)
     assert told == [([FIRST], [])]
-    assert broker.facts_now.second.outstanding((OWED.span,)) == (REST.span,)
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (REST.span,)
     assert lane.poll(ahead=True) is None
     assert (len(told), lane.recovered) == (1, [FIRST])
     assert opened().recovered == []
@@ -161,12 +165,16 @@ def test_rows_of_a_dead_run_are_not_recorded_without_its_side_effects(opened, br
 def test_rows_of_a_paused_partition_are_recovered_when_it_is_resumed(opened, broker, table):
     """Pausing holds both lanes."""
     table.done = (Span(0, 100),)
-    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    broker.facts_now = replace(
+        broker.facts_now, live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.PAUSED)
+    )
     lane = opened()
     with pytest.raises(PausedPartitionError):
         lane.poll()
     assert (lane.recovered, broker.written) == ([], [])
-    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.RUNNING))
+    broker.facts_now = replace(
+        broker.facts_now, live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.RUNNING)
+    )
     assert lane.poll().ranges == (REST,)
     assert lane.recovered == [FIRST]
 
@@ -174,7 +182,9 @@ def test_rows_of_a_paused_partition_are_recovered_when_it_is_resumed(opened, bro
 def test_a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded(opened, broker, table):
     """A green partition with a pending range would come back as a missing one."""
     table.done = (Span(0, 120),)
-    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    broker.facts_now = replace(
+        broker.facts_now, live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.PAUSED)
+    )
     with pytest.raises(PausedPartitionError):
         opened().poll()
 
@@ -196,12 +206,16 @@ def test_a_record_that_another_run_replaced_is_written_again_before_the_run_ends
     """Else the partition is green while its range is pending, and the next run repeats its side effects."""
     lane = opened(max_poll_records=30)
     lane.commit(lane.poll())
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(origin=Origin(0, "T1"), target=TABLE))
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
+    )
     table.done = (Span(0, 120),)
     lane.commit(lane.poll())
-    assert broker.facts_now.second.outstanding((OWED.span,)) == (FIRST.span,)
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (FIRST.span,)
     assert lane.poll() is None
-    assert broker.facts_now.second.outstanding((OWED.span,)) == (), "a run that ends green has recorded its ranges"
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (), (
+        "a run that ends green has recorded its ranges"
+    )
 
 
 def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
@@ -224,15 +238,17 @@ def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, broker, t
     with pytest.raises(RowsMissingError, match="lacks orders:3:70-120") as raised:
         lane.poll()
     lane.__exit__(RowsMissingError, raised.value, None)
-    assert broker.facts_now.second.outstanding((OWED.span,)) == (OWED.span,), "missing rows are not done"
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (OWED.span,), "missing rows are not done"
 
 
 def test_a_record_that_another_run_has_replaced_is_outstanding(opened, broker):
     """Without a witness the second log alone proves that a range is done."""
-    lane = opened(witness=None)
+    lane = opened(ledger=None)
     lane.commit(lane.poll())
     assert lane.poll() is None
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(origin=Origin(0, "T1"), target=TABLE))
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
+    )
     assert lane.outstanding_ranges() == [OWED]
 
 
@@ -264,14 +280,14 @@ def test_exactly_the_offsets_below_the_log_start_are_lost(opened, broker, table)
     lane = opened(on_data_loss="write_off")
     assert lane.poll().ranges == (REST,)
     assert lane.lost == [FIRST]
-    assert broker.facts_now.second.reported == (FIRST.span,)
-    assert table.learned[-1] == {AT: Account(reported=(FIRST.span,))}
+    assert broker.facts_now.catch_up_log.written_off == (FIRST.span,)
+    assert table.learned[-1] == {AT: LedgerEntry(written_off=(FIRST.span,))}
 
 
 def test_a_range_that_is_replayed_is_processed_once(opened, table):
     """Neither log changes by a replay, so the lane itself counts the replayed offsets."""
     table.done = (Span(0, 120),)
-    lane = opened(again=[OWED], max_poll_records=30)
+    lane = opened(reprocess=[OWED], max_poll_records=30)
     batches = [lane.poll()]
     assert batches[0].ranges == (FIRST,)
     lane.commit(batches[0])
@@ -308,7 +324,7 @@ def test_a_deadline_that_passes_in_the_last_poll_is_no_error_of_the_run(opened, 
     batch = lane.poll()
     table.done = (Span(0, 120),)
     lane.commit(batch)
-    record, polls = lane._second.record, []
+    record, polls = lane._catch_up_log.mark_done, []
 
     def passes_at_first(ranges, may_go_on):
         polls.append(ranges)
@@ -316,15 +332,17 @@ def test_a_deadline_that_passes_in_the_last_poll_is_no_error_of_the_run(opened, 
             lane._timer.polled_at_ms -= 60_000
         record(ranges, may_go_on)
 
-    monkeypatch.setattr(lane._second, "record", passes_at_first)
+    monkeypatch.setattr(lane._catch_up_log, "mark_done", passes_at_first)
     assert lane.poll() is None
     assert polls == [[OWED], [OWED]]
 
 
 def test_crash_lag_of_a_paused_partition_ends_the_run_with_an_error(opened, broker):
     """The run would materialize partitions of which nothing was processed."""
-    lane = opened(witness=None)
-    broker.facts_now = replace(broker.facts_now, mark=replace(broker.facts_now.mark, mark=Mark.PAUSED))
+    lane = opened(ledger=None)
+    broker.facts_now = replace(
+        broker.facts_now, live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.PAUSED)
+    )
     with pytest.raises(PausedPartitionError, match="orders:3 of group orders-etl is paused"):
         lane.poll()
 
@@ -344,7 +362,9 @@ def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(ope
 
     The writer of these rows may have died, so its side effects are repeated before the log says that they are done.
     """
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, ""))
+    )
     table.done = (Span(0, 100),)
     lane = opened()
     repeated = []
@@ -364,10 +384,12 @@ def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(
     """What the run knows from the table counts meanwhile."""
     lane = opened()
     batch = lane.poll(30)
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "not ours")))
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "not ours"))
+    )
     lane.commit(batch)
-    assert broker.facts_now.second.outstanding((OWED.span,)) == (REST.span,)
-    assert broker.facts_now.second.target == TABLE
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (REST.span,)
+    assert broker.facts_now.catch_up_log.target == TABLE
     rest = lane.poll()
     assert rest.ranges == (REST,)
     lane.commit(rest)
@@ -377,17 +399,21 @@ def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(
 
 def test_a_newer_versions_log_stops_the_lane(opened, broker):
     """It may have more than the ledger: nothing is written over it."""
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "kl3 done")))
-    with pytest.raises(ForeignCommitError, match="has a commit of a newer version: orders:3, offset 150"):
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "kl3 done"))
+    )
+    with pytest.raises(ExternalCommitError, match="has a commit of a newer version: orders:3, offset 150"):
         opened()
     assert broker.written == []
 
 
 def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
     """The error has the command that removes it; nothing was written."""
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=ExternalCommit("second", 150, "")))
-    with pytest.raises(ForeignCommitError, match=r"--group orders-etl\.catch-up --delete-offsets"):
-        opened(witness=None)
+    broker.facts_now = replace(
+        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, ""))
+    )
+    with pytest.raises(ExternalCommitError, match=r"--group orders-etl\.catch-up --delete-offsets"):
+        opened(ledger=None)
     assert broker.written == []
 
 
@@ -403,7 +429,7 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
 def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, servers, group, seen):
     """KIP-333, childConsumerIsAlive(): without Dagster, as long as it is open."""
     cluster, settings = SimpleNamespace(settings=KafkaSettings(servers)), SimpleNamespace(group_id=group)
-    view = GroupView(cluster, settings, None, RunLink("1badcafe", "script", lambda: RunState.IN_PROGRESS))
+    view = GroupView(cluster, settings, None, RunContext("1badcafe", "script", lambda: RunState.IN_PROGRESS))
     alive = [view.child_consumer_is_alive()]
     lane = opened()
     alive.append(view.child_consumer_is_alive())
@@ -414,9 +440,9 @@ def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, ser
 def test_a_live_lane_that_closes_leaves_the_catch_up_lane_open(opened):
     """KIP-333's close() shuts both down; here a live lane that restarts does not interrupt the other."""
     limits = BrokerLimits(6_000, 1_800_000)
-    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
     lane = opened()
     with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "orders-etl"), timeouts, LINK):
         batch = lane.poll()
     lane.check()
-    assert lane.is_open(batch)
+    assert lane.is_batch_current(batch)

@@ -37,10 +37,10 @@ def away():
 def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
     """Each reader looks for its coordinator all the time: 60 of them took half a processor, for nothing."""
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(clients, "_readers", {})  # none has to go for a new one
+    monkeypatch.setattr(clients, "_cached_readers", {})  # none has to go for a new one
     cluster = admin.Cluster(away)
     for group in range(GROUPS):
-        clients.reader(f"group-{group}", away)
+        clients.commit_reader(f"group-{group}", away)
     most = at_work()
     with pytest.raises(BrokerUnreachableError):
         cluster.commits("group-0", [TopicPartition("orders", 0)])
@@ -49,13 +49,13 @@ def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
 
 def test_no_more_readers_are_kept_than_a_process_can_bear(away, monkeypatch):
     """The longest unused goes first; one that is asked for again is the same."""
-    monkeypatch.setattr(clients, "_OPEN_READERS", 2)
-    monkeypatch.setattr(clients, "_readers", {})
-    first, second = clients.reader("a", away), clients.reader("b", away)
-    assert clients.reader("a", away) is first
-    clients.reader("c", away)
-    assert clients.reader("a", away) is first
-    assert clients.reader("b", away) is not second
-    clients.forget(away)
-    assert clients.reader("a", away) is not first
-    clients.forget()
+    monkeypatch.setattr(clients, "_MAX_OPEN_READERS", 2)
+    monkeypatch.setattr(clients, "_cached_readers", {})
+    first, second = clients.commit_reader("a", away), clients.commit_reader("b", away)
+    assert clients.commit_reader("a", away) is first
+    clients.commit_reader("c", away)
+    assert clients.commit_reader("a", away) is first
+    assert clients.commit_reader("b", away) is not second
+    clients.close_clients(away)
+    assert clients.commit_reader("a", away) is not first
+    clients.close_clients()

@@ -8,13 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
-from kafka_liveness_dagster.core.resume import Owned, Resumed
+from kafka_liveness_dagster.core.partition_state import PartitionState
+from kafka_liveness_dagster.core.resume import OwnedPartition, ResumeDecision
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.live.planner import Found
-from kafka_liveness_dagster.kafka.live.session import Commits
+from kafka_liveness_dagster.kafka.live.planner import ResumeReport
+from kafka_liveness_dagster.kafka.live.session import ConsumerCommits
 
 AT = TopicPartition("orders", 3)
 
@@ -30,30 +35,30 @@ class Lane:
     Attributes:
         first: spans that were committed to the first log.
         second: ranges that were recorded in the second.
-        events: calls of ``worked``.
+        events: calls of ``on_first_commit``.
     """
 
     def __init__(self, *owed, committed=120, position=150):
         self.first, self.second, self.events = [], [], []
         self._committed, self._owed = committed, owed or (Span(70, 100),)
-        self.owned = {AT: Owned(committed, position, self._owed, arrival=1)}
+        self.owned = {AT: OwnedPartition(committed, position, self._owed, assignment_id=1)}
         self.fence = SimpleNamespace(check=lambda: None, check_epoch=lambda _: None, heartbeat=lambda: None)
 
-    def facts(self, _group_id, _partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", self._owed, origin=Origin(0))
-        return {AT: PartitionFacts(self._committed, mark, 0, 200, DoneLog(origin=Origin(0)))}
+    def partition_states(self, _group_id, _partitions):
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", self._owed, origin=GroupOrigin(0))
+        return {AT: PartitionState(self._committed, mark, 0, 200, CatchUpCommitMetadata(origin=GroupOrigin(0)))}
 
-    def with_group(self, commit):
+    def commit_as_member(self, commit):
         return commit(self)
 
     def commit(self, spans, _arrivals, _waiting, _left_out):
         self.first.append(dict(spans))
         return ()
 
-    def record(self, ranges, _may_go_on):
+    def mark_done(self, ranges, _may_go_on):
         self.second += ranges
 
-    def worked(self):
+    def on_first_commit(self):
         self.events.append("worked")
 
 
@@ -72,7 +77,7 @@ def rotation():
 @pytest.fixture
 def found():
     """What the memberships of the consumer found."""
-    return Found()
+    return ResumeReport()
 
 
 @pytest.fixture
@@ -83,8 +88,14 @@ def commits(lane, rotation, found):
 
 def commits_of(lane, rotation=None, found=None):
     """The commits of a consumer with this lane."""
-    return Commits(
-        lane, "orders-etl", lane, rotation or Rotation(), found=found or Found(), second=lambda: lane, link=lane
+    return ConsumerCommits(
+        lane,
+        "orders-etl",
+        lane,
+        rotation or Rotation(),
+        resume_report=found or ResumeReport(),
+        catch_up_log=lambda: lane,
+        run_context=lane,
     )
 
 
@@ -146,8 +157,8 @@ def test_two_pending_ranges_are_counted_apart():
 def test_a_late_commit_of_a_former_membership_counts_from_where_it_began(found, offset, second):
     """Two jumps of one process, 70 to 120 and 120 to 140, are one pending range: 120-130 says nothing of 70-120."""
     lane = Lane(Span(70, 140), committed=140, position=140)
-    for resumed in (Resumed(120, (Span(70, 120),)), Resumed(140, (Span(70, 140),))):
-        found.tell({AT: resumed}, logging.getLogger(__name__))
+    for resumed in (ResumeDecision(120, (Span(70, 120),)), ResumeDecision(140, (Span(70, 140),))):
+        found.add({AT: resumed}, logging.getLogger(__name__))
     commits_of(lane, found=found).commit({AT: offset})
     assert (lane.first, lane.second) == ([], second)
 
@@ -155,8 +166,8 @@ def test_a_late_commit_of_a_former_membership_counts_from_where_it_began(found, 
 def test_a_former_position_inside_of_a_pending_range_is_refused(found):
     """After the second jump 120 is as little a proof as it was before."""
     lane = Lane(Span(70, 140), committed=140, position=140)
-    for resumed in (Resumed(120, (Span(70, 120),)), Resumed(140, (Span(70, 140),))):
-        found.tell({AT: resumed}, logging.getLogger(__name__))
+    for resumed in (ResumeDecision(120, (Span(70, 120),)), ResumeDecision(140, (Span(70, 140),))):
+        found.add({AT: resumed}, logging.getLogger(__name__))
     with pytest.raises(CommitRefusedError, match=r"120 of orders:3 is where the live lane went on"):
         commits_of(lane, found=found).commit({AT: 120})
     assert (lane.first, lane.second) == ([], [])
@@ -171,7 +182,7 @@ def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, o
 
 
 def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(commits, rotation, lane):
-    """Else one partition would come first in every batch. ``worked`` is called at the first commit only."""
+    """Else one partition would come first in every batch. ``on_first_commit`` is called at the first commit only."""
     for _ in range(2):
-        commits.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, last=AT))
+        commits.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, rotation_start=AT))
     assert (rotation.committed, lane.events) == (AT, ["worked"])

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
+from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, GroupTimeouts, derive
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.live import consumer as module
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 
@@ -23,8 +23,8 @@ def consumer(monkeypatch):
     """A consumer that has not joined its group; a batch may take a minute."""
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
-    link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    link = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g"), timeouts, link) as made:
         yield made
 
@@ -34,7 +34,7 @@ def test_an_offset_that_the_live_lane_could_not_pass_ends_the_run(consumer):
     poison = OffsetRange("orders", 3, 70, 71)
     consumer.quarantine(poison)
     consumer.quarantine(OffsetRange("orders", 3, 80, 81))
-    with pytest.raises(PoisonedOffsetError, match="owes too many ranges"):
+    with pytest.raises(SlowRecordError, match="owes too many ranges"):
         consumer.quarantine(poison)
 
 
@@ -48,8 +48,8 @@ def test_what_settling_took_is_not_the_next_batchs(consumer, monkeypatch):
     def plan(_wanted):
         elapsed.append(consumer._timer.elapsed_ms(now_ms()))
 
-    lane = SimpleNamespace(forget_done=forget_done, plan=plan)
-    monkeypatch.setattr(consumer._memberships, "serve", lambda _seconds: lane)
+    lane = SimpleNamespace(prune_pending=forget_done, plan=plan)
+    monkeypatch.setattr(consumer._session, "join_and_poll", lambda _seconds: lane)
     assert consumer.poll(0.0) is None
     assert elapsed[0] < 40_000
 
@@ -60,12 +60,13 @@ def test_what_settling_took_is_not_the_next_batchs(consumer, monkeypatch):
 def test_a_process_timeout_that_was_raised_is_a_warning_in_the_log(monkeypatch, caplog, settings):
     """A budget of 30 s under a session of 45 s: one behavior on both protocols, before anything is joined."""
     cluster = SimpleNamespace(
-        broker_limits=lambda: BrokerLimits(6_000, 1_800_000), group_timeouts=lambda _group: GroupTimeouts(45_000, 5_000)
+        broker_limits=lambda: BrokerLimits(6_000, 1_800_000),
+        consumer_group_config=lambda _group: ConsumerGroupConfig(45_000, 5_000),
     )
     monkeypatch.setattr(kl.KafkaLivenessResource, "cluster", lambda _self: cluster)
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     kafka = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", **settings)
     with caplog.at_level(logging.WARNING), kafka.consumer(topics=["orders"], group_id="g", max_batch_seconds=30) as one:
-        assert one.timeouts.process_ms == 45_000
+        assert one.timeouts.process_timeout_ms == 45_000
     assert caplog.messages == [one.timeouts.warning]
     assert "30 s (argument) to the session timeout, 45 s" in one.timeouts.warning

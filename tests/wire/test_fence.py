@@ -10,18 +10,18 @@ from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.live.planner import Found
-from kafka_liveness_dagster.kafka.live.session import Commits
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.live.planner import ResumeReport
+from kafka_liveness_dagster.kafka.live.session import ConsumerCommits
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
 LAPSED = "planned before the consumer rejoined"
-LINK = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+LINK = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
 
 
 def batch(epoch):
     """A batch that this membership, or a former one, has planned."""
-    return Batch((OffsetRange("orders", 3, 70, 100),), 60.0, epoch=epoch)
+    return Batch((OffsetRange("orders", 3, 70, 100),), 60.0, membership_epoch=epoch)
 
 
 def leave(_reason):
@@ -37,36 +37,44 @@ def watchdog():
 @pytest.fixture
 def fence(watchdog):
     """The fence of a second membership."""
-    made = Fence(watchdog, LAPSED, begun=True)
-    made.cut_off(FenceReason.POLL_TIMEOUT)
+    made = Fence(watchdog, LAPSED, has_started=True)
+    made.start_epoch(FenceReason.POLL_TIMEOUT)
     return made
 
 
 def test_no_batch_is_open_while_the_fence_is_up(fence, watchdog):
     """Spark work of this membership is canceled too: the membership has ended."""
-    assert fence.is_open(batch(1))
+    assert fence.is_batch_current(batch(1))
     watchdog.fence(FenceReason.PARTITIONS_LOST, leave)
-    assert not fence.is_open(batch(1)), "a batch is closed while the fence is up"
+    assert not fence.is_batch_current(batch(1)), "a batch is closed while the fence is up"
 
 
 def test_a_batch_of_a_former_membership_stays_closed(fence):
     """The fence is down since, and other members may have processed the partitions meanwhile."""
-    assert fence.is_open(batch(1))
-    assert not fence.is_open(batch(0))
-    fence.check_open(batch(1))
+    assert fence.is_batch_current(batch(1))
+    assert not fence.is_batch_current(batch(0))
+    fence.check_batch(batch(1))
     with pytest.raises(FencedError, match=LAPSED):
-        fence.check_open(batch(0))
+        fence.check_batch(batch(0))
 
 
 def test_a_batch_is_not_committed_after_the_membership_that_planned_it():
     """The broker would accept the commit: it fences members, and this process has joined a second time."""
     watchdog = Watchdog(PollTimer(60_000, now_ms()), LINK, leave)
-    fence = Fence(watchdog, LAPSED, begun=False)
+    fence = Fence(watchdog, LAPSED, has_started=False)
     for _ in range(2):
-        fence.cut_off(FenceReason.POLL_TIMEOUT)
+        fence.start_epoch(FenceReason.POLL_TIMEOUT)
     committed = []
-    memberships = SimpleNamespace(fence=fence, with_group=lambda commit: committed.append(commit) or ())
-    commits = Commits(None, "orders-etl", memberships, Rotation(), found=Found(), second=pytest.fail, link=LINK)
+    memberships = SimpleNamespace(fence=fence, commit_as_member=lambda commit: committed.append(commit) or ())
+    commits = ConsumerCommits(
+        None,
+        "orders-etl",
+        memberships,
+        Rotation(),
+        resume_report=ResumeReport(),
+        catch_up_log=pytest.fail,
+        run_context=LINK,
+    )
     with pytest.raises(FencedError, match=LAPSED):
         commits.commit(batch(1))
     with pytest.raises(FencedError, match=LAPSED):

@@ -8,11 +8,11 @@ import json
 import pytest
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
-from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
 from kafka_liveness_dagster.spark.decode import protobuf
-from kafka_liveness_dagster.spark.decode.decode import check, type_of
-from kafka_liveness_dagster.spark.decode.protobuf import reader_of
-from kafka_liveness_dagster.spark.decode.protobuf_udf import MessageReader
+from kafka_liveness_dagster.spark.decode.decode import check_avro_size, spark_type_of_json_schema
+from kafka_liveness_dagster.spark.decode.protobuf import protobuf_reader
+from kafka_liveness_dagster.spark.decode.protobuf_udf import ProtobufUdf
 
 DOUBLINGS = 40  # a schema of 3 kB; expanded it has 2 ** 40 fields, which no machine lives to see
 
@@ -53,36 +53,38 @@ def protobuf_schema():
 @pytest.mark.parametrize(
     ("kind", "text", "read"),
     [
-        pytest.param("JSON", json_schema, type_of, id="JSON Schema"),
-        pytest.param("AVRO", avro_schema, check, id="Avro"),
-        pytest.param("PROTOBUF", protobuf_schema, lambda schema: reader_of([schema], schema), id="Protobuf"),
+        pytest.param("JSON", json_schema, spark_type_of_json_schema, id="JSON Schema"),
+        pytest.param("AVRO", avro_schema, check_avro_size, id="Avro"),
+        pytest.param("PROTOBUF", protobuf_schema, lambda schema: protobuf_reader([schema], schema), id="Protobuf"),
     ],
 )
 def test_a_schema_that_doubles_with_each_name_is_refused(kind, text, read):
     """Spark's types have no names: each use of one is written out, and 3 kB would fill the memory."""
     with pytest.raises(SchemaUnusableError, match=r"schema 7 .* 10,000 fields .* nothing was written"):
-        read(Registered(7, kind, text()))
+        read(SchemaWithId(7, kind, text()))
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "read"),
     [
-        pytest.param("JSON", '{"type":"array","items":' * 900 + "{}" + "}" * 900, type_of, id="JSON Schema"),
-        pytest.param("JSON", "[" * 100_000, type_of, id="JSON that Python does not read"),
-        pytest.param("AVRO", '{"type":"array","items":' * 900 + '"int"' + "}" * 900, check, id="Avro"),
+        pytest.param(
+            "JSON", '{"type":"array","items":' * 900 + "{}" + "}" * 900, spark_type_of_json_schema, id="JSON Schema"
+        ),
+        pytest.param("JSON", "[" * 100_000, spark_type_of_json_schema, id="JSON that Python does not read"),
+        pytest.param("AVRO", '{"type":"array","items":' * 900 + '"int"' + "}" * 900, check_avro_size, id="Avro"),
     ],
 )
 def test_a_schema_within_schemas_without_end_is_refused(kind, text, read):
     """Neither Python nor Spark reads it; Python would raise a RecursionError."""
     with pytest.raises(SchemaUnusableError, match=r"schema 7 .* nothing was written"):
-        read(Registered(7, kind, text))
+        read(SchemaWithId(7, kind, text))
 
 
 @pytest.mark.parametrize("text", ['{"type":[{}]}', '{"properties":[1]}', '{"$ref":7}', '{"type":{"a":1}}', "7"])
 def test_what_is_no_json_schema_is_refused_by_name(text):
     """By no TypeError out of the middle of it."""
     with pytest.raises(SchemaUnusableError, match="schema 7 describes no object"):
-        type_of(Registered(7, "JSON", text))
+        spark_type_of_json_schema(SchemaWithId(7, "JSON", text))
 
 
 def test_what_spark_reads_is_not_refused():
@@ -97,9 +99,9 @@ def test_what_spark_reads_is_not_refused():
             {"name": "before", "type": ["null", "Order"]},
         ],
     }  # fmt: skip
-    check(Registered(7, "AVRO", json.dumps(order)))
-    check(Registered(7, "AVRO", '"string"'))
-    check(Registered(7, "AVRO", "what Spark refuses in words of its own"))
+    check_avro_size(SchemaWithId(7, "AVRO", json.dumps(order)))
+    check_avro_size(SchemaWithId(7, "AVRO", '"string"'))
+    check_avro_size(SchemaWithId(7, "AVRO", "what Spark refuses in words of its own"))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ def test_what_spark_reads_is_not_refused():
 )
 def test_a_record_that_names_no_message_is_refused_at_once(index):
     """Its indexes are as deep as messages are in messages; a number without end took 4 s of each task's time."""
-    reader = MessageReader(b"", "shop.Order", {7: {(0,): "shop.Order", (0, 1): "shop.Order.Line"}}, ("struct", []))
+    reader = ProtobufUdf(b"", "shop.Order", {7: {(0,): "shop.Order", (0, 1): "shop.Order.Line"}}, ("struct", []))
     with pytest.raises(ValueError, match=r"a record of schema 7 is no shop\.Order: its message index"):
         reader(b"\0\0\0\0\7" + index + b"\0")
 
@@ -122,4 +124,4 @@ def test_a_protoc_that_does_not_end_is_stopped(monkeypatch):
     """By the name of the schema that it was to compile."""
     monkeypatch.setattr(protobuf, "_PROTOC_SECONDS", 0.0)
     with pytest.raises(SchemaUnusableError, match=r"schema 7 .* protoc did not compile it in 0 s: nothing was written"):
-        protobuf.files_of(Registered(7, "PROTOBUF", 'syntax = "proto3"; message A {}'))
+        protobuf.descriptor_files(SchemaWithId(7, "PROTOBUF", 'syntax = "proto3"; message A {}'))

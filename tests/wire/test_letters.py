@@ -12,12 +12,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.lanes.dead_letters import DeadLetters, remove_processed
+from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, remove_processed
 from kafka_liveness_dagster.spark.errors import SparkFailedError, StorageError, TableSchemaError
 from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import TableWrite
-from kafka_liveness_dagster.spark.transform import Transformed
+from kafka_liveness_dagster.spark.transform import TransformedBatch
 from tests.wire.connect_server import RECORDS, Failure, option
 
 RUN = "0badcafe-1111-4222-8333-444444444444"
@@ -60,11 +60,11 @@ class Lane:
     def __init__(self, order):
         self.order = order
 
-    def check_open(self, _batch):
+    def check_batch(self, _batch):
         """The batch is this process's."""
 
-    def check_room(self, batch):
-        self.order.append(("room", batch.left_out))
+    def require_room(self, batch):
+        self.order.append(("room", batch.skipped))
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def handle(session, rejects):
     rejects.gives(f'table_name: "{LETTERS}"', noting("letters"))
 
     def run(failed=FAILED, *, most=3, transform=lambda batch: batch):
-        frame = Transformed(transform, session, BATCH.ranges, KAFKA)
+        frame = TransformedBatch(transform, session, BATCH.ranges, KAFKA)
         write = TableWrite(session, IcebergTable("lake.shop.orders"), BATCH.ranges, frame, lambda: None, lambda: None)
         in_flight = SimpleNamespace(batch=BATCH, write=write, job=nullcontext())
-        landed = DeadLetters(most, RUN).without_bad_records(in_flight, Lane(order), failed)
+        landed = DeadLetterHandler(most, RUN).write_without_bad_records(in_flight, Lane(order), failed)
         return landed, order
 
     run.order = order
@@ -100,8 +100,8 @@ def test_letters_are_written_before_the_rows_and_the_room_is_checked_before_both
     """A crash between two steps leaves nothing that a commit covers without a letter."""
     landed, order = handle()
     assert order == [("room", (NINTH,)), ("letters",), ("rows",)]
-    assert landed.batch.left_out == (NINTH,)
-    assert "no price in 9" in landed.why[NINTH]
+    assert landed.batch.skipped == (NINTH,)
+    assert "no price in 9" in landed.reasons[NINTH]
 
 
 def test_the_rows_of_the_other_offsets_are_written(handle, rejects):
@@ -117,7 +117,7 @@ def test_as_many_bad_records_as_allowed_become_letters(handle, bad):
     """The limit itself is allowed."""
     bad |= {11, 13}
     landed, _ = handle(most=3)
-    assert [one.start for one in landed.batch.left_out] == [9, 11, 13]
+    assert [one.start for one in landed.batch.skipped] == [9, 11, 13]
 
 
 def test_more_bad_records_than_allowed_end_the_run(handle, bad):
@@ -133,7 +133,7 @@ def test_letters_of_an_earlier_attempt_do_not_count_again(handle, bad, rejects):
     bad |= {11, 13}
     rejects.gives("aggregate", [{"count": 2}])
     landed, _ = handle(most=1)
-    assert len(landed.batch.left_out) == 3
+    assert len(landed.batch.skipped) == 3
 
 
 def test_a_storage_error_blames_no_record(handle):
@@ -159,10 +159,10 @@ def test_a_transform_that_fails_without_records_blames_no_record(handle):
 def test_only_partitions_that_this_process_still_owns_are_reported_as_left_out(handle):
     """The new owner of a partition processes all of the batch's offsets again."""
     landed, _ = handle()
-    [(part, message, _)] = landed.left_out(set())
+    [(part, message, _)] = landed.skipped(set())
     assert part == NINTH
     assert "the record is in lake.shop.orders_dead_letters" in message
-    of_others = list(landed.left_out({TopicPartition("orders", 0)}))
+    of_others = list(landed.skipped({TopicPartition("orders", 0)}))
     assert of_others == [], "offsets of another member were reported"
 
 
@@ -178,10 +178,10 @@ def test_letters_are_not_kept_in_a_table_of_another_kind(session, rejects, bad):
     """They would be added to it as new columns and rows."""
     bad.clear()
     rejects.has_table(LETTERS, RECORDS)
-    letters = DeadLetterTable.beside(session, "lake.shop.orders")
+    letters = DeadLetterTable.of_table(session, "lake.shop.orders")
     may = {"may_go_on": lambda: None, "may_replace": lambda: None}
     with pytest.raises(TableSchemaError, match="is no table of dead letters"):
-        letters.keep(BATCH.ranges, {NINTH: "no price"}, RUN, KAFKA, **may)
+        letters.replace(BATCH.ranges, {NINTH: "no price"}, RUN, KAFKA, **may)
     assert rejects.executed == []
 
 
@@ -190,7 +190,7 @@ def test_letters_are_not_kept_in_a_table_of_another_kind(session, rejects, bad):
 
 def test_a_letter_is_pending_while_its_offset_is_in_a_pending_range(session, rejects):
     """Ranges are half-open: the letter at the end of one is not in it."""
-    DeadLetterTable.beside(session, "lake.shop.orders").owed([OffsetRange("orders", 0, 7, 9)])
+    DeadLetterTable.of_table(session, "lake.shop.orders").pending([OffsetRange("orders", 0, 7, 9)])
     [plan] = rejects.executed_with("JOIN_TYPE_LEFT_SEMI")
     compared = plan.partition("join_condition")[2]
     assert compared.count('function_name: ">="') == 1

@@ -8,29 +8,29 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.batch_planning import Rotation, Wanted
+from kafka_liveness_dagster.core.batch_planning import BatchRequest, Rotation
 from kafka_liveness_dagster.core.commit_metadata import (
-    DoneLog,
+    CatchUpCommitMetadata,
     ExternalCommit,
-    ForeignCommitError,
-    LiveMark,
-    Mark,
-    Origin,
+    ExternalCommitError,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
 )
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionFacts, TopicRecreatedError
-from kafka_liveness_dagster.core.resume import Owned, ResumePolicy
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionState, TopicRecreatedError
+from kafka_liveness_dagster.core.resume import OwnedPartition, ResumePolicy
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.live.planner import Found, LiveLane
+from kafka_liveness_dagster.kafka.live.planner import LivePlanner, ResumeReport
 from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 AT = TopicPartition("orders", 3)
-WANTED = Wanted(500)
+WANTED = BatchRequest(500)
 SKIP = ResumePolicy(on_data_loss="write_off")
 
 
-class Steps:
+class RecordedCalls:
     """Everything that the lane does, in order: the broker, the member, the second log and the table in one.
 
     Attributes:
@@ -42,14 +42,14 @@ class Steps:
         done: the steps.
     """
 
-    target, sure_seconds = "lake.shop.orders", 3_600.0
+    target, membership_certain_seconds = "lake.shop.orders", 3_600.0
     settings = SimpleNamespace(bootstrap_servers="broker-1:9092")
 
     def __init__(self):
         self.bounds, self.topic_id, self.done = (0, 120), "", []
-        self.committed, self.is_ours, self.second = 70, True, DoneLog(120, origin=Origin(0))
-        self.arrived, self.owned, self.in_table = {}, {}, 70
-        self.listening = SimpleNamespace(looked=lambda _ends: None)
+        self.committed, self.is_ours, self.second = 70, True, CatchUpCommitMetadata(120, origin=GroupOrigin(0))
+        self.pending, self.owned, self.in_table = {}, {}, 70
+        self.data_listener = SimpleNamespace(on_caught_up=lambda _ends: None)
 
     def log_bounds(self, partitions):
         return dict.fromkeys(partitions, self.bounds)
@@ -57,36 +57,40 @@ class Steps:
     def topic_ids(self, topics):
         return dict.fromkeys(topics, self.topic_id)
 
-    def facts(self, _group_id, partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", origin=Origin(0, self.topic_id)) if self.is_ours else None
-        one = PartitionFacts(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
+    def partition_states(self, _group_id, partitions):
+        mark = (
+            LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", origin=GroupOrigin(0, self.topic_id))
+            if self.is_ours
+            else None
+        )
+        one = PartitionState(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
         return dict.fromkeys(partitions, one)
 
-    def accounts(self, partitions):
-        return {tp: Account((Span(0, self.in_table),), start=0) for tp in partitions}
+    def entries(self, partitions):
+        return {tp: LedgerEntry((Span(0, self.in_table),), first_offset=0) for tp in partitions}
 
-    def adopt(self, settled):
-        self.done.append(("first log", {tp: one.committed for tp, one in settled.items()}))
-        self.owned.update(settled)
+    def commit_start_positions(self, resumed):
+        self.done.append(("first log", {tp: one.committed for tp, one in resumed.items()}))
+        self.owned.update(resumed)
 
-    def put(self, logs):
+    def write(self, logs):
         [(_, self.second)] = logs.values()
         self.done.append(("second log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs}))
 
-    def tell(self, reported):
-        self.done.append(("reported as lost", reported))
+    def write_off(self, ranges):
+        self.done.append(("reported as lost", ranges))
 
-    def learn(self, accounts):
+    def add_known(self, accounts):
         self.done.append(("table", dict(accounts)))
 
-    def believe(self, accounts):
+    def assume_written(self, accounts):
         """Nothing: the history of this table is complete."""
 
 
 @pytest.fixture
 def steps():
     """The steps of one lane."""
-    return Steps()
+    return RecordedCalls()
 
 
 @pytest.fixture
@@ -95,17 +99,23 @@ def lane(steps):
 
     def make(policy=SKIP, *, has_witness=True, found=None):
         witness = steps if has_witness else None
-        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, witness=witness)
+        settings = LiveSettings(("orders",), "orders-etl", 500, policy=policy, ledger=witness)
         log = logging.getLogger("kafka_liveness_dagster")
-        parts = {"found": found or Found(), "poison": (), "rotation": Rotation(), "second": lambda: steps, "log": log}
-        return LiveLane(steps, steps, settings, **parts)
+        parts = {
+            "report": found or ResumeReport(),
+            "poison": (),
+            "rotation": Rotation(),
+            "catch_up_log": lambda: steps,
+            "log": log,
+        }
+        return LivePlanner(steps, steps, settings, **parts)
 
     return make
 
 
 def test_a_position_behind_the_log_end_ends_the_run(steps, lane):
     """The topic was recreated, on a broker without topic ids: the lane would wait at the old log end."""
-    steps.owned[AT] = Owned(120, 120)
+    steps.owned[AT] = OwnedPartition(120, 120)
     steps.bounds = (0, 30)
     with pytest.raises(TopicRecreatedError, match="orders:3 is committed at 120 but its log ends at 30"):
         lane().plan(WANTED)
@@ -113,7 +123,7 @@ def test_a_position_behind_the_log_end_ends_the_run(steps, lane):
 
 def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
     """Unless the user has chosen to go on without them."""
-    steps.owned[AT] = Owned(70, 70)
+    steps.owned[AT] = OwnedPartition(70, 70)
     steps.bounds = (100, 120)
     with pytest.raises(DataExpiredError, match="30 offsets were deleted before they were processed"):
         lane(ResumePolicy()).plan(WANTED)
@@ -121,13 +131,13 @@ def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
 
 def test_exactly_the_expired_offsets_are_passed_and_reported(steps, lane):
     """By the second log and the table, before any offset behind them is planned."""
-    steps.owned[AT] = Owned(70, 70)
+    steps.owned[AT] = OwnedPartition(70, 70)
     steps.bounds = (100, 120)
     live = lane()
     batch = live.plan(WANTED)
     gone = {AT: (Span(70, 100),)}
-    assert steps.done == [("reported as lost", gone), ("table", {AT: Account(reported=gone[AT])})]
-    assert live._found.lost == [OffsetRange("orders", 3, 70, 100)]
+    assert steps.done == [("reported as lost", gone), ("table", {AT: LedgerEntry(written_off=gone[AT])})]
+    assert live._report.lost == [OffsetRange("orders", 3, 70, 100)]
     assert batch.ranges == (OffsetRange("orders", 3, 100, 120),)
     assert (steps.owned[AT].committed, steps.owned[AT].position) == (100, 120), (
         "the next commit begins at the log start"
@@ -136,7 +146,7 @@ def test_exactly_the_expired_offsets_are_passed_and_reported(steps, lane):
 
 def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
     """The batch 70-90 may be in the table already: only its commit decides about these offsets."""
-    steps.owned[AT] = Owned(70, 90)
+    steps.owned[AT] = OwnedPartition(70, 90)
     steps.bounds = (100, 120)
     with pytest.raises(DataExpiredError):
         lane().plan(WANTED)
@@ -145,8 +155,8 @@ def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
 
 def test_the_second_log_is_written_before_the_first(steps, lane):
     """A former life of the group had 70-120 done: a crash between the two writes would lose these offsets."""
-    steps.arrived[AT] = 1
-    lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
+    steps.pending[AT] = 1
+    lane(ResumePolicy(enable_parallel_rebalance=True)).resume_assigned()
     assert [what for what, _ in steps.done][:2] == ["second log", "first log"], "the second log comes first"
     assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
 
@@ -158,41 +168,41 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
 )
 def test_recovered_rows_get_their_side_effects_before_they_are_committed(steps, lane, log_start, policy, repeated):
     """A crash in between repeats them. A rebalance that holds up the commit does not, in the same process."""
-    steps.arrived[AT], steps.in_table, steps.bounds, steps.second = 1, 100, (log_start, 120), DoneLog(70)
-    adopt, steps.adopt = steps.adopt, lambda _settled: None
+    steps.pending[AT], steps.in_table, steps.bounds, steps.second = 1, 100, (log_start, 120), CatchUpCommitMetadata(70)
+    adopt, steps.commit_start_positions = steps.commit_start_positions, lambda _settled: None
     told = []
-    found = Found(on_recovered=lambda *ranges: told.append([str(r) for part in ranges for r in part]))
+    found = ResumeReport(on_recovered=lambda *ranges: told.append([str(r) for part in ranges for r in part]))
     live = lane(replace(policy, enable_parallel_rebalance=True), found=found)
-    live.settle()
-    steps.adopt = adopt
-    live.settle()
+    live.resume_assigned()
+    steps.commit_start_positions = adopt
+    live.resume_assigned()
     assert told == [repeated]
     assert found.recovered == [OffsetRange("orders", 3, 70, 100)]
-    assert steps.owned[AT].owed == (Span(100, 120),)
+    assert steps.owned[AT].pending == (Span(100, 120),)
 
 
 def test_recovered_rows_are_not_committed_without_their_side_effects(steps, lane):
     """The next run recovers them."""
-    steps.arrived[AT], steps.in_table, steps.second = 1, 100, DoneLog(70)
-    found = Found(on_recovered=lambda *_: 1 / 0)
+    steps.pending[AT], steps.in_table, steps.second = 1, 100, CatchUpCommitMetadata(70)
+    found = ResumeReport(on_recovered=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        lane(ResumePolicy(enable_parallel_rebalance=True), found=found).settle()
+        lane(ResumePolicy(enable_parallel_rebalance=True), found=found).resume_assigned()
     assert (steps.done, found.recovered) == ([], [])
 
 
 def test_crash_lag_outlasts_a_commit_of_another_client(steps, lane):
     """Such a commit replaces the mark with the owed ranges; the consumer keeps them in memory."""
     live = lane(ResumePolicy(enable_parallel_rebalance=True), has_witness=False)
-    steps.arrived[AT] = 1
-    live.settle()
+    steps.pending[AT] = 1
+    live.resume_assigned()
     steps.committed, steps.is_ours = 120, False
-    live.settle()
-    assert steps.owned[AT].owed == (Span(70, 120),), "crash lag lasts"
+    live.resume_assigned()
+    assert steps.owned[AT].pending == (Span(70, 120),), "crash lag lasts"
 
 
 def test_a_recreated_topic_is_known_before_anything_is_planned_of_it(steps, lane):
     """The new topic may have more records than the old one."""
-    steps.owned[AT] = Owned(70, 70)
+    steps.owned[AT] = OwnedPartition(70, 70)
     live = lane()
     steps.topic_id = "T1"
     assert live.plan(WANTED).ranges == (OffsetRange("orders", 3, 70, 120),)
@@ -209,16 +219,16 @@ def test_a_refused_commit_neither_pauses_nor_resumes(steps, lane, paused):
     def refuse(*_):
         raise CommitRefusedError
 
-    steps.owned[AT] = Owned(70, 70, paused=not paused)
+    steps.owned[AT] = OwnedPartition(70, 70, is_paused=not paused)
     steps.commit = refuse
     with pytest.raises(CommitRefusedError):
-        lane().hold(AT, paused=paused)
-    assert steps.owned[AT].paused is not paused, "a refused commit changes nothing"
+        lane().set_paused(AT, paused=paused)
+    assert steps.owned[AT].is_paused is not paused, "a refused commit changes nothing"
 
 
 def planned(steps, lane):
     """A lane that owns a partition, and a batch of it."""
-    steps.owned[AT] = Owned(70, 70, arrival=1)
+    steps.owned[AT] = OwnedPartition(70, 70, assignment_id=1)
     live = lane()
     return live, live.plan(WANTED)
 
@@ -226,8 +236,8 @@ def planned(steps, lane):
 def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lane):
     """The batch was planned a moment ago, but the member no longer owns all of it."""
     live, batch = planned(steps, lane)
-    steps.still_owns = lambda _: False
-    steps.confirm = lambda *_: (AT,)
+    steps.owns = lambda _: False
+    steps.verify_ownership = lambda *_: (AT,)
     with pytest.raises(FencedError, match=r"handed over to another member \(orders:3, before the batch was written\)"):
         live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 70, "owned partitions are replanned"
@@ -236,24 +246,24 @@ def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lan
 def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane):
     """Within half a session the group gives its partitions to no other member."""
     live, batch = planned(steps, lane)
-    steps.still_owns, steps.confirm = lambda _: True, pytest.fail
+    steps.owns, steps.verify_ownership = lambda _: True, pytest.fail
     live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 120
 
 
 # --- text of other clients ------------------------------------------------------------------------------------------
 
-EXTERNAL = DoneLog(external=ExternalCommit("second", 10**6, ""))
+EXTERNAL = CatchUpCommitMetadata(external=ExternalCommit("second", 10**6, ""))
 
 
 def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
     """From the table, before the first log; a warning names group, log, partition and text."""
-    steps.arrived[AT], steps.second = 1, EXTERNAL
-    lane(ResumePolicy(enable_parallel_rebalance=True)).settle()
+    steps.pending[AT], steps.second = 1, EXTERNAL
+    lane(ResumePolicy(enable_parallel_rebalance=True)).resume_assigned()
     assert [step for step, _ in steps.done[:2]] == ["second log", "first log"]
-    assert (steps.second.target, steps.second.origin, steps.owned[AT].owed) == (
+    assert (steps.second.target, steps.second.origin, steps.owned[AT].pending) == (
         "lake.shop.orders",
-        Origin(0),
+        GroupOrigin(0),
         (Span(70, 120),),
     )
     assert steps.second.outstanding((Span(70, 120),)) == (Span(70, 120),)
@@ -267,10 +277,10 @@ def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
 def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkeypatch):
     """At the next time that done ranges are dropped from the first log."""
     live = lane()
-    steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
+    steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
     steps.second = EXTERNAL
-    monkeypatch.setattr(live, "_forgot_at", float("-inf"))
-    live.forget_done()
+    monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+    live.prune_pending()
     assert [step for step, _ in steps.done] == ["table", "second log"]
     assert steps.second.target == "lake.shop.orders"
 
@@ -278,10 +288,10 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "live"])
 def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(steps, lane, monkeypatch, arrives):
     """The run may have died before it recorded them, and the rebuilt log says that they are done."""
-    mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(70, 120),), origin=Origin(0))
-    facts = PartitionFacts(120, mark, *steps.bounds, EXTERNAL)
-    monkeypatch.setattr(steps, "facts", lambda _group, partitions: dict.fromkeys(partitions, facts))
-    found, steps.in_table = Found(), 100
+    mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 120),), origin=GroupOrigin(0))
+    facts = PartitionState(120, mark, *steps.bounds, EXTERNAL)
+    monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    found, steps.in_table = ResumeReport(), 100
 
     def repeat(ranges, _deleted):
         steps.done.append(("side effects", ranges))
@@ -289,12 +299,12 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
     found.on_recovered = repeat
     live = lane(found=found)
     if arrives:
-        steps.arrived[AT] = 1
-        live.settle()
+        steps.pending[AT] = 1
+        live.resume_assigned()
     else:
-        steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
-        monkeypatch.setattr(live, "_forgot_at", float("-inf"))
-        live.forget_done()
+        steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
+        monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+        live.prune_pending()
     steps_of_it = [one for one in steps.done if one[0] != "table"][:2]
     in_order = ["side effects", "second log"]
     assert [step for step, _ in steps_of_it] == in_order, "side effects come before the rebuilt log"
@@ -304,18 +314,18 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
 def test_what_was_forgiven_is_learned_while_the_second_log_says_so(steps, lane, monkeypatch):
     """An external commit may replace the only record of it."""
     live = lane()
-    steps.owned[AT] = Owned(120, 120, (Span(70, 120),), origin=Origin(0))
-    steps.second = DoneLog(120, reported=(Span(70, 120),), origin=Origin(0))
-    monkeypatch.setattr(live, "_forgot_at", float("-inf"))
-    live.forget_done()
-    assert steps.done == [("table", {AT: Account(reported=(Span(70, 120),))})]
+    steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
+    steps.second = CatchUpCommitMetadata(120, written_off=(Span(70, 120),), origin=GroupOrigin(0))
+    monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+    live.prune_pending()
+    assert steps.done == [("table", {AT: LedgerEntry(written_off=(Span(70, 120),))})]
 
 
 def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):
     """The error has the command that removes it; nothing was written."""
-    steps.arrived[AT], steps.second = 1, EXTERNAL
-    with pytest.raises(ForeignCommitError, match="orders:3, offset 1000000, metadata ''") as caught:
-        lane(has_witness=False).settle()
+    steps.pending[AT], steps.second = 1, EXTERNAL
+    with pytest.raises(ExternalCommitError, match="orders:3, offset 1000000, metadata ''") as caught:
+        lane(has_witness=False).resume_assigned()
     command = "kafka-consumer-groups --bootstrap-server broker-1:9092 --topic orders:3 --group orders-etl.catch-up "
     assert command + "--delete-offsets" in str(caught.value)
     assert steps.done == []
@@ -323,12 +333,12 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):
 
 def test_pending_offsets_that_cannot_be_are_ignored(steps, lane, caplog, monkeypatch):
     """With a warning; the lane reads them anyway."""
-    mark = LiveMark(Mark.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=Origin(0))
-    facts = PartitionFacts(70, mark, *steps.bounds, DoneLog(origin=Origin(0)))
-    monkeypatch.setattr(steps, "facts", lambda _group, partitions: dict.fromkeys(partitions, facts))
-    steps.arrived[AT] = 1
-    lane().settle()
-    assert steps.owned[AT].owed == ()
+    mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=GroupOrigin(0))
+    facts = PartitionState(70, mark, *steps.bounds, CatchUpCommitMetadata(origin=GroupOrigin(0)))
+    monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    steps.pending[AT] = 1
+    lane().resume_assigned()
+    assert steps.owned[AT].pending == ()
     assert (
         "at or above its committed offset, which the live lane reads: orders:3:1000-9223372036854775807" in caplog.text
     )

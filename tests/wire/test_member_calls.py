@@ -10,15 +10,15 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.fencing import FenceReason, RunState
-from kafka_liveness_dagster.core.member_state import CALLS, Commit, Leave, Serve, State
+from kafka_liveness_dagster.core.member_state import ALLOWED_ACTIONS, CommitAction, LeaveAction, PollAction, State
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
+from kafka_liveness_dagster.core.resume import OwnedPartition
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.live import assignment as kafka_assignment
 from kafka_liveness_dagster.kafka.live import member as of_member
 from kafka_liveness_dagster.kafka.live.member import Member
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 KEPT, GOES = (TopicPartition("orders", p) for p in range(2))
@@ -40,20 +40,20 @@ class Client:
         self.callbacks = callbacks
 
     def poll(self, _seconds):
-        self.asked.append(Serve.POLL)
+        self.asked.append(PollAction.POLL)
         while self.to_call_back:
             name, partitions = self.to_call_back.pop(0)
             self.callbacks[name](self, kafkas(partitions))
 
     def commit(self, offsets, asynchronous):
         here = threading.current_thread() is threading.main_thread()
-        self.asked.append(Commit.IN_THE_CALLBACK if here else Commit.IN_TIME)
+        self.asked.append(CommitAction.IN_CALLBACK if here else CommitAction.NORMAL)
         if self.refuses is not None:
             raise KafkaException(KafkaError(self.refuses))
         return offsets
 
     def close(self):
-        self.asked.append(Leave.AT_ONCE)
+        self.asked.append(LeaveAction.NOW)
 
     def unsubscribe(self):
         self.poll = lambda _seconds: None
@@ -71,10 +71,10 @@ class Client:
 def made(monkeypatch):
     """A member and its client."""
     client = Client()
-    monkeypatch.setattr(of_member, "made", lambda *_: client)
+    monkeypatch.setattr(of_member, "create_client", lambda *_: client)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
-    run = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    run = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     return Member(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g", 20), timeouts, run), client
 
 
@@ -94,7 +94,7 @@ def be_refused(member, client):
 def in_a_callback(member, client, then):
     """Do this while partitions are about to go."""
     client.to_call_back.append(("on_revoke", [GOES]))
-    member.serve(0, lambda _may_wait: then())
+    member.poll(0, lambda _may_wait: then())
 
 
 def bring(member, client, state, probe):
@@ -102,15 +102,16 @@ def bring(member, client, state, probe):
     seen = []
 
     def look():
-        assert member._standing.state is state
+        assert member._state.state is state
         del client.asked[:]
         probe()
         seen.append(list(client.asked))
 
     if state is not State.JOINING:
         client.to_call_back.append(("on_assign", [KEPT, GOES]))
-        member.serve(0)
-        member.adopt({tp: Owned(70, 70, arrival=number) for tp, number in member.arrived.items()})
+        member.poll(0)
+        arrived = member.pending.items()
+        member.commit_start_positions({tp: OwnedPartition(70, 70, assignment_id=number) for tp, number in arrived})
     ways = {
         State.JOINING: look,
         State.ASSIGNED: look,
@@ -128,8 +129,8 @@ def bring(member, client, state, probe):
 def test_serve_polls_waits_or_does_nothing(made, state):
     """Who waits was called back by a poll, and may not begin another one."""
     member, client = made
-    asked = bring(member, client, state, lambda: member.serve(0))
-    assert asked == ([Serve.POLL] if CALLS[state].serve is Serve.POLL else [])
+    asked = bring(member, client, state, lambda: member.poll(0))
+    assert asked == ([PollAction.POLL] if ALLOWED_ACTIONS[state].poll is PollAction.POLL else [])
 
 
 @STATES
@@ -138,9 +139,9 @@ def test_commit_asks_the_broker_by_the_right_thread_or_not_at_all(made, state):
     member, client = made
     handed_over = []
     asked = bring(member, client, state, lambda: handed_over.extend(commit(member)))
-    does = CALLS[state].commit
-    assert asked == ([] if does is Commit.NOTHING else [does])
-    assert handed_over == ([KEPT] if does is Commit.NOTHING else [])
+    does = ALLOWED_ACTIONS[state].commit
+    assert asked == ([] if does is CommitAction.NOTHING else [does])
+    assert handed_over == ([KEPT] if does is CommitAction.NOTHING else [])
 
 
 @STATES
@@ -148,9 +149,9 @@ def test_leave_closes_at_once_or_when_the_poll_ends_and_once(made, state):
     """Never inside of a callback; and who has left does not leave again."""
     member, client = made
     asked = bring(member, client, state, lambda: member.leave(release=False))
-    assert asked == ([Leave.AT_ONCE] if CALLS[state].leave is Leave.AT_ONCE else [])
-    assert client.asked.count(Leave.AT_ONCE) == (CALLS[state].leave is not Leave.NOTHING)
-    assert (member._standing.state, member.owned, member.arrived) == (State.LEFT, {}, {})
+    assert asked == ([LeaveAction.NOW] if ALLOWED_ACTIONS[state].leave is LeaveAction.NOW else [])
+    assert client.asked.count(LeaveAction.NOW) == (ALLOWED_ACTIONS[state].leave is not LeaveAction.NOTHING)
+    assert (member._state.state, member.owned, member.pending) == (State.LEFT, {}, {})
 
 
 @pytest.mark.parametrize("release", [True, False], ids=["released", "as after a crash"])
@@ -159,16 +160,16 @@ def test_a_leave_that_was_put_off_releases_as_it_was_asked_to(made, release):
     member, client = made
     asked = bring(member, client, State.REVOKING, lambda: member.leave(release=release))
     assert asked == []
-    assert client.asked == [Commit.IN_THE_CALLBACK, *([Commit.IN_TIME] if release else []), Leave.AT_ONCE]
+    assert client.asked == [CommitAction.IN_CALLBACK, *([CommitAction.NORMAL] if release else []), LeaveAction.NOW]
 
 
 @pytest.mark.parametrize("state", [State.FENCED, State.LOSING], ids=lambda state: state.name.lower())
 def test_who_is_refused_knows_why_it_is_out(made, state):
     """In the middle of a callback too; outside of it nothing is lost by that: the watchdog has it leave."""
     member, client = made
-    assert member.ended is None
+    assert member.fenced_by is None
     bring(member, client, state, lambda: None)
-    assert (member.ended, member._standing.state) == (FenceReason.PARTITIONS_LOST, State.FENCED)
+    assert (member.fenced_by, member._state.state) == (FenceReason.PARTITIONS_LOST, State.FENCED)
 
 
 def test_a_rebalance_is_as_old_as_the_last_poll_that_found_nothing(made, monkeypatch):
@@ -185,7 +186,7 @@ def test_a_rebalance_is_as_old_as_the_last_poll_that_found_nothing(made, monkeyp
 
     def polls(*called_back):
         client.to_call_back += called_back
-        member.serve(0, waits)
+        member.poll(0, waits)
 
     polls()
     polls(("on_assign", [KEPT, GOES]))

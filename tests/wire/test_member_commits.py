@@ -9,15 +9,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.fencing import FenceReason, RunState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
+from kafka_liveness_dagster.core.resume import OwnedPartition
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, KafkaRefusedError
 from kafka_liveness_dagster.kafka.live import member as of_member
 from kafka_liveness_dagster.kafka.live.member import Member
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
 KEPT, GOES = (TopicPartition("orders", p) for p in range(2))
@@ -52,7 +52,7 @@ class Client:
     def commit(self, offsets, asynchronous):
         assert not asynchronous
         self.requested.append(
-            {TopicPartition(o.topic, o.partition): (o.offset, LiveMark.decode(o.metadata)) for o in offsets}
+            {TopicPartition(o.topic, o.partition): (o.offset, LiveCommitMetadata.decode(o.metadata)) for o in offsets}
         )
         if self.refusals:
             raise KafkaException(KafkaError(self.refusals.popleft()))
@@ -89,15 +89,17 @@ def client():
 @pytest.fixture
 def member(monkeypatch, client):
     """A member that owns two partitions, both committed at 70."""
-    monkeypatch.setattr(of_member, "made", lambda *_: client)
+    monkeypatch.setattr(of_member, "create_client", lambda *_: client)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive(Budget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
-    run = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    run = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     made = Member(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g", 20), timeouts, run)
     client.to_call_back.append(("on_assign", [KEPT, GOES]))
-    made.serve(0)
-    assert made.arrived == ARRIVALS
-    made.adopt({tp: Owned(70, 70, arrival=number) for tp, number in made.arrived.items()})
+    made.poll(0)
+    assert made.pending == ARRIVALS
+    made.commit_start_positions(
+        {tp: OwnedPartition(70, 70, assignment_id=number) for tp, number in made.pending.items()}
+    )
     client.accepted.clear()
     return made
 
@@ -118,7 +120,7 @@ def test_a_commit_after_a_rebalance_leaves_out_partitions_that_were_handed_over(
     client.to_call_back.append(("on_revoke", [GOES]))
     handed_over = member.commit({KEPT: Span(70, 80), GOES: Span(70, 90)}, ARRIVALS)
     released, last = client.accepted
-    assert released[GOES][1].mark is Mark.RELEASED
+    assert released[GOES][1].owner_state is OwnerState.RELEASED
     assert offsets(last) == {KEPT: 80}, "only owned partitions may be committed"
     assert handed_over == (GOES,)
 
@@ -129,7 +131,7 @@ def test_a_partition_that_went_and_came_back_is_not_committed_by_its_former_owne
     client.to_call_back += [("on_revoke", [GOES]), ("on_assign", [GOES])]
     assert member.commit({KEPT: Span(70, 80), GOES: Span(70, 90)}, ARRIVALS) == (GOES,)
     assert offsets(client.accepted[-1]) == {KEPT: 80}
-    assert member.arrived == {GOES: 3}
+    assert member.pending == {GOES: 3}
 
 
 @pytest.mark.parametrize("span", [Span(80, 90), Span(60, 70)], ids=["behind a gap", "committed already"])
@@ -154,10 +156,10 @@ def test_after_a_refused_commit_planning_goes_back_to_the_commit(member, client)
 def test_offsets_that_a_commit_leaves_out_are_crash_lag_from_that_commit_on(member, client):
     """The next commit carries them too."""
     left_out = {KEPT: (Span(75, 76),)}
-    member.commit({KEPT: Span(70, 80)}, ARRIVALS, left_out=lambda tp: left_out.get(tp, ()))
-    assert client.accepted[-1][KEPT] == (80, LiveMark(Mark.RUNNING, "0badcafe", (Span(75, 76),)))
+    member.commit({KEPT: Span(70, 80)}, ARRIVALS, skipped=lambda tp: left_out.get(tp, ()))
+    assert client.accepted[-1][KEPT] == (80, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)))
     member.commit({KEPT: Span(80, 85)}, ARRIVALS)
-    assert client.accepted[-1][KEPT] == (85, LiveMark(Mark.RUNNING, "0badcafe", (Span(75, 76),)))
+    assert client.accepted[-1][KEPT] == (85, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)))
 
 
 def test_an_error_of_a_single_partition_refuses_the_commit(member, client):
@@ -172,8 +174,8 @@ def test_marks_of_a_release_are_repeated_while_a_rebalance_holds_them_up(member,
     """Without them the next owner would take an orderly end for a crash."""
     client.refusals.append(KafkaError.REBALANCE_IN_PROGRESS)
     member.leave(release=True)
-    marks = {tp: mark.mark for committed in client.accepted for tp, (_, mark) in committed.items()}
-    assert marks == {KEPT: Mark.RELEASED, GOES: Mark.RELEASED}, "released partitions are marked"
+    marks = {tp: mark.owner_state for committed in client.accepted for tp, (_, mark) in committed.items()}
+    assert marks == {KEPT: OwnerState.RELEASED, GOES: OwnerState.RELEASED}, "released partitions are marked"
 
 
 def test_a_member_does_not_fetch_its_partitions(member, client):
@@ -185,15 +187,15 @@ def test_a_member_does_not_fetch_its_partitions(member, client):
 def test_partitions_that_were_lost_are_neither_owned_nor_marked(member, client):
     """Other members own them by then: a commit, even of a mark, would overwrite theirs."""
     client.to_call_back.append(("on_lost", [GOES]))
-    member.serve(0)
+    member.poll(0)
     assert member.owned.keys() == {KEPT}, "lost partitions are not owned"
     assert client.accepted == [], "lost partitions are not marked"
-    assert member.ended is FenceReason.PARTITIONS_LOST
+    assert member.fenced_by is FenceReason.PARTITIONS_LOST
 
 
 def test_revoked_partitions_are_given_up_after_an_error_too(member, client):
     """The group gives them to other members as soon as the callback has returned."""
     client.to_call_back.append(("on_revoke", [GOES]))
     with pytest.raises(ZeroDivisionError):
-        member.serve(0, lambda _may_wait: 1 / 0)
+        member.poll(0, lambda _may_wait: 1 / 0)
     assert member.owned.keys() == {KEPT}, "revoked partitions are not owned"

@@ -9,8 +9,8 @@ import pytest
 
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.live.session import Memberships
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.live.session import GroupSession
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 
 TIMEOUT_SECONDS = 20.0
 
@@ -25,7 +25,7 @@ class Lane:
     def __init__(self, steps):
         self.steps, self.held, self.entered = steps, threading.Event(), threading.Event()
         self.held.set()
-        self.member = SimpleNamespace(joined=True, ended=None, owned={}, serve=lambda *_: None, leave=self.end)
+        self.member = SimpleNamespace(is_joined=True, fenced_by=None, owned={}, poll=lambda *_: None, leave=self.end)
 
     def leave(self, reason):
         if not self.held.is_set() and not self.entered.is_set():
@@ -36,7 +36,7 @@ class Lane:
     def end(self, *, release):
         self.steps.append(("closed", release))
 
-    def settle(self):
+    def resume_assigned(self):
         """Nothing has arrived."""
 
 
@@ -60,8 +60,8 @@ def consumer(steps, timer):
         steps.append(("joined", None))
         return Lane(steps)
 
-    link = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
-    made = Memberships(timer, link, join, serves_while_busy=False)
+    link = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
+    made = GroupSession(timer, link, join, answers_while_busy=False)
     yield made
     made.watchdog.stop()
 
@@ -69,20 +69,20 @@ def consumer(steps, timer):
 @pytest.fixture
 def memberships(consumer, steps):
     """The memberships of a consumer that has joined."""
-    consumer.serve()
+    consumer.join_and_poll()
     steps.clear()
     return consumer
 
 
 def test_the_next_membership_begins_when_the_one_before_has_left(memberships, steps):
     """The watchdog's thread has raised the fence and has not left yet: two members would be in the group."""
-    before = memberships.lane
+    before = memberships.planner
     before.held.clear()
     fence = (FenceReason.PARTITIONS_LOST, before.leave)
     watchdogs = threading.Thread(target=memberships.watchdog.fence, args=fence, daemon=True)
     watchdogs.start()
     assert before.entered.wait(TIMEOUT_SECONDS)
-    memberships.serve()
+    memberships.join_and_poll()
     before.held.set()
     watchdogs.join(TIMEOUT_SECONDS)
     assert steps[:2] == [("left", FenceReason.PARTITIONS_LOST), ("joined", None)], "leave comes before join"
@@ -95,7 +95,7 @@ def test_the_next_membership_begins_when_the_one_before_has_left(memberships, st
 )
 def test_a_fence_decides_whether_the_partitions_are_released(memberships, steps, reason, released):
     """An ended run leaves them as a crash does, however the block of the consumer is left."""
-    memberships.watchdog.fence(reason, memberships.lane.leave)
+    memberships.watchdog.fence(reason, memberships.planner.leave)
     memberships.close(release=not released)
     assert steps == [("left", reason), ("closed", released)], "the fence decides"
 
@@ -110,16 +110,16 @@ def test_without_a_fence_the_consumer_decides(memberships, steps, release):
 def test_a_new_membership_has_the_whole_process_timeout(memberships, timer, steps):
     """The time of the slow batch before it does not count."""
     timer.polled_at_ms -= 60_000
-    memberships.serve()
+    memberships.join_and_poll()
     assert ("joined", None) in steps
     assert memberships.watchdog.reason is None, "a new membership begins with its own time"
 
 
 def test_a_run_that_has_ended_does_not_join_again(memberships, steps):
     """Its partitions belong to another run by now."""
-    memberships.watchdog.fence(FenceReason.RUN_ENDED, memberships.lane.leave)
+    memberships.watchdog.fence(FenceReason.RUN_ENDED, memberships.planner.leave)
     with pytest.raises(FencedError, match="no longer in progress"):
-        memberships.serve()
+        memberships.join_and_poll()
     assert steps == [("left", FenceReason.RUN_ENDED)]
 
 
@@ -127,7 +127,7 @@ def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer
     """The member would never be closed."""
     consumer.close(release=True)
     with pytest.raises(FencedError, match="the consumer was closed"):
-        consumer.serve()
+        consumer.join_and_poll()
     assert steps == []
 
 
@@ -135,8 +135,8 @@ def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(member
     """The group gave its partitions to other members while the commit waited."""
 
     def commit(lane):
-        lane.member.ended = FenceReason.PARTITIONS_LOST
+        lane.member.fenced_by = FenceReason.PARTITIONS_LOST
         return ()
 
     with pytest.raises(FencedError, match="took this member for dead"):
-        memberships.with_group(commit)
+        memberships.commit_as_member(commit)

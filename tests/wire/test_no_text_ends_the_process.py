@@ -24,7 +24,7 @@ def joins(**settings):
     """A client that joins, as the first poll makes it; and one that reads what is owed."""
     told = {"topics": ["orders"], "group_id": "etl", **settings}
     with Offline(bootstrap_servers="127.0.0.1:1").consumer(**told) as made:
-        client = Consumer(made._kafka.member(made.settings, "test", made.timeouts))
+        client = Consumer(made._kafka.member_config(made.settings, "test", made.timeouts))
         client.subscribe(list(made.settings.topics))
         client.poll(0)
         client.close()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionFacts
+from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionState
 from kafka_liveness_dagster.kafka import timestamps as module
-from kafka_liveness_dagster.kafka.group_description import Commit
-from kafka_liveness_dagster.kafka.timestamps import processed
+from kafka_liveness_dagster.kafka.group_description import CommittedOffset
+from kafka_liveness_dagster.kafka.timestamps import processed_ranges
 
 AT = TopicPartition("orders", 3)
 
@@ -23,11 +28,15 @@ class Cluster:
         return [AT]
 
     def commits(self, _group_id, _partitions):
-        return {AT: Commit(150, "")}
+        return {AT: CommittedOffset(150, "")}
 
-    def facts(self, _group_id, _partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 100),), origin=Origin(0))
-        return {AT: PartitionFacts(150, mark, self.log_start, 200, DoneLog(0, (), (Span(30, 40),), Origin(0)))}
+    def partition_states(self, _group_id, _partitions):
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
+        return {
+            AT: PartitionState(
+                150, mark, self.log_start, 200, CatchUpCommitMetadata(0, (), (Span(30, 40),), GroupOrigin(0))
+            )
+        }
 
     def log_bounds(self, partitions):
         return dict.fromkeys(partitions, (0, 0))
@@ -42,10 +51,10 @@ def cluster(monkeypatch):
 
 def test_crash_lag_and_unread_offsets_are_not_processed(cluster):
     """A window with them would look complete. Offsets that were written off have no rows to replace."""
-    found = processed(cluster, "orders-etl", ["orders"], 0, 1)
+    found = processed_ranges(cluster, "orders-etl", ["orders"], 0, 1)
     ranges = [OffsetRange("orders", 3, *span) for span in ((20, 30), (40, 70), (100, 150))]
     assert list(found.ranges) == ranges, "only processed offsets"
-    assert (found.owed, found.ahead) == ((OffsetRange("orders", 3, 70, 100),), 30)
+    assert (found.pending, found.unread) == ((OffsetRange("orders", 3, 70, 100),), 30)
 
 
 def test_a_window_is_not_whole_if_its_first_records_may_have_expired(cluster, monkeypatch):
@@ -53,4 +62,4 @@ def test_a_window_is_not_whole_if_its_first_records_may_have_expired(cluster, mo
     monkeypatch.setattr(Cluster, "log_start", 25)
     monkeypatch.setattr(module, "window_bounds", lambda *_: ({AT: 25}, {AT: 180}))
     with pytest.raises(DataExpiredError, match="deleted the first 25 offsets of orders:3"):
-        processed(cluster, "orders-etl", ["orders"], 0, 1)
+        processed_ranges(cluster, "orders-etl", ["orders"], 0, 1)

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.record_reader import Prefetch
-from kafka_liveness_dagster.kafka.record_reader import OvertakenError, RecordReader
+from kafka_liveness_dagster.kafka.record_reader import BatchInterleavedError, RecordReader
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 PARTITIONS, RECORDS = 3, 200
@@ -41,14 +41,14 @@ def read(reader, start, end, bound=None):
     found, most = [], 0
     for record in chain.from_iterable(reader.read(ranges, bound or Prefetch(), lambda: None)):
         found.append((record.offset(), record.partition()))
-        most = max(most, reader.held().records)
+        most = max(most, reader.buffered().records)
     return found, most
 
 
 @pytest.mark.parametrize("by", ["partition", "total"])
 def test_little_room_changes_nothing_but_the_memory(reader, by):
     """With room for 30 records partitions are paused and resumed again and again; none is lost, repeated or late."""
-    found, most = read(reader, 0, RECORDS, Prefetch(max_records=30, by=by))
+    found, most = read(reader, 0, RECORDS, Prefetch(max_records=30, limit_by=by))
     assert found == [(n, partition) for n in range(RECORDS) for partition in range(PARTITIONS)]
     assert most < 90
 
@@ -63,7 +63,7 @@ def test_a_reader_is_no_member(reader, cluster):
     """Its settings name the group, for the broker's permissions; it subscribes to nothing and has nothing to commit."""
     read(reader, 0, 10)
     assert reader._client.memberid() in ("", None)
-    assert cluster.reader("etl", "reads")["enable.auto.commit"] is False
+    assert cluster.reader_config("etl", "reads")["enable.auto.commit"] is False
 
 
 def test_records_of_a_batch_end_when_those_of_another_are_asked_for(reader):
@@ -74,5 +74,5 @@ def test_records_of_a_batch_end_when_those_of_another_are_asked_for(reader):
     begun = next(first)
     assert [record.offset() for record in next(second)]
     assert begun == []
-    with pytest.raises(OvertakenError, match="before these were all read"):
+    with pytest.raises(BatchInterleavedError, match="before these were all read"):
         next(first)

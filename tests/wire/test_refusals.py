@@ -8,10 +8,10 @@ from confluent_kafka import KafkaError
 from kafka_liveness_dagster.kafka.errors import (
     AccessRefusedError,
     BrokerUnreachableError,
-    Heard,
-    is_held_up,
-    is_passing,
-    named,
+    ErrorListener,
+    is_rebalance_in_progress,
+    is_transient,
+    to_package_error,
 )
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
@@ -25,29 +25,29 @@ SILENCE = {
 def test_silence_may_pass(code):
     """No refusal: a look asks again, a commit of a member in rebalance too, and a consumer polls on."""
     error = KafkaError(code)
-    assert isinstance(named(error, "reading", "kafka:9092"), BrokerUnreachableError)
-    assert is_held_up(error)
-    assert is_passing(error)
+    assert isinstance(to_package_error(error, "reading", "kafka:9092"), BrokerUnreachableError)
+    assert is_rebalance_in_progress(error)
+    assert is_transient(error)
 
 
 def test_a_login_that_is_renewed_ends_no_membership():
     """A token that is about to expire makes a session of a second, and the broker refuses another login in it."""
     cut_off = KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure")
-    assert is_passing(cut_off)
-    assert is_held_up(cut_off)
-    assert isinstance(named(cut_off, "committing", "b:9092"), BrokerUnreachableError)
-    heard = Heard(KafkaSettings("b:9092"))
+    assert is_transient(cut_off)
+    assert is_rebalance_in_progress(cut_off)
+    assert isinstance(to_package_error(cut_off, "committing", "b:9092"), BrokerUnreachableError)
+    heard = ErrorListener(KafkaSettings("b:9092"))
     heard(KafkaError(KafkaError._AUTHENTICATION, "handshake failed: Broker: Request not valid in current SASL state"))
     silence = KafkaError(KafkaError._TRANSPORT)
-    assert isinstance(heard.named(silence, "looking"), BrokerUnreachableError)
+    assert isinstance(heard.to_package_error(silence, "looking"), BrokerUnreachableError)
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
-    assert isinstance(heard.named(silence, "looking"), AccessRefusedError)
-    assert isinstance(heard.named(cut_off, "looking"), AccessRefusedError)
+    assert isinstance(heard.to_package_error(silence, "looking"), AccessRefusedError)
+    assert isinstance(heard.to_package_error(cut_off, "looking"), AccessRefusedError)
 
 
 def test_a_refusal_of_long_ago_explains_no_silence(monkeypatch):
     """A token server that was away for a moment is no reason to end a run that waits for a broker an hour later."""
-    heard = Heard(KafkaSettings("b:9092"))
+    heard = ErrorListener(KafkaSettings("b:9092"))
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
-    monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._NEWS_SECONDS", 0.0)
-    assert isinstance(heard.named(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError)
+    monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._RECENT_SECONDS", 0.0)
+    assert isinstance(heard.to_package_error(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError)

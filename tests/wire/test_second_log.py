@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import (
-    DoneLog,
+    CatchUpCommitMetadata,
     ExternalCommit,
-    ForeignCommitError,
-    LiveMark,
-    Mark,
-    Origin,
+    ExternalCommitError,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionFacts
+from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.kafka.catch_up import commit_log
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
-from kafka_liveness_dagster.kafka.group_description import Commit
+from kafka_liveness_dagster.kafka.group_description import CommittedOffset
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 AT = TopicPartition("orders", 3)
@@ -32,23 +32,25 @@ LOST = Span(70, 80)
 class Broker:
     """Both commit logs of one partition; ``late`` writes of another run replace the next ones."""
 
-    silent = False
+    timed_out = False
 
     def __init__(self, late):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 120),), origin=Origin(0))
-        self.facts_now = PartitionFacts(120, mark, 80, 120, DoneLog(origin=Origin(0), target="lake.shop.orders"))
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 120),), origin=GroupOrigin(0))
+        self.facts_now = PartitionState(
+            120, mark, 80, 120, CatchUpCommitMetadata(origin=GroupOrigin(0), target="lake.shop.orders")
+        )
         self.late = late
 
-    def facts(self, _group_id, _partitions):
+    def partition_states(self, _group_id, _partitions):
         """As ``Cluster``."""
         return {AT: self.facts_now}
 
     def commit(self, offsets):
-        """As ``Committing``."""
-        before, (offset, text) = self.facts_now.second, offsets[AT]
-        after = before if self.late else DoneLog.decode(offset, text)
+        """As ``Committer``."""
+        before, (offset, text) = self.facts_now.catch_up_log, offsets[AT]
+        after = before if self.late else CatchUpCommitMetadata.decode(offset, text)
         self.late = max(0, self.late - 1)
-        self.facts_now = replace(self.facts_now, second=after)
+        self.facts_now = replace(self.facts_now, catch_up_log=after)
 
 
 @pytest.fixture
@@ -57,10 +59,10 @@ def opened(monkeypatch):
 
     def make(late=0):
         broker = Broker(late)
-        log = SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
+        log = CatchUpCommitLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
         log.close()
         monkeypatch.setattr(log, "_cluster", broker)
-        monkeypatch.setattr(log, "_committing", broker)
+        monkeypatch.setattr(log, "_committer", broker)
         return log, broker
 
     return make
@@ -72,8 +74,8 @@ def told(opened):
 
     def tell(late):
         log, broker = opened(late)
-        log.tell({AT: (LOST,)})
-        return broker.facts_now.second
+        log.write_off({AT: (LOST,)})
+        return broker.facts_now.catch_up_log
 
     return tell
 
@@ -82,7 +84,7 @@ def told(opened):
 def test_what_was_told_lasts(told, late):
     """Done, and not in silence."""
     second = told(late)
-    assert second.reported == (LOST,)
+    assert second.written_off == (LOST,)
     assert second.outstanding((Span(70, 120),)) == (Span(80, 120),)
 
 
@@ -96,8 +98,8 @@ def test_what_cannot_be_told_is_no_secret(told):
 def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
     """Another run's write may replace it: the range would be processed a second time."""
     log, broker = opened(late)
-    log.record([OffsetRange("orders", 3, 80, 120)])
-    outstanding = broker.facts_now.second.outstanding((Span(70, 120),))
+    log.mark_done([OffsetRange("orders", 3, 80, 120)])
+    outstanding = broker.facts_now.catch_up_log.outstanding((Span(70, 120),))
     assert outstanding == (Span(70, 80),), "the record has to last"
 
 
@@ -105,16 +107,16 @@ def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
 def test_rows_that_were_found_missing_are_recorded(opened, late):
     """What is pending is not done any more; what was committed is missing; what is not committed comes anyway."""
     log, broker = opened(late)
-    log.record([OffsetRange("orders", 3, 80, 120)])
-    log.record_missing([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG)
-    second = broker.facts_now.second
+    log.mark_done([OffsetRange("orders", 3, 80, 120)])
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG)
+    second = broker.facts_now.catch_up_log
     assert second.missing == (Span(60, 70),)
     assert second.outstanding((Span(70, 120),)) == (Span(70, 90), Span(110, 120)), "missing rows are not done"
 
 
 def test_missing_rows_whose_record_does_not_last_are_in_the_log(opened, caplog):
     """The run ends with the error that names them."""
-    opened(99)[0].record_missing([OffsetRange("orders", 3, 60, 70)], LOG)
+    opened(99)[0].mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
     assert "could not be recorded in the second commit log: it lost 5 writes to other runs" in caplog.text
 
 
@@ -125,22 +127,22 @@ def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog
     def refuse(*_):
         raise CommitRefusedError("away")
 
-    monkeypatch.setattr(broker, "facts", refuse)
-    log.record_missing([OffsetRange("orders", 3, 60, 70)], LOG)
+    monkeypatch.setattr(broker, "partition_states", refuse)
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
     assert "The missing rows could not be recorded in the second commit log" in caplog.text
 
 
 def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):
     """The offsets of a group without members expire; a live run that has read them commits them once more."""
     log, broker = opened()
-    seen = DoneLog(70, (Span(80, 90),), origin=Origin(0), target="lake.shop.orders")
-    commits = {AT: Commit(seen.watermark, seen.encode())}
+    seen = CatchUpCommitMetadata(70, (Span(80, 90),), origin=GroupOrigin(0), target="lake.shop.orders")
+    commits = {AT: CommittedOffset(seen.watermark, seen.encode())}
     written = []
     monkeypatch.setattr(broker, "commits", lambda _group, _partitions: dict(commits), raising=False)
     monkeypatch.setattr(broker, "commit", written.append)
-    log.renew([AT])
+    log.recommit([AT])
     commits.clear()
-    log.renew([AT])
+    log.recommit([AT])
     expected = {AT: (seen.watermark, seen.encode())}
     assert written == [expected, expected], "an expired log is renewed"
 
@@ -149,8 +151,8 @@ def test_the_second_log_is_a_group_of_its_own(monkeypatch):
     """In the live group a commit of crash lag would move the live lane."""
     configs = []
     client = SimpleNamespace(close=lambda: None, commit=lambda offsets, asynchronous: offsets)
-    monkeypatch.setattr(commit_log, "made", lambda _kind, config: configs.append(config) or client)
-    SecondLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
+    monkeypatch.setattr(commit_log, "create_client", lambda _kind, config: configs.append(config) or client)
+    CatchUpCommitLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test")
     assert [config["group.id"] for config in configs] == ["orders-etl.catch-up"]
 
 
@@ -159,7 +161,7 @@ def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, si
     """The close would wait for a commit that never returns."""
     log, broker = opened()
     closed = []
-    monkeypatch.setattr(broker, "silent", silent)
+    monkeypatch.setattr(broker, "timed_out", silent)
     monkeypatch.setattr(log, "_client", SimpleNamespace(close=lambda: closed.append(True)))
     log.close()
     assert closed == ([] if silent else [True])
@@ -168,23 +170,23 @@ def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, si
 # --- an external commit ---------------------------------------------------------------------------------------------
 
 KCAT = ExternalCommit("second", 10**6, "")
-OURS = DoneLog(75, (Span(80, 90),), (Span(70, 75),), Origin(0), "lake.shop.orders")
+OURS = CatchUpCommitMetadata(75, (Span(80, 90),), (Span(70, 75),), GroupOrigin(0), "lake.shop.orders")
 
 
 def replaced(log, broker, *, was_read=True):
     """Commit like kcat in the second log, which this process has read and written before, or has not."""
     if was_read:
-        log.put({AT: (OURS, OURS)})
-    broker.facts_now = replace(broker.facts_now, second=DoneLog(external=KCAT))
+        log.write({AT: (OURS, OURS)})
+    broker.facts_now = replace(broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=KCAT))
 
 
 def test_a_record_replaces_an_external_commit(opened):
     """With what was written off; done islands are not among it, the live lane may have them pending again since."""
     log, broker = opened()
     replaced(log, broker)
-    log.record([OffsetRange("orders", 3, 90, 120)])
-    second = broker.facts_now.second
-    assert second == DoneLog(70, (Span(90, 120),), OURS.reported)
+    log.mark_done([OffsetRange("orders", 3, 90, 120)])
+    second = broker.facts_now.catch_up_log
+    assert second == CatchUpCommitMetadata(70, (Span(90, 120),), OURS.written_off)
     assert (second.origin, second.target, second.external) == (OURS.origin, OURS.target, None)
 
 
@@ -192,16 +194,16 @@ def test_a_report_replaces_an_external_commit(opened):
     """Also where the offsets were reported before."""
     log, broker = opened()
     replaced(log, broker)
-    log.tell({AT: OURS.reported})
-    assert broker.facts_now.second.reported == OURS.reported
-    assert broker.facts_now.second.external is None
+    log.write_off({AT: OURS.written_off})
+    assert broker.facts_now.catch_up_log.written_off == OURS.written_off
+    assert broker.facts_now.catch_up_log.external is None
 
 
 @pytest.mark.parametrize(
     "write",
     [
-        lambda log: log.record([OffsetRange("orders", 3, 90, 120)]),
-        lambda log: log.tell({AT: (LOST,)}),
+        lambda log: log.mark_done([OffsetRange("orders", 3, 90, 120)]),
+        lambda log: log.write_off({AT: (LOST,)}),
     ],
 )
 def test_what_was_never_read_is_not_written_over(opened, write):
@@ -209,10 +211,10 @@ def test_what_was_never_read_is_not_written_over(opened, write):
     log, broker = opened()
     replaced(log, broker, was_read=False)
     with pytest.raises(
-        ForeignCommitError, match=r"the second commit log of group orders-etl .* orders:3, offset 1000000"
+        ExternalCommitError, match=r"the second commit log of group orders-etl .* orders:3, offset 1000000"
     ):
         write(log)
-    assert broker.facts_now.second.external == KCAT, "nothing was written"
+    assert broker.facts_now.catch_up_log.external == KCAT, "nothing was written"
 
 
 def test_an_external_commit_is_replaced_when_the_log_is_renewed(opened, monkeypatch):
@@ -220,23 +222,25 @@ def test_an_external_commit_is_replaced_when_the_log_is_renewed(opened, monkeypa
     log, broker = opened()
     replaced(log, broker)
     written = []
-    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(KCAT.offset, KCAT.metadata)}, raising=False)
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False)
     monkeypatch.setattr(broker, "commit", written.append)
-    assert log.renew([AT]) == {AT: KCAT}
+    assert log.recommit([AT]) == {AT: KCAT}
     assert written == [{AT: (OURS.watermark, OURS.encode())}]
 
 
-@pytest.mark.parametrize("write", [lambda log: log.renew([AT]), lambda log: log.move([AT], "lake.sales.orders")])
+@pytest.mark.parametrize(
+    "write", [lambda log: log.recommit([AT]), lambda log: log.change_target([AT], "lake.sales.orders")]
+)
 def test_a_newer_versions_log_is_not_written_over(opened, monkeypatch, write):
     """It may have more than this version has read."""
     log, broker = opened()
-    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(120, "kl3 done")}, raising=False)
-    with pytest.raises(ForeignCommitError, match="newer version"):
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: CommittedOffset(120, "kl3 done")}, raising=False)
+    with pytest.raises(ExternalCommitError, match="newer version"):
         write(log)
 
 
 def test_a_moved_table_is_not_written_over_an_external_commit(opened, monkeypatch):
     """It names no table; the next run of either lane writes its own."""
     log, broker = opened()
-    monkeypatch.setattr(broker, "commits", lambda *_: {AT: Commit(KCAT.offset, KCAT.metadata)}, raising=False)
-    assert log.move([AT], "lake.sales.orders") == {}
+    monkeypatch.setattr(broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False)
+    assert log.change_target([AT], "lake.sales.orders") == {}

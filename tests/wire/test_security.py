@@ -10,7 +10,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.kafka.security import Security
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
-from kafka_liveness_dagster.spark.source import group_id
+from kafka_liveness_dagster.spark.source import source_group_id
 
 LOGIN = {
     "security_protocol": "SASL_SSL",
@@ -145,7 +145,7 @@ def test_both_sides_are_told_the_same(pem):
     }
     more = {"ssl_key_password": "k", "ssl_endpoint_identification_algorithm": "none"}
     security = Security(**{**LOGIN, "sasl_mechanism": "SCRAM-SHA-256"}, **files, **more)
-    assert security.client() == {
+    assert security.client_config() == {
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.username": "etl",
@@ -153,7 +153,7 @@ def test_both_sides_are_told_the_same(pem):
         **{name.replace("_", "."): value for name, value in {**files, **more}.items()},
     }
     login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="etl" password="hunter2";'
-    assert security.spark() == {
+    assert security.spark_options() == {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "SCRAM-SHA-256",
         "kafka.sasl.jaas.config": login,
@@ -165,7 +165,7 @@ def test_both_sides_are_told_the_same(pem):
         "kafka.ssl.key.password": "k",
         "kafka.ssl.endpoint.identification.algorithm": "",
     }
-    assert Security().client() == Security().spark() == {}
+    assert Security().client_config() == Security().spark_options() == {}
 
 
 def test_both_sides_are_told_of_the_token_server(pem):
@@ -178,9 +178,9 @@ def test_both_sides_are_told_of_the_token_server(pem):
     }
     security = Security(**TOKENS, **more)
     settings = {name.replace("_", "."): value for name, value in {**TOKENS, **more}.items()}
-    assert security.client() == {**settings, "sasl.oauthbearer.method": "oidc"}
+    assert security.client_config() == {**settings, "sasl.oauthbearer.method": "oidc"}
     pem_in_java = ca.strip().replace("\n", "\\n")
-    assert security.spark() == {
+    assert security.spark_options() == {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "OAUTHBEARER",
         "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
@@ -193,8 +193,8 @@ def test_both_sides_are_told_of_the_token_server(pem):
         "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example/token",
     }
     plain = Security(**TOKENS)
-    assert plain.client()["https.ca.location"] == "probe", "curl in the wheel knows Red Hat's files alone"
-    assert plain.spark()["kafka.sasl.jaas.config"].endswith('required clientId="etl" clientSecret="hunter2";')
+    assert plain.client_config()["https.ca.location"] == "probe", "curl in the wheel knows Red Hat's files alone"
+    assert plain.spark_options()["kafka.sasl.jaas.config"].endswith('required clientId="etl" clientSecret="hunter2";')
 
 
 @pytest.mark.parametrize(
@@ -318,16 +318,16 @@ def test_the_embedded_broker_is_not_asked_for_what_it_cannot():
 def test_commands_take_librdkafkas_names_from_a_file():
     """``--command-config``: comments and blanks are passed, values may hold ``=``, and extra settings are checked."""
     lines = ["# ours\n", "\n", "security.protocol = SASL_SSL\n", "sasl.mechanism=PLAIN\n", "sasl.username=etl\n"]
-    settings = KafkaSettings.of_properties("b:9092", [*lines, "sasl.password=a=b\n", "client.rack=one"])
+    settings = KafkaSettings.from_properties("b:9092", [*lines, "sasl.password=a=b\n", "client.rack=one"])
     assert settings.security == Security("SASL_SSL", "PLAIN", "etl", "a=b")
     assert settings.extra == {"client.rack": "one"}
     with pytest.raises(InvalidSettingError, match=r"sasl\.jaas\.config is refused"):
-        KafkaSettings.of_properties("b:9092", ["sasl.jaas.config=hunter2"])
+        KafkaSettings.from_properties("b:9092", ["sasl.jaas.config=hunter2"])
     tokens = Security(**TOKENS)
-    lines = [f"{name}={value}" for name, value in tokens.client().items()]
-    assert KafkaSettings.of_properties("b:9092", lines).security == tokens
+    lines = [f"{name}={value}" for name, value in tokens.client_config().items()]
+    assert KafkaSettings.from_properties("b:9092", lines).security == tokens
     with pytest.raises(InvalidSettingError, match=r"sasl\.oauthbearer\.method is refused"):
-        KafkaSettings.of_properties("b:9092", [*lines, "sasl.oauthbearer.method=default"])
+        KafkaSettings.from_properties("b:9092", [*lines, "sasl.oauthbearer.method=default"])
 
 
 def test_clients_are_kept_apart_by_their_login():
@@ -337,4 +337,8 @@ def test_clients_are_kept_apart_by_their_login():
     )
     assert (one, hash(one)) == (same, hash(same))
     assert one != other
-    assert group_id(one.spark()) == group_id(same.spark()) != group_id(other.spark())
+    assert (
+        source_group_id(one.spark_options())
+        == source_group_id(same.spark_options())
+        != source_group_id(other.spark_options())
+    )

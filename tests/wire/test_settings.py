@@ -7,21 +7,21 @@ import time
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import RunState
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, derive
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 from tests.timeouts import seconds
 
 
 def link(run_id="0badcafe"):
     """A run that goes on."""
-    return RunLink(run_id, f"dagster/job/{run_id}/step", lambda: RunState.IN_PROGRESS)
+    return RunContext(run_id, f"dagster/job/{run_id}/step", lambda: RunState.IN_PROGRESS)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_setting_that_breaks_a_promise_is_refused_with_its_remedy(name, value,
 def test_saying_what_is_done_anyway_is_fine(value):
     """Switching auto-commit off is what a careful user writes."""
     settings = KafkaSettings("localhost:9092", {"enable.auto.commit": value})
-    assert settings.committer("g", "c")["enable.auto.commit"] is False
+    assert settings.committer_config("g", "c")["enable.auto.commit"] is False
 
 
 def test_a_misspelt_setting_is_a_named_error():
@@ -64,8 +64,8 @@ def test_a_misspelt_setting_is_a_named_error():
 def test_no_broker_is_a_named_error_within_seconds():
     """A wrong address fails soon and says what to check; librdkafka would try for ever."""
     nowhere = KafkaSettings("127.0.0.1:1")
-    timeouts = derive(
-        Budget(30, "argument"), session_seconds=None, heartbeat_seconds=0.3, limits=BrokerLimits(1_000, 60_000)
+    timeouts = derive_timeouts(
+        RunBudget(30, "argument"), session_seconds=None, heartbeat_seconds=0.3, limits=BrokerLimits(1_000, 60_000)
     )
     started = time.monotonic()
     with (
@@ -102,5 +102,5 @@ def test_a_live_lane_that_cannot_work_is_refused(settings, words):
 )
 def test_every_run_can_read_its_own_mark(run_id):
     """Whatever a run is called, what it commits is read back: otherwise it locks itself out of its group."""
-    mark = LiveMark(Mark.RUNNING, link(run_id).mark)
-    assert LiveMark.decode(mark.encode()) == mark
+    mark = LiveCommitMetadata(OwnerState.RUNNING, link(run_id).short_run_id)
+    assert LiveCommitMetadata.decode(mark.encode()) == mark

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_liveness_dagster.spark.connect import job as jobs
 from kafka_liveness_dagster.spark.connect.job import SparkJob
-from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkSilentError, SparkUnreachableError
+from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkNotRespondingError, SparkUnreachableError
 from tests.wire.connect_server import Failure
 
 SECONDS = 10.0  # a wait this long is in vain
@@ -64,14 +64,14 @@ def test_a_cancel_interrupts_once_where_no_thread_can_be_started(server, session
 
 def test_a_canceled_job_that_gets_no_reply_gives_up_its_connection(server, session, monkeypatch):
     """The run ends: it does not wait for a server that does not end the operation."""
-    monkeypatch.setattr(jobs, "GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(jobs, "ABANDON_SECONDS", 0.2)
     server.falls_silent_at("SELECT 1")
     job = SparkJob(session)
     work = Work(session, job, "SELECT 1")
     assert server.reached.wait(SECONDS)
     job.cancel(timeout_seconds=0.0)
-    assert isinstance(work.ends_with(), SparkSilentError)
-    assert job.is_given_up
+    assert isinstance(work.ends_with(), SparkNotRespondingError)
+    assert job.is_abandoned
 
 
 def test_a_canceled_job_never_looks_like_success(session):

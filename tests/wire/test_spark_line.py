@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.spark.connect import session as sessions
-from kafka_liveness_dagster.spark.connect.connection import Line, line_of
-from kafka_liveness_dagster.spark.connect.session import connect, end
-from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.spark.connect.connection import SparkConnection, connection_of
+from kafka_liveness_dagster.spark.connect.session import close, connect
+from kafka_liveness_dagster.spark.errors import SparkNotRespondingError
 
 SECONDS = 10.0  # a wait this long is in vain
 
@@ -40,7 +40,7 @@ class Query(threading.Thread):
             while frame is not None:
                 names.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
                 frame = frame.f_back
-            if {("connection.py", "_answers"), ("_common.py", "wait")} <= names:
+            if {("connection.py", "_iterate_responses"), ("_common.py", "wait")} <= names:
                 return
             assert time.monotonic() < give_up_at, names
             time.sleep(0.01)
@@ -57,27 +57,27 @@ def test_a_call_that_waits_ends_when_the_connection_is_given_up(server, session)
     server.falls_silent_at("SELECT 1")
     query = Query(session, "SELECT 1")
     query.is_waiting()
-    line_of(session).cut("the batch was too slow")
+    connection_of(session).abort("the batch was too slow")
     error = query.ends_with()
-    assert isinstance(error, SparkSilentError)
+    assert isinstance(error, SparkNotRespondingError)
     assert "the batch was too slow" in str(error)
 
 
 def test_a_connection_that_was_given_up_stays_so(server, session):
     """Each later call raises at once, and nothing is sent."""
-    line_of(session).cut("the batch was too slow")
-    with pytest.raises(SparkSilentError, match="the batch was too slow"):
+    connection_of(session).abort("the batch was too slow")
+    with pytest.raises(SparkNotRespondingError, match="the batch was too slow"):
         session.sql("SELECT 2").collect()
     assert server.executed_with("SELECT 2") == []
 
 
 def test_no_stream_is_opened_on_a_closed_channel():
     """Closing waits for a stream that is being opened: gRPC would end the process with a segmentation fault."""
-    line, order, threads = Line("sc://127.0.0.1:1"), [], []
+    line, order, threads = SparkConnection("sc://127.0.0.1:1"), [], []
     line._channel = SimpleNamespace(close=lambda: order.append("closed"))
 
     def continuation(_details, _request):
-        threads.append(threading.Thread(target=line.cut, args=("the batch was too slow",)))
+        threads.append(threading.Thread(target=line.abort, args=("the batch was too slow",)))
         threads[0].start()
         threads[0].join(0.3)  # it would close the channel
         order.append("opened")
@@ -86,7 +86,7 @@ def test_no_stream_is_opened_on_a_closed_channel():
     line.intercept_unary_stream(continuation, None, None)
     threads[0].join(SECONDS)
     assert order == ["opened", "closed"]
-    with pytest.raises(SparkSilentError):
+    with pytest.raises(SparkNotRespondingError):
         line.intercept_unary_stream(continuation, None, None)
     assert order == ["opened", "closed"]
 
@@ -95,8 +95,8 @@ def test_a_block_has_a_time_limit(server, session):
     """A server that sends no reply is given up when the time is over."""
     server.falls_silent_at("SELECT 3")
     with (
-        pytest.raises(SparkSilentError, match="its numbers were read"),
-        line_of(session).within(0.2, "its numbers were read"),
+        pytest.raises(SparkNotRespondingError, match="its numbers were read"),
+        connection_of(session).abort_after(0.2, "its numbers were read"),
     ):
         query = Query(session, "SELECT 3")
         error = query.ends_with()
@@ -105,12 +105,12 @@ def test_a_block_has_a_time_limit(server, session):
 
 def test_a_block_that_ends_in_time_leaves_the_connection_as_it_is(session):
     """The time limit ends with the block."""
-    with line_of(session).within(2.0, "its numbers were read") as _:
+    with connection_of(session).abort_after(2.0, "its numbers were read") as _:
         pass
     watches = [one for one in threading.enumerate() if one.name == "kafka-liveness-line"]
     for watch in watches:
         watch.join(SECONDS)
-    assert not line_of(session).is_cut, "the connection was given up after the block"
+    assert not connection_of(session).is_aborted, "the connection was given up after the block"
 
 
 def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatch):
@@ -118,6 +118,6 @@ def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatc
     monkeypatch.setattr(sessions, "_END_SECONDS", 0.2)
     session = connect(server.remote)
     server.falls_silent_at("ReleaseSession")
-    end(session)
+    close(session)
     assert server.reached.is_set()
-    assert line_of(session).is_cut, "the connection is still open"
+    assert connection_of(session).is_aborted, "the connection is still open"

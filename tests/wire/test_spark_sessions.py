@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 
 REDACTION = "spark.sql.redaction.string.regex"
 JAAS = "sasl.jaas.config\t\"org.apache.kafka.common.security.plain.PlainLoginModule required password='s3cr3t';\""
@@ -31,7 +31,7 @@ def test_a_session_hides_secrets_in_plans(server, session, plan):
 def test_a_session_adds_to_the_redaction_of_the_server(server):
     """An administrator's pattern goes on to hide what it hid before."""
     server.settings[REDACTION] = "card [0-9]+"
-    end(connect(server.remote))
+    close(connect(server.remote))
     assert shown("card 4711", server) == "***"
     assert "s3cr3t" not in shown(JAAS, server)
 

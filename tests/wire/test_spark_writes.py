@@ -8,9 +8,9 @@ from contextlib import suppress
 import pytest
 from pyspark.sql.types import StructType
 
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark import sink
 from kafka_liveness_dagster.spark.errors import (
     RowsOutsideBatchError,
@@ -18,13 +18,13 @@ from kafka_liveness_dagster.spark.errors import (
     TableSchemaError,
     WriteConflictError,
 )
-from kafka_liveness_dagster.spark.row_guard import OUTSIDE, within
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, ranges_condition
+from kafka_liveness_dagster.spark.source import read_ranges
 from kafka_liveness_dagster.spark.table import write as table_write
 from kafka_liveness_dagster.spark.table.commits import Merge
-from kafka_liveness_dagster.spark.table.ledger import Entry
+from kafka_liveness_dagster.spark.table.ledger import WriteRecord
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import TableWrite, write
+from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
 from tests.wire.connect_server import RECORDS, Failure, option
 
 SECONDS = 20.0  # a wait this long is in vain
@@ -59,7 +59,7 @@ def no_pause(monkeypatch):
 
 def frame_of(session):
     """Make the frame of the batch, as a transform that changes nothing does."""
-    return lambda: read(session, BATCH, KAFKA)
+    return lambda: read_ranges(session, BATCH, KAFKA)
 
 
 # --- what is read ---------------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def frame_of(session):
 
 def test_spark_fails_where_records_of_the_range_are_gone(server, session):
     """A gap would be committed as if it had been read."""
-    read(session, BATCH, KAFKA).collect()
+    read_ranges(session, BATCH, KAFKA).collect()
     [plan] = server.executed
     assert option(plan, "failOnDataLoss") == "true"
 
@@ -75,7 +75,7 @@ def test_spark_fails_where_records_of_the_range_are_gone(server, session):
 def test_settings_of_the_user_change_neither_the_range_nor_what_happens_at_a_gap(server, session):
     """Options of the Kafka resource reach the source, except for those that make a batch exact."""
     theirs = {"failOnDataLoss": "false", "endingOffsets": "latest", "kafka.fetch.max.bytes": "1"}
-    read(session, BATCH, {**KAFKA, **theirs}).collect()
+    read_ranges(session, BATCH, {**KAFKA, **theirs}).collect()
     [plan] = server.executed
     names = ("failOnDataLoss", "startingOffsets", "endingOffsets", "kafka.fetch.max.bytes")
     assert [option(plan, name) for name in names] == ["true", '{"orders": {"0": 7}}', '{"orders": {"0": 12}}', "1"]
@@ -83,7 +83,7 @@ def test_settings_of_the_user_change_neither_the_range_nor_what_happens_at_a_gap
 
 def test_aborted_transactions_are_not_read(server, session):
     """Spark's own default would read them."""
-    read(session, BATCH, KAFKA).collect()
+    read_ranges(session, BATCH, KAFKA).collect()
     [plan] = server.executed
     assert option(plan, "kafka.isolation.level") == "read_committed"
 
@@ -98,38 +98,38 @@ def test_a_write_is_validated_from_the_snapshot_before_the_batch_was_read(server
         server.gives("`refs`", "… snapshotId=8 …")
         return frame_of(session)()
 
-    write(session, table, BATCH, make_frame)
+    write_table(session, table, BATCH, make_frame)
     [plan] = server.executed_with(OVERWRITE)
     assert option(plan, "validate-from-snapshot-id") == "7"
 
 
 def test_a_write_is_serializable(server, session, table):
     """With Iceberg's default two writers of the same offsets would both be accepted."""
-    write(session, table, BATCH, frame_of(session))
+    write_table(session, table, BATCH, frame_of(session))
     [plan] = server.executed_with(OVERWRITE)
     assert option(plan, "isolation-level") == "serializable"
 
 
 def test_a_row_outside_of_the_batch_fails_the_write(server, session, table):
     """Spark evaluates the ranges at each row that is written."""
-    write(session, table, BATCH, frame_of(session))
+    write_table(session, table, BATCH, frame_of(session))
     [plan] = server.executed_with(OVERWRITE)
-    assert f"CASE WHEN {within(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}'" in plan
+    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
 
 
 def test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table(server, session):
     """The first batch creates the table with its rows in it."""
     server.has(f'unparsed_identifier: "{QUOTED}"', MISSING)
-    write(session, TABLE, BATCH, frame_of(session))
+    write_table(session, TABLE, BATCH, frame_of(session))
     [plan] = server.executed_with("mode: MODE_CREATE")
-    assert f"CASE WHEN {within(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}'" in plan
+    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
 
 
 def test_rows_without_the_offset_are_refused(server, session, table):
     """Later batches could not replace them: nothing is written."""
     server.has("'without offset'", StructType([field for field in RECORDS if field.name != "offset"]))
     with pytest.raises(TableSchemaError, match=r"the rows for .* must have offset bigint"):
-        write(session, table, BATCH, lambda: read(session, BATCH, KAFKA).where("'without offset' != ''"))
+        write_table(session, table, BATCH, lambda: read_ranges(session, BATCH, KAFKA).where("'without offset' != ''"))
     assert server.executed_with(OVERWRITE) == []
 
 
@@ -138,7 +138,7 @@ def test_a_namespace_that_a_write_created_goes_with_its_table(server, session):
     server.has(f'unparsed_identifier: "{QUOTED}"', MISSING)
     server.gives("mode: MODE_CREATE", Failure("disk is full", kind="java.io.IOException"))
     with pytest.raises(Exception, match="disk is full"):
-        write(session, TABLE, BATCH, frame_of(session))
+        write_table(session, TABLE, BATCH, frame_of(session))
     assert server.executed_with("CREATE NAMESPACE `lake`.`shop`")
     assert server.executed_with("DROP NAMESPACE IF EXISTS `lake`.`shop`"), "the namespace stays"
 
@@ -155,10 +155,10 @@ def test_a_process_that_is_fenced_after_the_transform_writes_nothing(server, ses
             raise FencedError
 
     writing = TableWrite(session, table, BATCH, frame_of(session), may_go_on, lambda: None)
-    execute = writing.begin()
+    execute = writing.prepare()
     fenced.append(True)
     with pytest.raises(FencedError):
-        writing.finish(execute)
+        writing.execute_with_retries(execute)
     assert server.executed_with(OVERWRITE) == []
 
 
@@ -171,7 +171,7 @@ def test_a_successor_is_noticed_after_the_snapshot_is_known(server, session, tab
         return "… snapshotId=7 …"
 
     server.gives("`refs`", look)
-    write(session, table, BATCH, frame_of(session), may_replace=lambda: known.append("permission"))
+    write_table(session, table, BATCH, frame_of(session), may_replace=lambda: known.append("permission"))
     assert known == ["snapshot", "permission"]
 
 
@@ -189,7 +189,7 @@ def test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write(se
 
     server.gives(OVERWRITE, fail)
     with pytest.raises(FencedError):
-        write(session, table, BATCH, frame_of(session), may_go_on=may_go_on)
+        write_table(session, table, BATCH, frame_of(session), may_go_on=may_go_on)
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_a_refused_batch_is_written_again_from_a_newer_snapshot(server, session,
     """The catalog's cache is refreshed first: it would show the snapshot that was refused."""
     server.gives("`refs`", "… snapshotId=7 …", "… snapshotId=8 …")
     server.gives(OVERWRITE, CONFLICT, [])
-    written = write(session, table, BATCH, frame_of(session))
+    written = write_table(session, table, BATCH, frame_of(session))
     assert written.attempts == 2
     plans = [plan for plan in server.executed if "SHOW TBLPROPERTIES" not in plan]  # what it forbids is read once
     kinds = ["refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in plans]
@@ -210,7 +210,7 @@ def test_a_batch_that_is_refused_each_time_ends_with_a_conflict(server, session,
     """Nothing of the batch is in the table."""
     server.gives(OVERWRITE, CONFLICT)
     with pytest.raises(WriteConflictError, match="refused 3 times"):
-        write(session, table, BATCH, frame_of(session), max_attempts=3)
+        write_table(session, table, BATCH, frame_of(session), max_attempts=3)
     assert len(server.executed_with(OVERWRITE)) == 3
 
 
@@ -220,8 +220,8 @@ def test_a_batch_that_cuts_through_files_replaces_them_whole(server, session, ta
     bounds = ((5, 8), (8, 20), (20, 30), (40, 50))
     names = ("topic", "partition", "lower_bound", "upper_bound")
     server.gives("readable_metrics", [dict(zip(names, ("orders", 0, *one), strict=True)) for one in bounds])
-    written = write(session, table, BATCH, frame_of(session))
-    assert written.rewritten
+    written = write_table(session, table, BATCH, frame_of(session))
+    assert written.rewrote_files
     [_, plan] = server.executed_with(OVERWRITE)
     replaced = plan.partition("overwrite_condition")[2]
     assert "`offset` >= 5 AND `offset` < 31)" in replaced
@@ -232,8 +232,8 @@ def test_a_commit_without_a_reply_is_not_written_again_if_it_landed(server, sess
     server.gives(OVERWRITE, UNANSWERED)
     server.gives("is_current_ancestor", [{"count": 1}])
     server.gives("aggregate", [{"count": 5}])
-    written = write(session, table, BATCH, frame_of(session))
-    assert (written.rows, written.attempts, written.unanswered) == (5, 1, 1)
+    written = write_table(session, table, BATCH, frame_of(session))
+    assert (written.rows, written.attempts, written.unknown_commits) == (5, 1, 1)
     assert len(server.executed_with(OVERWRITE)) == 1
 
 
@@ -241,8 +241,8 @@ def test_a_commit_without_a_reply_is_written_again_if_it_did_not_land(server, se
     """The attempt is not in the table's history."""
     server.gives(OVERWRITE, UNANSWERED, [])
     server.gives("is_current_ancestor", [{"count": 0}])
-    written = write(session, table, BATCH, frame_of(session))
-    assert (written.attempts, written.unanswered) == (2, 1)
+    written = write_table(session, table, BATCH, frame_of(session))
+    assert (written.attempts, written.unknown_commits) == (2, 1)
 
 
 def test_a_last_commit_without_a_reply_is_the_storage_s_error(server, session, table, no_pause):
@@ -250,7 +250,7 @@ def test_a_last_commit_without_a_reply_is_the_storage_s_error(server, session, t
     server.gives(OVERWRITE, UNANSWERED)
     server.gives("is_current_ancestor", [{"count": 0}])
     with pytest.raises(StorageError, match="did not say whether it took the commit"):
-        write(session, table, BATCH, frame_of(session), max_attempts=2)
+        write_table(session, table, BATCH, frame_of(session), max_attempts=2)
 
 
 class Ledger:
@@ -259,22 +259,22 @@ class Ledger:
     def __init__(self):
         self.committed = []
 
-    def entry(self, _session, snapshot_id, ranges):
+    def record_for_write(self, _session, snapshot_id, ranges):
         spans = {one.topic_partition: (one.span,) for one in ranges}
-        return Entry(spans, snapshot_id, {}, {"kafka-liveness.written": str(Account())})
+        return WriteRecord(spans, snapshot_id, {}, {"kafka-liveness.written": str(LedgerEntry())})
 
-    def landed(self, entry):
+    def mark_committed(self, entry):
         self.committed += [OffsetRange(*tp, *span) for tp, spans in entry.spans.items() for span in spans]
 
 
 def test_the_ledger_hears_of_a_batch_when_it_is_committed(server, session, table):
     """And of none that was refused."""
     ledger = Ledger()
-    write(session, table, BATCH, frame_of(session), ledger=ledger)
+    write_table(session, table, BATCH, frame_of(session), ledger=ledger)
     assert ledger.committed == [*BATCH]
     server.gives(OVERWRITE, CONFLICT)
     with suppress(WriteConflictError):
-        write(session, table, BATCH, frame_of(session), ledger=ledger, max_attempts=1)
+        write_table(session, table, BATCH, frame_of(session), ledger=ledger, max_attempts=1)
     assert ledger.committed == [*BATCH]
 
 
@@ -348,7 +348,7 @@ def test_a_merge_that_waited_for_another_one_checks_whether_it_may_write(server,
 def test_appended_batches_do_not_overwrite(server, session, table):
     """With appended snapshots a batch is a MERGE that fails on rows of its own offsets."""
     server.gives("limit", [{"n": 1}])
-    write(session, table, BATCH, frame_of(session), layout=Layout(snapshots="append"))
+    write_table(session, table, BATCH, frame_of(session), layout=TableLayout(snapshots="append"))
     [plan] = server.executed_with(MERGING)
     assert "raise_error('kafka-liveness: the table has rows of the batch')" in plan
     assert server.executed_with(OVERWRITE) == []
@@ -359,20 +359,20 @@ def test_appended_batches_do_not_overwrite(server, session, table):
 
 def test_a_sink_is_given_rows_of_the_batch_alone(server, session):
     """A row outside of the ranges fails the job that computes it."""
-    sink.replace(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
+    sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
     [plan] = server.executed
-    assert f"CASE WHEN {within(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE}'" in plan
+    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
 
 
 def test_a_row_outside_of_the_batch_is_named_by_a_sink_too(server, session):
     """The error names the row, whatever the sink did with the rows."""
-    outside = f"{OUTSIDE}orders:0:12"
+    outside = f"{OUTSIDE_BATCH}orders:0:12"
     failure = Failure(
         outside, "USER_RAISED_EXCEPTION", kind="org.apache.spark.SparkRuntimeException", errorMessage=outside
     )
     server.gives("kafka", failure)
     with pytest.raises(RowsOutsideBatchError, match="a row of orders:0:12, which is not in the batch orders:0:7-12"):
-        sink.replace(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
+        sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
 
 
 # --- bounds ---------------------------------------------------------------------------------------------------------
@@ -382,4 +382,4 @@ def test_a_file_ends_behind_its_last_offset(server, session, table):
     """Iceberg's upper bound is the last offset itself."""
     row = {"topic": "orders", "partition": 0, "lower_bound": 5, "upper_bound": 8}
     server.gives("readable_metrics", [row])
-    assert table.files(session, 7, BATCH) == [OffsetRange("orders", 0, 5, 9)]
+    assert table.file_ranges(session, 7, BATCH) == [OffsetRange("orders", 0, 5, 9)]

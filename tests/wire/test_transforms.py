@@ -6,9 +6,9 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError, UnreadableRecordError
-from kafka_liveness_dagster.spark.transform import Transformed
+from kafka_liveness_dagster.spark.transform import TransformedBatch
 from tests.wire.connect_server import Failure, option
 
 BATCH = (OffsetRange("orders", 0, 7, 12),)
@@ -26,7 +26,7 @@ def of(session):
     """Make the rows of a batch by a transform."""
 
     def make(transform, **settings):
-        return Transformed(transform, session, BATCH, KAFKA, **settings)
+        return TransformedBatch(transform, session, BATCH, KAFKA, **settings)
 
     return make
 
@@ -58,14 +58,14 @@ def test_rows_of_another_session_are_refused(of, server):
     other = connect(server.remote)
     with pytest.raises(TransformError, match="returned a DataFrame of another Spark session"):
         of(lambda _batch: other.range(1))()
-    end(other)
+    close(other)
 
 
 @pytest.mark.parametrize("error", [StopError("stop"), KafkaLivenessError("fenced")], ids=["the caller's", "ours"])
 def test_an_order_to_the_run_passes_as_it_is(of, error):
     """A dagster.Failure or RetryRequested of the user is no defect of the transform."""
     with pytest.raises(type(error)) as raised:
-        of(raising(error), let_pass=(StopError,))()
+        of(raising(error), passthrough_errors=(StopError,))()
     assert raised.value is error
 
 
@@ -109,15 +109,15 @@ def fails_from(first, last, failure):
 def test_records_that_can_be_processed_have_no_failure(of, server):
     """The search for bad records goes by this."""
     server.gives("noop", fails_from(9, 9, Failure("Job aborted: no price", kind="x.PriceException")))
-    assert of(lambda batch: batch).failure([OffsetRange("orders", 0, 7, 9)]) == ""
-    assert "no price" in of(lambda batch: batch).failure([OffsetRange("orders", 0, 9, 10)])
+    assert of(lambda batch: batch).failure_of([OffsetRange("orders", 0, 7, 9)]) == ""
+    assert "no price" in of(lambda batch: batch).failure_of([OffsetRange("orders", 0, 9, 10)])
 
 
 def test_a_record_that_spark_cannot_read_is_not_the_transform_s_failure(of, server):
     """No dead letter would help: Spark fails at the record whatever the transform does. The error names it."""
     server.gives("kafka", fails_from(9, 9, Failure(OVERFLOW + STACK, kind="org.apache.spark.SparkException")))
     with pytest.raises(UnreadableRecordError, match="the record at offset 9 of orders:0 has a timestamp"):
-        of(lambda batch: batch).failure(BATCH)
+        of(lambda batch: batch).failure_of(BATCH)
 
 
 def test_a_canceled_search_does_not_blame_a_record(of, server):
@@ -125,5 +125,5 @@ def test_a_canceled_search_does_not_blame_a_record(of, server):
     canceled = Failure("canceled", "OPERATION_CANCELED", kind="org.apache.spark.SparkSQLException")
     server.gives("noop", canceled)
     with pytest.raises(Exception, match="canceled") as raised:
-        of(lambda batch: batch).failure(BATCH)
+        of(lambda batch: batch).failure_of(BATCH)
     assert raised.value.getCondition() == "OPERATION_CANCELED"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.wire.connect_server import RECORDS
 
@@ -17,7 +17,7 @@ DAY = 86_400.0
 def upkeep(server, session):
     """The maintenance of a table at snapshot 7."""
     server.has_table(QUOTED, RECORDS)
-    return Maintenance(session, IcebergTable("lake.shop.orders"))
+    return TableMaintenance(session, IcebergTable("lake.shop.orders"))
 
 
 def snapshot(snapshot_id, since=None):

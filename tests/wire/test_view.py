@@ -9,39 +9,44 @@ from types import SimpleNamespace
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import DoneLog, LiveMark, Mark, Origin
-from kafka_liveness_dagster.core.ledger import Account
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    GroupOrigin,
+    LiveCommitMetadata,
+    OwnerState,
+)
+from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import OtherTableError, PartitionFacts
-from kafka_liveness_dagster.core.resume import Owned
+from kafka_liveness_dagster.core.partition_state import PartitionState, TableMismatchError
+from kafka_liveness_dagster.core.resume import OwnedPartition
 from kafka_liveness_dagster.kafka.live.consumer import GroupView
 
 AT, TABLE = TopicPartition("orders", 3), "lake.shop.orders"
-ORIGIN = Origin(0)
+ORIGIN = GroupOrigin(0)
 
 
 class Table:
     """A ledger that has these offsets; with None it does not respond."""
 
     def __init__(self, *done, target=TABLE):
-        self.target, self._account = target, None if done == (None,) else Account(done, start=0)
+        self.target, self._account = target, None if done == (None,) else LedgerEntry(done, first_offset=0)
 
-    def accounts(self, _asked):
+    def entries(self, _asked):
         return None if self._account is None else {AT: self._account}
 
 
 class Logs:
     """The first log is at 120 with 70-100 pending; the second has done 70-80 of it; the log is 10-200."""
 
-    def facts(self, _group_id, _partitions):
-        mark = LiveMark(Mark.RUNNING, "0badcafe", (Span(70, 100),), origin=ORIGIN)
-        return {AT: PartitionFacts(120, mark, 10, 200, DoneLog(80, origin=ORIGIN, target=TABLE))}
+    def partition_states(self, _group_id, _partitions):
+        mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=ORIGIN)
+        return {AT: PartitionState(120, mark, 10, 200, CatchUpCommitMetadata(80, origin=ORIGIN, target=TABLE))}
 
 
 def view(witness=None):
     """The view of a consumer that owns the partition: commit 120, position 150."""
-    settings = SimpleNamespace(group_id="orders-etl", witness=witness)
-    memberships = SimpleNamespace(lane=None, owned={AT: Owned(120, 150)})
+    settings = SimpleNamespace(group_id="orders-etl", ledger=witness)
+    memberships = SimpleNamespace(planner=None, owned={AT: OwnedPartition(120, 150)})
     return GroupView(Logs(), settings, memberships, SimpleNamespace(client_id="this"))
 
 
@@ -65,12 +70,12 @@ def ranges(*pairs):
 def test_the_table_is_queried_for_what_is_processed(witness, committed, owed):
     """KIP-333, committed(): "any offset before the one returned [...] has also been checkpointed as well"."""
     seen = view(witness)
-    assert (seen.committed(*AT), seen.owed(*AT)) == (committed, ranges(*owed))
+    assert (seen.committed(*AT), seen.pending(*AT)) == (committed, ranges(*owed))
 
 
 def test_another_table_is_no_witness():
     """Its rows say nothing of this group."""
-    with pytest.raises(OtherTableError, match=TABLE):
+    with pytest.raises(TableMismatchError, match=TABLE):
         view(Table(target="lake.shop.others")).committed(*AT)
 
 

@@ -10,7 +10,7 @@ import pytest
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.live.consumer import GroupView
 from kafka_liveness_dagster.lanes import assignment_wait
-from kafka_liveness_dagster.lanes.assignment_wait import Waiting
+from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -18,12 +18,12 @@ ORDERS = TopicPartition("orders", 0)
 @pytest.mark.parametrize("owned", [{}, {TopicPartition("orders", 1): "settled"}], ids=["alone", "beside others"])
 def test_what_arrived_is_waited_for_until_its_first_commit(owned):
     """A rebalance holds the commit up with which a partition becomes the member's: the run is not idle."""
-    member = SimpleNamespace(arrived={ORDERS: 1}, owned=owned)
-    view = GroupView(None, None, SimpleNamespace(lane=SimpleNamespace(member=member)), None)
-    assert view.partitions_to_come() == "1 partitions have come, and a rebalance holds their first commit up"
-    member.arrived.clear()
+    member = SimpleNamespace(pending={ORDERS: 1}, owned=owned)
+    view = GroupView(None, None, SimpleNamespace(planner=SimpleNamespace(member=member)), None)
+    assert view.why_partitions_pending() == "1 partitions have come, and a rebalance holds their first commit up"
+    member.pending.clear()
     member.owned[ORDERS] = "settled"
-    assert view.partitions_to_come() == ""
+    assert view.why_partitions_pending() == ""
 
 
 class Consumer:
@@ -31,16 +31,16 @@ class Consumer:
 
     Attributes:
         why: a reason to wait; empty without one.
-        joined: whether the group has let it in.
+        is_joined: whether the group has let it in.
     """
 
-    timeouts = SimpleNamespace(process_ms=60_000, session_ms=10_000)
-    why, joined = "", True
+    timeouts = SimpleNamespace(process_timeout_ms=60_000, session_timeout_ms=10_000)
+    why, is_joined = "", True
 
-    def partitions_to_come(self):
+    def why_partitions_pending(self):
         return self.why
 
-    def is_held_up(self):
+    def is_assignment_pending(self):
         return False
 
 
@@ -48,17 +48,17 @@ class Consumer:
 def run(monkeypatch):
     """A run that may wait: its consumer, the time, and its tags."""
     run = SimpleNamespace(consumer=Consumer(), now=0.0, tags=[])
-    storage = SimpleNamespace(log=Mock(), tag=lambda tags: run.tags.extend(tags.values()), is_behind=False)
+    storage = SimpleNamespace(log=Mock(), add_tags=lambda tags: run.tags.extend(tags.values()), is_behind=False)
     monkeypatch.setattr(assignment_wait, "time", SimpleNamespace(monotonic=lambda: run.now))
-    run.goes_on = Waiting(run.consumer, storage).goes_on
+    run.goes_on = AssignmentWait(run.consumer, storage).should_continue
     return run
 
 
 def test_a_run_that_the_group_has_not_let_in_waits(run):
     """Its partitions come with the membership."""
-    run.consumer.joined = False
+    run.consumer.is_joined = False
     assert run.goes_on(), "a run that is no member yet is not idle"
-    run.now, run.consumer.joined = 2.0, True
+    run.now, run.consumer.is_joined = 2.0, True
     assert not run.goes_on()
 
 

@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from kafka_liveness_dagster.core.fencing import Away, FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport, PollTimer, RunState
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
 from tests.waiting import wait_for
 
@@ -22,7 +22,7 @@ HANG = 10 * PATIENCE
 ORPHAN = """
 import json, os, threading
 from kafka_liveness_dagster.core.fencing import PollTimer, RunState
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Watchdog
 
 asked, enough, parent = [], threading.Event(), os.getppid()
@@ -34,7 +34,8 @@ def state():
         enough.set()
     return RunState.IN_PROGRESS
 
-Watchdog(PollTimer(60_000, now_ms()), RunLink("0badcafe", "dagster/job/0badcafe/step", state), lambda _: None).start()
+run_context = RunContext("0badcafe", "dagster/job/0badcafe/step", state)
+Watchdog(PollTimer(60_000, now_ms()), run_context, lambda _: None).start()
 print("watching", flush=True)
 enough.wait(600)
 print(json.dumps(asked))
@@ -43,7 +44,7 @@ print(json.dumps(asked))
 
 def link(state=lambda: RunState.IN_PROGRESS):
     """A run that goes on, unless told otherwise."""
-    return RunLink("0badcafe", "dagster/job/0badcafe/step", state)
+    return RunContext("0badcafe", "dagster/job/0badcafe/step", state)
 
 
 @pytest.fixture
@@ -66,14 +67,14 @@ def test_who_slept_past_its_deadline_answers_nothing():
     answers = []
 
     class Late(PollTimer):
-        def expired(self, now_ms):
+        def has_expired(self, now_ms):
             answers.append("looked")
             if len(answers) == 3:
                 dog._stopped.set()
             return True
 
     dog = Watchdog(Late(1, now_ms()), link(), lambda _: None, lambda: answers.append("answered") or dog._stopped.set())
-    dog._answer()  # before the other thread has looked
+    dog._serve_group()  # before the other thread has looked
     assert answers == ["looked"] * 3
 
 
@@ -113,7 +114,7 @@ def test_a_dagster_that_does_not_answer_does_not_keep_the_member_in_the_group():
     """Its database hangs when it is to be told why the consumer closes: it is closed all the same, and says so."""
     answer, stopped = threading.Event(), threading.Event()
     tell = lambda _: answer.wait(HANG)  # noqa: E731
-    silent = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=tell)
+    silent = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=tell)
     dog = Watchdog(PollTimer(60_000, now_ms()), silent, lambda _: None)
     threading.Thread(target=lambda: (dog.stop(), stopped.set()), daemon=True).start()
     in_time = stopped.wait(PATIENCE)
@@ -198,24 +199,24 @@ def test_a_log_that_does_not_answer_does_not_keep_the_member_in_its_group(caplog
 def test_without_a_thread_dagster_is_told_after_the_leave(no_threads, fails):
     """In the thread that fences; nothing of it is left out when one part fails."""
     done = []
-    tells = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=done.append)
+    tells = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=done.append)
     dog = Watchdog(PollTimer(0, now_ms()), tells, lambda _: done.append("left") or (1 / 0 if fails else None))
     dog.on_fence(lambda: done.append("cancelled"))
     with no_threads():
         with pytest.raises(FencedError):
             dog.check()
         dog.on_fence(lambda: done.append("cancelled later"))
-    why = Away(FenceReason.POLL_TIMEOUT, is_back=False)
+    why = FenceReport(FenceReason.POLL_TIMEOUT, is_back=False)
     assert done == ["left", "cancelled", why, "cancelled later"]
 
 
 def test_without_a_thread_dagster_is_told_why_a_consumer_closes(no_threads):
     """In the thread that closes it."""
     told = []
-    tells = RunLink("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, tell=told.append)
+    tells = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=told.append)
     with no_threads():
         Watchdog(PollTimer(60_000, now_ms()), tells, lambda _: None).stop()
-    assert told == [Away(FenceReason.CLOSED, is_back=False)]
+    assert told == [FenceReport(FenceReason.CLOSED, is_back=False)]
 
 
 def test_what_is_closed_after_its_deadline_does_not_rejoin():
@@ -248,7 +249,7 @@ def test_a_fence_is_of_one_membership():
     left = []
     dog = Watchdog(PollTimer(60_000, now_ms()), link(), left.append)
     before = left.append
-    dog.rearm(left.remove)
+    dog.reset(left.remove)
     dog.fence(FenceReason.PARTITIONS_LOST, before)
     dog.check()
     assert left == []
@@ -259,7 +260,7 @@ def test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down():
     left, answers = [], iter([True, False])
 
     class PolledMeanwhile(PollTimer):
-        def expired(self, now_ms):
+        def has_expired(self, now_ms):
             return next(answers)
 
     dog = Watchdog(PolledMeanwhile(60_000, now_ms()), link(), left.append)

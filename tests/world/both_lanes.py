@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.waiting import wait_for
 from tests.world.one_group import SECONDS, join
 
@@ -23,16 +23,16 @@ class Tables:
     """Writes what a lane of a world polls, and commits it."""
 
     def __init__(self, world, spark):
-        self.world, self._spark, self._kafka = world, spark, world.kafka.settings().spark()
+        self.world, self._spark, self._kafka = world, spark, world.kafka.settings().spark_options()
 
     def write(self, table, lane, batch, by):
         """One batch into the table and the commit log; how many rows it gave."""
 
         def rows():
             told = ("topic", "partition", "offset", "CAST(value AS string) AS value", f"'{by}' AS lane")
-            return read(self._spark, batch.ranges, self._kafka).selectExpr(*told)
+            return read_ranges(self._spark, batch.ranges, self._kafka).selectExpr(*told)
 
-        done = write(self._spark, table, batch.ranges, rows)
+        done = write_table(self._spark, table, batch.ranges, rows)
         lane.commit(batch)
         return done.rows
 
@@ -53,14 +53,14 @@ class Tables:
         return batches
 
 
-def owe_everything(world, log_end):
+def skip_to_log_end(world, log_end):
     """The group's first run dies before its first commit, and the next one owes all there is."""
     with pytest.raises(ZeroDivisionError), world.live() as consumer:
         assert consumer.poll(SECONDS) is not None
         raise ZeroDivisionError
     with world.live() as consumer:
         join(world, consumer)
-        assert world.spans(consumer.owed(world.topic, 3)) == [(0, log_end)]
+        assert world.spans(consumer.pending(world.topic, 3)) == [(0, log_end)]
 
 
 def records(rows):

@@ -32,7 +32,7 @@ _NAP_MS = 200  # an offset: 40 s of the second batch, unless it may go on
 
 
 @dataclass(frozen=True)
-class Law:
+class AssetVariant:
     """What a law's asset is like; a session longer than patience tells who leaves from who is thrown out."""
 
     name: str
@@ -47,18 +47,18 @@ class Law:
 SHORT, LONG = seconds(1.5), 60.0  # seconds; the broker takes no longer session of a KIP-848 group
 FOR_GOOD = 900.0  # seconds, of a session that ends in no test
 LAWS = [
-    Law("stopped", SHORT, enable_parallel_rebalance=False),
-    Law("overtaken", SHORT, enable_parallel_rebalance=False),
-    Law("killed", LONG),
-    Law("orphaned", LONG),
-    Law("forked", LONG, start_method="forkserver"),
-    Law("unborn", LONG),
-    Law("canceled", LONG),
-    Law("watched", SHORT, enable_parallel_rebalance=False, max_batch_seconds=seconds(10), writes=False),
-    Law("killed_alone", SHORT, writes=False),
-    Law("ended", LONG, writes=False),
-    Law("followed", FOR_GOOD, enable_parallel_rebalance=False, max_batch_seconds=FOR_GOOD),
-    Law("static", seconds(10), group_instance_id="orders-1", writes=False),
+    AssetVariant("stopped", SHORT, enable_parallel_rebalance=False),
+    AssetVariant("overtaken", SHORT, enable_parallel_rebalance=False),
+    AssetVariant("killed", LONG),
+    AssetVariant("orphaned", LONG),
+    AssetVariant("forked", LONG, start_method="forkserver"),
+    AssetVariant("unborn", LONG),
+    AssetVariant("canceled", LONG),
+    AssetVariant("watched", SHORT, enable_parallel_rebalance=False, max_batch_seconds=seconds(10), writes=False),
+    AssetVariant("killed_alone", SHORT, writes=False),
+    AssetVariant("ended", LONG, writes=False),
+    AssetVariant("followed", FOR_GOOD, enable_parallel_rebalance=False, max_batch_seconds=FOR_GOOD),
+    AssetVariant("static", seconds(10), group_instance_id="orders-1", writes=False),
 ]
 
 
@@ -66,7 +66,7 @@ LAWS = [
 class Case:
     """A law under one protocol, with a topic, a group and a table that nobody else uses."""
 
-    law: Law
+    law: AssetVariant
     protocol: str
     world: str
 
@@ -143,7 +143,7 @@ def go_on_property(run_id: str) -> str:
 
 def _nowhere(replacement: kl.Replacement) -> None:
     """A sink without Spark: a batch takes as long as its gate."""
-    replacement.may_go_on()
+    replacement.raise_if_fenced()
 
 
 def _wait_at_the_gate(folder: str | None, call: int) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import Mark
+from kafka_liveness_dagster.core.commit_metadata import OwnerState
 from tests.history.checker import check
 from tests.history.observer import Observer
 from tests.timeouts import be_patient
 from tests.world.chaos import cases
-from tests.world.one_group import World
-from tests.world.stories import RealDagster, Story, make_topics
+from tests.world.one_group import KafkaGroup
+from tests.world.stories import DagsterRuns, RealDagster, make_topics
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,15 +24,15 @@ def patient():
 @pytest.fixture
 def world(services, make_topic, produce):
     """Nothing was produced and nobody consumed."""
-    return World(services, make_topic(4), produce)
+    return KafkaGroup(services, make_topic(4), produce)
 
 
 @pytest.fixture
 def crashed(world):
     """Committed 70, crashed at 100, log end 120 on return."""
     world.crash()
-    assert world.first_log()[0] == 70
-    assert world.first_log()[1].mark is Mark.RUNNING
+    assert world.live_log()[0] == 70
+    assert world.live_log()[1].owner_state is OwnerState.RUNNING
     world.grow_to(120)
     return world
 
@@ -53,7 +53,7 @@ def story(real_dagster, warm_spark, rows, catalog, tmp_path):
     def of(law, protocol):
         (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
         used.append(case)
-        return Story(case, real_dagster, warm_spark, rows)
+        return DagsterRuns(case, real_dagster, warm_spark, rows)
 
     yield of
     for case in used:

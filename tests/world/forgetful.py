@@ -20,7 +20,7 @@ from dagster._core.storage.tags import BACKFILL_ID_TAG
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.remotes import spark_at
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ class CrashError(Exception):
     """What ended a run."""
 
 
-class Forgetful:
+class GroupWithTable:
     """One topic with one partition, its Kafka asset, and its table; runs are in this process, the rest is real."""
 
     def __init__(self, services, produce, rows, spark, *, protocol="classic", group=None, catalog="lake", **settings):
@@ -61,7 +61,7 @@ class Forgetful:
         self.admin.create_topics([NewTopic(self.topic, partitions, 1)])[self.topic].result()
         wait_for(lambda: self.topic in self.admin.list_topics(timeout=60).topics)
 
-    def make_topic_anew(self, records):
+    def recreate_topic(self, records):
         """Deleted and created again, with so many records of another life."""
         self.admin.delete_topics([self.topic])[self.topic].result()
         wait_for(lambda: self.topic not in self.admin.list_topics(timeout=60).topics)
@@ -123,7 +123,7 @@ class Forgetful:
         [newest] = self.instance.get_run_records(limit=1)
         return "\n".join(entry.user_message for entry in self.instance.all_logs(newest.dagster_run.run_id))
 
-    def green(self):
+    def materialized_ranges(self):
         """The crash lag ranges that Dagster shows as done."""
         keys = self.instance.get_materialized_partitions(dg.AssetKey(f"{self.name}_crash_lag"))
         return sorted(tuple(map(int, key.partition("@")[0].split(":")[2].split("-"))) for key in keys)
@@ -141,19 +141,19 @@ class Forgetful:
         assert isinstance(ended_by.__cause__, CrashError)
         assert self.committed() == 70
 
-    def owe_70_to_120(self):
+    def crash_and_resume_at_120(self):
         """The worked example after its first crash."""
         self.crash_at_70()
         self.grow_to(120)
         assert self.live() is None
-        assert (self.committed(), self.owed()) == (120, [(70, 120)])
-        assert self.offsets() == kept(0, 70)
+        assert (self.committed(), self.pending_by_live_log()) == (120, [(70, 120)])
+        assert self.offsets() == written_rows(0, 70)
 
-    def stranger_commits(self, offset, metadata="", *, of_second_log=False):
+    def commit_externally(self, offset, metadata="", *, of_second_log=False):
         """A program without any idea of us, in a group that has no member just now: a reset tool, kcat, a console."""
         self._commit(self.group + (".catch-up" if of_second_log else ""), offset, metadata)
 
-    def stranger_joins(self, *, of_second_log=False):
+    def join_externally(self, *, of_second_log=False):
         """A consumer with auto-commit that has the group's partitions for a while."""
         group = self.group + (".catch-up" if of_second_log else "")
         config = {"bootstrap.servers": self.servers, "group.id": group, "auto.offset.reset": "latest"}
@@ -166,11 +166,11 @@ class Forgetful:
         finally:
             consumer.close()
 
-    def forgive(self, start, end):
+    def write_off(self, start, end):
         """What ``kafka-liveness write-off`` writes into the second commit log."""
-        log = SecondLog(self.kafka.settings(), self.group, "forgive")
+        log = CatchUpCommitLog(self.kafka.settings(), self.group, "forgive")
         try:
-            log.tell({self.tp: (Span(start, end),)})
+            log.write_off({self.tp: (Span(start, end),)})
         finally:
             log.close()
 
@@ -206,19 +206,19 @@ class Forgetful:
         return self.sql("SELECT count(*) FROM {t}.snapshots")[0][0]
 
     def committed(self):
-        return self._facts().committed
+        return self._partition_state().committed
 
-    def first_mark(self):
+    def first_owner_state(self):
         """What the last owner of the partition wrote."""
-        return self._facts().mark.mark
+        return self._partition_state().live_metadata.owner_state
 
-    def second_log(self):
+    def catch_up_log(self):
         """Its offset and metadata, None while there is none."""
         return self.kafka.cluster().commits(f"{self.group}.catch-up", [self.tp]).get(self.tp)
 
-    def owed(self):
+    def pending_by_live_log(self):
         """What the first commit log says is owed."""
-        return [tuple(span) for span in self._facts().owed]
+        return [tuple(span) for span in self._partition_state().pending_by_live_log]
 
     def offsets(self):
         """The offsets of the rows in the table, as often as they are there."""
@@ -247,8 +247,8 @@ class Forgetful:
         self.cursor = result.cursor
         return result
 
-    def _facts(self):
-        return self.kafka.cluster().facts(self.group, [self.tp])[self.tp]
+    def _partition_state(self):
+        return self.kafka.cluster().partition_states(self.group, [self.tp])[self.tp]
 
     def _commit(self, group, offset, metadata):
         client = Consumer({"bootstrap.servers": self.servers, "group.id": group, "enable.auto.commit": False})
@@ -270,7 +270,7 @@ class Forgetful:
         return None
 
 
-def kept(start, end):
+def written_rows(start, end):
     """The offsets whose rows the transform keeps."""
     return [n for n in range(start, end) if n % 10 != 7]
 

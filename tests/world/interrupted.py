@@ -11,8 +11,8 @@ import signal
 import sys
 import threading
 
-from kafka_liveness_dagster.spark.connect.connection import line_of
-from kafka_liveness_dagster.spark.connect.session import end
+from kafka_liveness_dagster.spark.connect.connection import connection_of
+from kafka_liveness_dagster.spark.connect.session import close
 from tests.timeouts import connect
 
 ENDED, MOST = "its session is ended", 60
@@ -55,8 +55,8 @@ def main(remote):
             threading.Condition.__enter__ = _enter
             with contextlib.suppress(Exception):
                 session.interruptAll()
-            end(session)
-            sys.stdout.write(f"{number}: {'given up' if line_of(session).is_cut else ENDED}\n")
+            close(session)
+            sys.stdout.write(f"{number}: {'given up' if connection_of(session).is_aborted else ENDED}\n")
         else:
             return
         finally:

@@ -20,11 +20,11 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.failpoints import VARIABLE
-from kafka_liveness_dagster.kafka.partition_states import witnessed
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.kafka.partition_states import partition_states_with_ledger
+from kafka_liveness_dagster.spark.source import read_ranges
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.timeouts import seconds
 from tests.waiting import wait_for
@@ -42,7 +42,7 @@ class CrashError(Exception):
     """What ended the first life of the group."""
 
 
-class Location:
+class KilledLocation:
     """The code location of one group, in this process; a worker has the same with another transform."""
 
     def __init__(self, instance, services, topics, table, group, *, parallel, protocol, in_flight, members, snapshots):
@@ -117,7 +117,7 @@ class Location:
     def facts(self):
         """Both commit logs, the log bounds, and what the table says of itself."""
         ledger = TableLedger(IcebergTable(self.table), self.spark.session)
-        return witnessed(self.kafka.cluster(), self.group, self.partitions, ledger)
+        return partition_states_with_ledger(self.kafka.cluster(), self.group, self.partitions, ledger)
 
     def crash(self, spark):
         """70 offsets of each partition of the first topic are in the table and committed; then the live lane dies."""
@@ -126,13 +126,13 @@ class Location:
             self.kafka.consumer(topics=self.topics[:1], group_id=self.group, max_poll_records=140) as consumer,
         ):
             batch = consumer.poll(120)
-            settings = self.kafka.settings().spark()
+            settings = self.kafka.settings().spark_options()
 
             def frame():
-                records = read(spark, batch.ranges, settings)
+                records = read_ranges(spark, batch.ranges, settings)
                 return records.selectExpr("topic", "partition", "offset", "'dead' AS written_by")
 
-            write(spark, self.table, batch.ranges, frame)
+            write_table(spark, self.table, batch.ranges, frame)
             consumer.commit(batch)
             raise CrashError
 
@@ -166,8 +166,8 @@ class Location:
         return None
 
 
-class Other:
-    """A second run of the same lane, in the middle of its first batch until ``go_on``; nobody when it is ``None``.
+class OtherMember:
+    """A second run of the same lane, in the middle of its first batch until ``serve``; nobody when it is ``None``.
 
     Of the live lane it is the group's second member, and loses the dead one's partitions to it. Of the catch-up lane
     it has the dead one's partition too: both do the same range.
@@ -180,7 +180,7 @@ class Other:
         self._run = self._pool.submit(location.backfill if lane == "catch-up" else lambda: location.run("live"))
         wait_for(lambda: waits.is_set() or self._run.done())
 
-    def go_on(self):
+    def serve(self):
         """It has got what the dead one had, and finishes."""
         if self._lane != "catch-up":
             wait_for(lambda: len(self._location.kafka.cluster().members(self._location.group)) == 1)

@@ -12,7 +12,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.failpoints import VARIABLE
 from kafka_liveness_dagster.spark.errors import TransformError
-from tests.world.forgetful import Forgetful
+from tests.world.forgetful import GroupWithTable
 from tests.world.killed import FORKS
 from tests.world.spoiled import work
 
@@ -22,7 +22,7 @@ WHEN_MS = int(time.time()) * 1000  # what is older than a week the broker would 
 DEAD_LETTERS = {"on_bad_record": "dead_letter", "in_flight": 1}
 
 
-class Lettered(Forgetful):
+class DeadLetterGroup(GroupWithTable):
     """One topic with two partitions; ``value`` is what the transform makes of a record."""
 
     def __init__(self, *world, batching=DEAD_LETTERS, **settings):
@@ -69,7 +69,7 @@ class Lettered(Forgetful):
         assert isinstance(self.live(), TransformError)
         self.value = value
 
-    def there(self, partition=0):
+    def offsets_in_table(self, partition=0):
         """The offsets of the rows of a partition, as often as they are in the table."""
         return self._offsets(self.table, partition)
 
@@ -80,12 +80,12 @@ class Lettered(Forgetful):
     def letter_rows(self):
         return self._rows(f"{self.table}_dead_letters")
 
-    def owes(self, partition=0):
+    def pending(self, partition=0):
         """What is owed and not done, by both commit logs."""
         facts = self._of(partition)
-        return [tuple(span) for span in facts.second.outstanding(facts.owed)]
+        return [tuple(span) for span in facts.catch_up_log.outstanding(facts.pending_by_live_log)]
 
-    def at(self, partition=0):
+    def committed_offset(self, partition=0):
         """The committed offset."""
         return self._of(partition).committed
 
@@ -100,7 +100,7 @@ class Lettered(Forgetful):
         [found] = run.get_asset_check_evaluations()
         return found
 
-    def told(self, start, partition=0):
+    def reported(self, start, partition=0):
         """What the page of a crash lag partition says of its offset."""
         key = f"{self.topic}:{partition}:{start}-{start + 1}"
         asked = dg.AssetRecordsFilter(dg.AssetKey(f"{self.name}_crash_lag"), asset_partitions=[key])
@@ -125,7 +125,7 @@ class Lettered(Forgetful):
 
     def _of(self, partition):
         tp = TopicPartition(self.topic, partition)
-        return self.kafka.cluster().facts(self.group, [tp])[tp]
+        return self.kafka.cluster().partition_states(self.group, [tp])[tp]
 
     def _offsets(self, table, partition):
         _, namespace, name = table.split(".")

@@ -9,7 +9,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 
 SIZE = 20
@@ -45,7 +45,7 @@ class LiveRuns:
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
             instance.get_runs()  # makes its tables, for those who ask meanwhile
             self.instance = instance
-            with patch("kafka_liveness_dagster.lanes.batch_reporting.EVERY_SECONDS", 0.0):
+            with patch("kafka_liveness_dagster.lanes.batch_reporting.LINES_EVERY_SECONDS", 0.0):
                 run = job.execute_in_process(instance=instance, raise_on_error=False)
             self.events = instance.all_logs(run.run_id)
             self.tags = instance.get_run_by_id(run.run_id).tags
@@ -59,7 +59,7 @@ class LiveRuns:
     def committed(self):
         """The group's committed offset."""
         tp = TopicPartition(self.topic, 0)
-        return self.kafka.cluster().facts(self.group, [tp])[tp].committed
+        return self.kafka.cluster().partition_states(self.group, [tp])[tp].committed
 
     def rows_of(self, batch):
         """The batch as it is, but its first offsets, if there are any, wait for the gate."""
@@ -71,7 +71,7 @@ class LiveRuns:
     def make_table(self, spark):
         """A table without rows: the batch that makes it would be waited for."""
         none = spark.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS nap").where("false")
-        write(spark, self.table, [OffsetRange("before", 0, 0, 1)], lambda: none)
+        write_table(spark, self.table, [OffsetRange("before", 0, 0, 1)], lambda: none)
 
     def open_gate(self, spark):
         """Let the first batch go on."""

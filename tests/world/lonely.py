@@ -15,7 +15,7 @@ import dagster as dg
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -23,7 +23,7 @@ SIZE, BUDGET, AFTER = 20, seconds(15.0), seconds(30.0)  # offsets, seconds, seco
 GIVE_UP = seconds(300.0)  # seconds; a run that lasts longer hangs
 
 
-class Lonely:
+class PartitionedNetwork:
     """Runs of one group, in processes of their own, whose Spark is behind a proxy."""
 
     def __init__(self, services, topic, table, home, remote):
@@ -73,7 +73,7 @@ class Lonely:
     def make_table(self, spark):
         """A table without rows: the batch that makes it is no ordinary one."""
         none = spark.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS nap").where("false")
-        write(spark, self.table, [OffsetRange("before", 0, 0, 1)], lambda: none)
+        write_table(spark, self.table, [OffsetRange("before", 0, 0, 1)], lambda: none)
 
 
 class Run:
@@ -98,7 +98,7 @@ class Run:
         """Return the end of its log."""
         return self.log.read_text()[-3000:]
 
-    def said(self, word):
+    def log_messages(self, word):
         """Wait until it said so."""
         assert self._process.stdout.readline().strip() == word, self.shown()
 
@@ -141,7 +141,7 @@ def ends(run, *, error, within):
     return said["message"]
 
 
-def goes_on(lonely, rows):
+def check_recovery(lonely, rows):
     """Nobody is left in the group, and the next run has each offset in the table once."""
     wait_for(lambda: not lonely.cluster.members(lonely.group), what="the members of the former run have left")
     with lonely.start(slow=False) as run:

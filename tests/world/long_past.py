@@ -12,7 +12,7 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.waiting import wait_for
 
@@ -29,7 +29,7 @@ class CrashError(Exception):
     """What ended a life of the group."""
 
 
-class LongPast:
+class OldGroup:
     """A group, its two partitions and its table, whose files have rows of both: what comes again cuts through them."""
 
     def __init__(self, services, topic, produce, instance):
@@ -54,7 +54,7 @@ class LongPast:
         self._keys_of = asset.crash_lag.key.path[-1]
         self._live, self._catch_up = (defs.resolve_job_def(job.name) for job in (asset.live_job, asset.crash_lag_job))
 
-    def happens(self):
+    def create_history(self):
         """All of it."""
         self._grow(100)
         self._runs(self._live, "live")
@@ -67,7 +67,7 @@ class LongPast:
         self._instance.add_dynamic_partitions(self._keys_of, keys)
         both = {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]}
         self._runs(self._catch_up, "backfill", tags=both)
-        self._set_back(50)
+        self._reset_offsets(50)
         self._grow(190)
         self._runs(self._live, "replay")
 
@@ -90,9 +90,9 @@ class LongPast:
 
     def _jump(self):
         with self._member() as consumer:
-            wait_for(lambda: consumer.poll(0.2) is None and len(consumer.jumped) == len(PARTITIONS))
+            wait_for(lambda: consumer.poll(0.2) is None and len(consumer.crash_lag) == len(PARTITIONS))
 
-    def _set_back(self, offset):
+    def _reset_offsets(self, offset):
         """What a reset tool does to partition 0."""
         admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
         to = ConsumerGroupTopicPartitions(self.group, [KafkaTopicPartition(self.topic, 0, offset)])
@@ -109,5 +109,5 @@ def written_twice(session, table, layout):
             f"SELECT 'orders' AS topic, {r.partition} AS partition, id AS offset, '{word}' AS written_by "
             f"FROM range({r.start}, {r.end}, 1, 1)" for r in ranges
         )  # fmt: skip
-        write(session, table, ranges, lambda rows=rows: session.sql(rows).coalesce(1), layout=layout)
+        write_table(session, table, ranges, lambda rows=rows: session.sql(rows).coalesce(1), layout=layout)
     return [(p, o, "replay" if p == 0 and 40 <= o < 60 else "live") for p in PARTITIONS for o in range(100)]

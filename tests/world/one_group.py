@@ -9,7 +9,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from tests.timeouts import seconds
 from tests.waiting import wait_for
@@ -20,7 +20,7 @@ SESSION, HEARTBEAT = seconds(6.0), 0.5
 """How long the group waits for a member that left while it joined, and how soon a member hears of others."""
 
 
-class World:
+class KafkaGroup:
     """One topic with the records in partition 3, one group, and both lanes on them."""
 
     def __init__(self, services, topic, produce):
@@ -68,9 +68,9 @@ class World:
     def members(self):
         return self.kafka.cluster().members(self.group)
 
-    def first_log(self):
+    def live_log(self):
         commit = self.kafka.cluster().commits(self.group, [self.tp])[self.tp]
-        return commit.offset, LiveMark.decode(commit.metadata)
+        return commit.offset, LiveCommitMetadata.decode(commit.metadata)
 
     def spans(self, ranges):
         assert all(r.topic_partition == self.tp for r in ranges)

@@ -115,13 +115,13 @@ class DagsterDev:
         """What the run's page says of its failure."""
         return self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)[0].dagster_event.message
 
-    def first_look(self, since):
+    def first_tick(self, since):
         """The first tick of the sensor that came to an end since then."""
         [sensor] = self.instance.all_instigator_state()
         ticks = self.instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, after=since)
         return [tick for tick in ticks if tick.status.value in ("SUCCESS", "SKIPPED")][-1]
 
-    def said(self):
+    def log_messages(self):
         """The end of what it wrote."""
         return "\n".join(log.read_text(errors="replace")[-4000:] for log in sorted(self.home.glob("dev*.log")))
 

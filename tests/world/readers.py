@@ -36,7 +36,7 @@ for name in ("avro", "iceberg"):
 """
 
 
-class Environment:
+class ReaderEnvironment:
     """A Python with these packages, in whose home DuckDB's extensions are installed."""
 
     def __init__(self):
@@ -60,6 +60,6 @@ class Environment:
         ran(self.python, "-I", "-c", EXTENSIONS, env=self.env)
         (self.home / "complete").touch()
 
-    def answers(self, program, *arguments):
+    def run_program(self, program, *arguments):
         """What a program prints there."""
         return ran(self.python, "-I", program, *arguments, env=self.env, cwd=self.home)

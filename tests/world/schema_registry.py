@@ -15,14 +15,14 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from kafka_liveness_dagster.embedded import jars, processes
 from kafka_liveness_dagster.embedded.jars import find_java
-from kafka_liveness_dagster.embedded.processes import LOOPBACK, answers, free_port
+from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_listening
 from tests.waiting import wait_for
 
 USER, PASSWORD = "etl", "s3cr3t-of-the-registry"
 _OPTIONS = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
-class Running(NamedTuple):
+class RunningRegistry(NamedTuple):
     """Where it is."""
 
     url: str
@@ -51,13 +51,13 @@ def started(folder):
     (folder / "cert.pem").write_bytes(b"".join(pem.bytes() for pem in own.cert_chain_pems))
     port = free_port()
     launch = processes.Launch(_command(folder, port), folder, dict(os.environ))
-    child = processes.start(launch, folder / "registry.log")
+    child = processes.start_process(launch, folder / "registry.log")
     try:
         _wait(child, port, folder)
-        yield Running(f"https://{LOOPBACK}:{port}/apis/ccompat/v7", str(folder / "ca.pem"))
+        yield RunningRegistry(f"https://{LOOPBACK}:{port}/apis/ccompat/v7", str(folder / "ca.pem"))
     finally:
         if child.poll() is None:
-            processes.end([psutil.Process(child.pid)])
+            processes.end_processes([psutil.Process(child.pid)])
 
 
 def _command(folder, port):
@@ -86,7 +86,7 @@ def _wait(child, port, folder):
 
     def is_up():
         assert child.poll() is None, processes.last_lines(log)
-        return answers(port)
+        return is_listening(port)
 
     wait_for(is_up, what="the registry answers", details=lambda: processes.last_lines(log), pause=0.05)
 
@@ -97,4 +97,4 @@ def _archive():
     with pytest.MonkeyPatch.context() as patch:
         if "KAFKA_LIVENESS_IVY_SETTINGS" not in os.environ:  # of a mirror
             patch.setenv("KAFKA_LIVENESS_IVY_SETTINGS", str(here / "ivysettings-registry.xml"))
-        return jars.resolve("registry")
+        return jars.resolve_jars("registry")

@@ -2,7 +2,7 @@
 
 >>> with SilentProxy(15002) as proxy:  # doctest: +SKIP
 ...     proxy.fall_silent()  # what is connected stays so, who connects is accepted, and not a byte comes through
-...     proxy.talk()  # what was on its way comes, as a retransmission does
+...     proxy.resume()  # what was on its way comes, as a retransmission does
 ...     proxy.forget()  # as a firewall forgets: what is connected stays silent for good, new connections work
 """
 
@@ -44,7 +44,7 @@ class SilentProxy:
         """From now on not a byte comes through, in either direction."""
         self._talks.clear()
 
-    def talk(self):
+    def resume(self):
         """All goes on."""
         self._talks.set()
 

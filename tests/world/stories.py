@@ -21,9 +21,9 @@ import requests
 from confluent_kafka.admin import AdminClient, NewTopic
 from dagster_graphql import DagsterGraphQLClient
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from tests.timeouts import set_timeouts
 from tests.waiting import wait_for
 from tests.world.chaos import (
@@ -131,7 +131,7 @@ def make_topics(world, produce):
         produce(servers, case.topic, 0, map(str, range(LAST)))
 
 
-class Story:
+class DagsterRuns:
     """What happens to the runs of one case, as told by Dagster, Kafka, Spark and the table."""
 
     def __init__(self, case, world, spark, rows):
@@ -172,13 +172,13 @@ class Story:
         defs = definitions([self.case], services.bootstrap_servers, services.spark_remote)
         return defs.resolve_job_def(f"{self.case.name}_job").execute_in_process(instance=self.instance)
 
-    def said(self, run_id):
+    def log_messages(self, run_id):
         """The run's event log."""
         return [entry.user_message or entry.message for entry in self.instance.all_logs(run_id)]
 
     def worker(self, run_id):
         """The one process that the code server started for a run."""
-        (pid,) = wait_for(lambda: _STARTED.findall("\n".join(self.said(run_id))))
+        (pid,) = wait_for(lambda: _STARTED.findall("\n".join(self.log_messages(run_id))))
         return psutil.Process(int(pid))
 
     def step(self, run_id):
@@ -206,7 +206,7 @@ class Story:
     def first_log(self):
         """Committed offset and its metadata, None without a commit."""
         found = self.cluster.commits(self.case.group_id, [TopicPartition(self.case.topic, 0)]).values()
-        return next(((commit.offset, LiveMark.decode(commit.metadata)) for commit in found), None)
+        return next(((commit.offset, LiveCommitMetadata.decode(commit.metadata)) for commit in found), None)
 
     def busy_at(self, run_id):
         """The offset of the second batch at which Spark is, None before it."""
@@ -216,7 +216,9 @@ class Story:
     def is_busy(self, run_id):
         """Wait until Spark is in the middle of the second batch."""
         assert wait_for(lambda: self.busy_at(run_id)) < LAST - 1
-        wait_for(lambda: self.first_log() == (FIRST, LiveMark(Mark.RUNNING, run_mark(run_id))))  # the first has landed
+        wait_for(
+            lambda: self.first_log() == (FIRST, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run_id)))
+        )  # the first has landed
         assert len(self.members()) == 1
 
     def has_stopped(self, run_id):

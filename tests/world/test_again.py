@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import GroupWithTable, written_rows
 
 MENDED = "concat('mended ', cast(value AS string))"
 THEN = datetime(2026, 11, 22, 10, tzinfo=timezone.utc)
@@ -20,7 +20,7 @@ THEN = datetime(2026, 11, 22, 10, tzinfo=timezone.utc)
 @pytest.fixture
 def world(services, produce, rows, warm_spark):
     """A group on the real components."""
-    return Forgetful(services, produce, rows, warm_spark)
+    return GroupWithTable(services, produce, rows, warm_spark)
 
 
 def mended(world):
@@ -47,20 +47,20 @@ def state(world, key):
 
 def test_a_materialized_partition_is_processed_again(world):
     """Exactly its offsets are replaced, and neither commit log changes."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     assert state(world, f"{world.topic}:0:70-120") == "processed by this run"
-    before, world.value = (world.committed(), world.second_log(), world.owed()), MENDED
+    before, world.value = (world.committed(), world.catch_up_log(), world.pending_by_live_log()), MENDED
     assert world.catch_up((70, 120)) is None
     assert state(world, f"{world.topic}:0:70-120") == "reprocessed by this run"
-    assert mended(world) == kept(70, 120)
-    assert world.offsets() == kept(0, 120)
-    assert (world.committed(), world.second_log(), world.owed()) == before
+    assert mended(world) == written_rows(70, 120)
+    assert world.offsets() == written_rows(0, 120)
+    assert (world.committed(), world.catch_up_log(), world.pending_by_live_log()) == before
 
 
 def test_the_sensor_wants_nothing_again(world):
     """It asks for what is missing, and somebody's backfill may have been faster."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     world.value = MENDED
     assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_sensor"}) is None
@@ -70,63 +70,63 @@ def test_the_sensor_wants_nothing_again(world):
 
 def test_materialize_all_wants_only_what_is_missing_again(world):
     """One partition is done, and another is not."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 90)) is None
     world.value = MENDED
     assert world.catch_up((70, 90), (90, 120), tags=world.materialize_all()) is None
-    assert mended(world) == kept(90, 120)
+    assert mended(world) == written_rows(90, 120)
     assert state(world, f"{world.topic}:0:70-90") == "processed before this run"
     assert world.catch_up((70, 90), tags=world.materialize_all()) is None
     assert f"Left {world.topic}:0:70-90 alone" in world.newest_log()
     assert world.catch_up((70, 90)) is None
-    assert mended(world) == kept(70, 120)
+    assert mended(world) == written_rows(70, 120)
 
 
 def test_one_that_was_begun_goes_on_where_it_was(world):
     """It was never finished: what is done of it is not touched."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120), between=dies_at(100), max_poll_records=20) is not None
     world.value = MENDED
     assert world.catch_up((70, 120)) is None
-    assert mended(world) == kept(90, 120)
-    assert world.offsets() == kept(0, 120)
+    assert mended(world) == written_rows(90, 120)
+    assert world.offsets() == written_rows(0, 120)
 
 
 def test_one_that_dies_while_it_is_done_again_begins_anew(world):
     """Rows of both transforms meanwhile, each offset's once; then all are of the newer one."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     world.value = MENDED
     assert world.catch_up((70, 120), between=dies_at(100), max_poll_records=20) is not None
-    assert (mended(world), world.offsets()) == (kept(70, 90), kept(0, 120))
+    assert (mended(world), world.offsets()) == (written_rows(70, 90), written_rows(0, 120))
     assert world.catch_up((70, 120)) is None
-    assert (mended(world), world.offsets()) == (kept(70, 120), kept(0, 120))
+    assert (mended(world), world.offsets()) == (written_rows(70, 120), written_rows(0, 120))
 
 
 @pytest.mark.parametrize("on_data_loss", ["raise", "write_off"])
 def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on_data_loss):
     """Its rows are there, and stay: none of it counts as lost."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     world.expire(80)
-    before, world.value = (world.snapshots(), world.second_log()), MENDED
+    before, world.value = (world.snapshots(), world.catch_up_log()), MENDED
     error = world.catch_up((70, 120), offsets=kl.Offsets(on_data_loss=on_data_loss))
     assert isinstance(error, kl.DataExpiredError)
     assert f"{world.topic}:0:70-80, 10 offsets, are to be processed again and cannot be" in str(error)
-    assert (world.snapshots(), world.second_log()) == before
-    assert world.offsets() == kept(0, 120)
+    assert (world.snapshots(), world.catch_up_log()) == before
+    assert world.offsets() == written_rows(0, 120)
 
 
 def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
     """The broker is asked again, and says what it still has. What the crash read Spark may have kept: 70-100."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     error = world.catch_up((70, 120), between=lambda _: world.expire(105))
     assert isinstance(error, kl.DataExpiredError), error
     assert f"{world.topic}:0:70-105: 35 owed offsets expired" in str(error)
     skip = kl.Offsets(on_data_loss="write_off")
     assert world.catch_up((70, 120), between=lambda _: world.expire(110), offsets=skip) is None
-    assert world.offsets() == kept(0, 70) + kept(110, 120)
-    assert world.green() == [(70, 120)]
+    assert world.offsets() == written_rows(0, 70) + written_rows(110, 120)
+    assert world.materialized_ranges() == [(70, 120)]
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_window_of_time_is_processed_again(timed, tmp_path):
     assert timed.catch_up((30, 60)) is None
     assert mended(timed) == [], "a partition added by hand has nothing that is owed"
     assert timed.catch_up((30, 60), again=f"@{again}") is None
-    assert (mended(timed), timed.offsets()) == (kept(30, 60), kept(0, 100))
+    assert (mended(timed), timed.offsets()) == (written_rows(30, 60), written_rows(0, 100))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):
 
 def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
     """It has partitions of its own, or the live lane comes to it."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     world.grow_to(130)
     asset = ["--asset", f"{world.name}_crash_lag"]
     code, said, keys = replay(world, tmp_path / "home", "--from", "2020-01-01T00:00Z", *asset)

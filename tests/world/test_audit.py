@@ -13,13 +13,13 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
 from tests.waiting import wait_for
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import GroupWithTable, written_rows
 
 
 @pytest.fixture
 def world(services, produce, rows, warm_spark):
     """A group with a table, under the classic protocol."""
-    return Forgetful(services, produce, rows, warm_spark)
+    return GroupWithTable(services, produce, rows, warm_spark)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def stretches(found):
 
 def test_a_life_with_a_crash_is_certified(world, audit):
     """Owed while the partition is open, and named; once it is drained nothing is excepted."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     code, found = audit(world)
     [one] = found["partitions"]
     assert code == 0
@@ -85,7 +85,11 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     assert code == 0
     assert (one["start"], one["committed"], one["in_table"], one["pending"]) == (0, 150, [[0, 150]], [])
     assert one["sentence"].startswith("every offset from 0 to 150 is in the table once; ")
-    assert (one["rows"]["rows"], one["rows"]["outside"], one["rows"]["unrecorded"]) == (len(kept(0, 150)), [], [])
+    assert (one["rows"]["rows"], one["rows"]["outside"], one["rows"]["unrecorded"]) == (
+        len(written_rows(0, 150)),
+        [],
+        [],
+    )
     assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 15, "what the transform dropped"
     assert found["sentence"] == (
         f"certified: group {world.group}, table {world.table}: every committed offset of 1 partition is in the table "
@@ -95,7 +99,7 @@ def test_a_life_with_a_crash_is_certified(world, audit):
 
 def test_the_object_has_what_a_program_asks_for(world, audit):
     """The table's snapshots too, each with its rows and its offsets."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     _, found = audit(world)
     assert set(found) >= {"group", "target", "is_table", "certified", "sentence", "snapshot_id", "pending_offsets"}
@@ -104,15 +108,15 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     assert (one["topic_id"], one["ledger_complete"], one["rows"]) == (world.topic_id(), True, None)
     newest, oldest = found["snapshots"]
     assert newest["written"] == [f"{world.topic}:0:70-120"]
-    assert (oldest["written"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(kept(0, 70)))
+    assert (oldest["written"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(written_rows(0, 70)))
     assert newest["snapshot_id"] == found["snapshot_id"]
     assert (newest["parent_id"], oldest["parent_id"]) == (oldest["snapshot_id"], None)
 
 
 def test_a_strangers_commit_is_not_certified(world, audit):
     """What it made the group forget is named; when the next live run owes it again the group is certified again."""
-    world.owe_70_to_120()
-    world.stranger_commits(120)
+    world.crash_and_resume_at_120()
+    world.commit_externally(120)
     code, found = audit(world)
     [one] = found["partitions"]
     assert (code, one["missing"], one["missing_is_forgotten"]) == (1, [[70, 120]], True)
@@ -125,7 +129,7 @@ def test_another_programs_metadata_is_no_obstacle(world, audit):
     """It is named, and the table says what is there."""
     world.grow_to(50)
     assert world.live() is None
-    world.stranger_commits(50, "their own words")
+    world.commit_externally(50, "their own words")
     code, found = audit(world)
     assert (code, found["partitions"][0]["external_commits"][-1]["metadata"]) == (0, "their own words")
     assert "another program's metadata is committed: 'their own words'" in found["partitions"][0]["sentence"]
@@ -133,8 +137,8 @@ def test_another_programs_metadata_is_no_obstacle(world, audit):
 
 def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
     """It has replaced the table's name: that is said, and not that the group has no table."""
-    world.owe_70_to_120()
-    world.stranger_joins(of_second_log=True)
+    world.crash_and_resume_at_120()
+    world.join_externally(of_second_log=True)
     why = refused(world.group)
     assert f"external commits replaced the second commit log, {world.group}.catch-up ({world.tp}, offset 120" in why
     assert "without table" not in why
@@ -175,7 +179,7 @@ def test_a_topic_made_anew_is_not_certified(world, audit, refused):
     world.grow_to(50)
     assert world.live() is None
     before = world.topic_id()
-    world.make_topic_anew(80)
+    world.recreate_topic(80)
     assert "name it with --table" in refused(world.group)
     code, found = audit(world, "--table", world.table)
     assert code == 1
@@ -201,7 +205,7 @@ def test_deleted_rows_are_found_by_a_deep_audit_alone(world, audit):
 
 def test_rows_that_nobody_vouches_for_fail_a_deep_audit(world, audit):
     """An append by another program: above the commit, in what is owed, and once more where a row is."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     stray = ", ".join(f"('{world.topic}', 0, {offset}L, 'x')" for offset in (80, 500))
     world.sql(f"INSERT INTO {{t}} VALUES {stray}")
     world.sql("INSERT INTO {t} SELECT * FROM {t} WHERE offset = 5".replace("{{t}}", "{t}"))
@@ -217,7 +221,7 @@ def test_rows_that_nobody_vouches_for_fail_a_deep_audit(world, audit):
 
 def test_rows_outlive_their_records(world, audit):
     """Below the log start a row needs no record; what was owed there is dead, and said to be."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     world.expire(100)
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
@@ -286,7 +290,7 @@ def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
 
 def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
     """Each partition, what the history has of others, and the verdict."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     delete(world, 20, 30)
     told = invoke(services, world.group)
     assert told.exit_code == 0
@@ -302,7 +306,7 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
     """Nobody looks for a table, nor for Spark; a deep audit is refused, for there are no rows to read."""
     nowhere = ("--spark", "sc://localhost:1")
     world.grow_to(50)
-    world.stranger_commits(50, f"kl1 released 0badcafe {world.topic_id()}@0 30-50")
+    world.commit_externally(50, f"kl1 released 0badcafe {world.topic_id()}@0 30-50")
     world._commit(f"{world.group}.catch-up", 0, f"kl1 done {world.topic_id()}@0 target ParquetSink")
     code, found = audit(world, *nowhere)
     assert (code, found["is_table"], found["target"]) == (0, False, "ParquetSink")
@@ -311,7 +315,7 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
         in (found["partitions"][0]["sentence"])
     )
     assert "go to the sink ParquetSink" in refused(world.group, "--deep", *nowhere)
-    world.stranger_commits(50)
+    world.commit_externally(50)
     code, found = audit(world, *nowhere)
     assert (code, found["partitions"][0]["missing"]) == (1, [[0, 50]])
 
@@ -335,7 +339,7 @@ def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatc
     assert "wanted catalog.namespace.table" in refused(world.group, "--table", "orders")
     assert "has no catalog 'nowhere'" in refused(world.group, "--table", "nowhere.shop.orders")
     assert "no Spark Connect server answered" in refused(world.group, "--spark", "sc://localhost:1")
-    world.stranger_commits(10)
+    world.commit_externally(10)
     world.delete_offsets(of_second_log=True)
     assert "says where its rows go" in refused(world.group)
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))

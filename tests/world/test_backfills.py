@@ -17,8 +17,8 @@ from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PART
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.waiting import PATIENCE, wait_for
 from tests.world.one_group import SECONDS
@@ -32,7 +32,7 @@ class CrashError(Exception):
     """What ended the lives of the group."""
 
 
-class Owing:
+class GroupWithCrashLag:
     """A code location whose group owes two ranges of each partition."""
 
     def __init__(self, services, instance, produce):
@@ -73,7 +73,7 @@ class Owing:
         for tp in partitions:
             self._produce(self._servers, self.topic, tp.partition, map(str, range(start, end)))
 
-    def lose_a_run(self, spark, offsets, *, jumps=False):
+    def crash_run(self, spark, offsets, *, jumps=False):
         """So many offsets of each partition are in the table and committed; then the run dies."""
         count = offsets * PARTITIONS
         with (
@@ -83,16 +83,16 @@ class Owing:
             ) as consumer,
         ):
             if jumps:
-                wait_for(lambda: consumer.poll(0.2) is None and len(consumer.jumped) == PARTITIONS)
+                wait_for(lambda: consumer.poll(0.2) is None and len(consumer.crash_lag) == PARTITIONS)
                 self.grow(self.partitions(), 120, 140)
             batch = consumer.poll(SECONDS)
             assert batch.max_records == count
 
             def frame():
-                found = read(spark, batch.ranges, self.kafka.settings().spark())
+                found = read_ranges(spark, batch.ranges, self.kafka.settings().spark_options())
                 return found.selectExpr("topic", "partition", "offset", "'lost run' AS written_by")
 
-            write(spark, self.table, batch.ranges, frame)
+            write_table(spark, self.table, batch.ranges, frame)
             consumer.commit(batch)
             raise CrashError
 
@@ -147,12 +147,12 @@ class Owing:
 
     def check_done(self, rows, *partitions, log_end=190):
         """Each offset is in the table once, nothing is owed, every key is materialised."""
-        facts = self.kafka.cluster().facts(self.group, self.partitions())
+        facts = self.kafka.cluster().partition_states(self.group, self.partitions())
         found = rows(self.table)
         for tp in (self.partitions()[partition] for partition in partitions):
             assert [row["offset"] for row in found if row["partition"] == tp.partition] == list(range(log_end))
             assert facts[tp].outstanding == ()
-            assert facts[tp].second.outstanding(OWED) == (), "the second log has both ranges"
+            assert facts[tp].catch_up_log.outstanding(OWED) == (), "the second log has both ranges"
         assert self.instance.get_materialized_partitions(self.asset.crash_lag.key) >= set(self.keys(*partitions))
 
     def began_again(self, runs):
@@ -175,13 +175,13 @@ def owing(services, produce, spark, tmp_path_factory):
     home = tmp_path_factory.mktemp("dagster")
     (home / "dagster.yaml").write_text(ALONE_YAML)
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        made = Owing(services, instance, produce)
+        made = GroupWithCrashLag(services, instance, produce)
         admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
         admin.create_topics([NewTopic(made.topic, PARTITIONS, 1)])[made.topic].result()
         made.grow(made.partitions(), 0, 100)
-        made.lose_a_run(spark, 70)
+        made.crash_run(spark, 70)
         made.grow(made.partitions(), 100, 120)
-        made.lose_a_run(spark, 20, jumps=True)
+        made.crash_run(spark, 20, jumps=True)
         made.grow(made.partitions(), 140, 190)
         assert made.live().success
         made.tick()

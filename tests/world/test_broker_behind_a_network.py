@@ -56,7 +56,7 @@ def seconds_until_answered(ask):
 
 
 QUESTIONS = {  # how many clients it takes
-    "both logs": (3, lambda cluster: cluster.facts("etl", [TP])),
+    "both logs": (3, lambda cluster: cluster.partition_states("etl", [TP])),
     "members": (1, lambda cluster: cluster.group("etl")),
 }
 

@@ -7,11 +7,11 @@ import time
 import dagster as dg
 import pytest
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
-from kafka_liveness_dagster.core.process_status import Word
-from kafka_liveness_dagster.core.run_ids import run_mark
-from kafka_liveness_dagster.runs.heartbeat import word_of
-from kafka_liveness_dagster.runs.tags import sign_of
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
+from kafka_liveness_dagster.core.process_status import ProcessStatus
+from kafka_liveness_dagster.core.run_ids import short_run_id
+from kafka_liveness_dagster.runs.heartbeat import process_status_of
+from kafka_liveness_dagster.runs.tags import heartbeat_of
 from tests.waiting import wait_for
 from tests.world.chaos import FIRST, LAST, LONG
 from tests.world.stories import is_alive, stop
@@ -40,12 +40,12 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     worker.resume()
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
     batch = f"{story.case.topic}:0:{FIRST}-{LAST}"
-    (refused, committed) = (text for text in story.said(run) if batch in text and " tasks after " not in text)
+    (refused, committed) = (text for text in story.log_messages(run) if batch in text and " tasks after " not in text)
     assert refused.startswith(f"{batch}: ")
     assert LOST in refused
     assert committed.startswith(f"committed {batch}: ")
     assert story.worker(run) == worker
-    assert story.first_log() == (LAST, LiveMark(Mark.RELEASED, run_mark(run)))
+    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST))
 
 
@@ -59,16 +59,18 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     stop(worker, story.instance)
     other = story.launch_live()
     assert story.end(other) is dg.DagsterRunStatus.SUCCESS
-    taken_over = (LAST, LiveMark(Mark.RELEASED, run_mark(other)))
+    taken_over = (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(other)))
     assert story.first_log() == taken_over
     produce(story.world.services.bootstrap_servers, story.case.topic, 0, map(str, range(20)))
     worker.resume()  # no member is there to refuse it a commit
     story.go_on(run)
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
-    (refused,) = (text for text in story.said(run) if LOST in text)
+    (refused,) = (text for text in story.log_messages(run) if LOST in text)
     assert refused.startswith(f"{story.case.topic}:0:{FIRST}-{LAST}: ")
-    assert [text for text in story.said(run) if text.startswith(f"committed {story.case.topic}:0:{FIRST}")] == []
-    assert story.first_log() == (LAST + 20, LiveMark(Mark.RELEASED, run_mark(run)))
+    assert [
+        text for text in story.log_messages(run) if text.startswith(f"committed {story.case.topic}:0:{FIRST}")
+    ] == []
+    assert story.first_log() == (LAST + 20, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST + 20))
     assert story.writers() == [run, other]  # what was done again is the other's: it had the partition
 
@@ -109,8 +111,8 @@ def test_a_step_leaves_though_nobody_says_that_its_run_failed(story, law, protoc
     orphans_leave(story, run, worker)
     record = story.instance.get_run_record_by_id(run)
     assert record.dagster_run.status is dg.DagsterRunStatus.STARTED
-    assert sign_of(record.dagster_run).process.pid == worker.pid, "the step's own end would not be the run's"
-    assert word_of(story.instance, record, time.time(), away=True) is Word.GONE
+    assert heartbeat_of(record.dagster_run).process.pid == worker.pid, "the step's own end would not be the run's"
+    assert process_status_of(story.instance, record, time.time(), fence_report=True) is ProcessStatus.GONE
 
 
 def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):
@@ -121,7 +123,7 @@ def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):
     worker.kill()
     wait_for(lambda: not is_alive(step))
     assert story.members() == ()
-    assert story.first_log() in (None, (0, LiveMark(Mark.RUNNING, run_mark(run))))
+    assert story.first_log() in (None, (0, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run))))
 
 
 @pytest.mark.parametrize("protocol", CONSUMER)
@@ -133,13 +135,13 @@ def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
     canceled_at = time.monotonic()
     story.world.ui.terminate_run(run)
     assert story.seconds_to_leave(canceled_at) <= LEAVES_WITHIN
-    assert story.first_log() == (FIRST, LiveMark(Mark.RELEASED, run_mark(run)))
+    assert story.first_log() == (FIRST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.end(run) is dg.DagsterRunStatus.CANCELED
     assert story.has_stopped(run)
     following = story.finish()
     assert following.success
     (made,) = following.asset_materializations_for_node(story.case.name)
     assert "crash_lag_found" not in made.metadata
-    assert story.first_log() == (LAST, LiveMark(Mark.RELEASED, run_mark(following.run_id)))
+    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(following.run_id)))
     assert story.offsets() == list(range(LAST))
     assert story.writers() == [run, following.run_id]

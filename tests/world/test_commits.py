@@ -91,7 +91,7 @@ def test_batches_of_a_sink_are_weighed_too(world):
 
     def sink(replacement):
         found = as_they_are(replacement.rows).collect()
-        replacement.may_go_on()
+        replacement.raise_if_fenced()
         held.update({row["offset"]: row["value"] for row in found})
 
     found = world(["x" * 1_000] * 25, batching=kl.Batching(max_batch_bytes=10_000), max_poll_records=1_000)

@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from tests.waiting import wait_for
 from tests.world.both_lanes import Tables, records
-from tests.world.one_group import SECONDS, World, join
+from tests.world.one_group import SECONDS, KafkaGroup, join
 
 KEYS = 10
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "1000"}
@@ -50,7 +50,7 @@ def offsets_left(w):
 @pytest.fixture
 def compacted(services, make_topic):
     """Committed 70, crashed at 100; of 0-121 only the last ten and the one in the open segment are left."""
-    w = World(services, make_topic(4, COMPACTED), produce_keyed)
+    w = KafkaGroup(services, make_topic(4, COMPACTED), produce_keyed)
     w.crash()
     w.grow_to(120)
     produce_keyed(services.bootstrap_servers, w.topic, 3, ["120"], now_ms())
@@ -65,15 +65,15 @@ def test_both_lanes_read_the_same_of_a_compacted_topic(compacted, services, spar
     w, expected = compacted, [(n, str(n)) for n in range(110, 121)]
     with w.live() as consumer:
         join(w, consumer)
-        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 121)], "the log end is the same as without compaction"
+        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 121)], "the log end is the same as without compaction"
         tables = Tables(w, spark)
         assert tables.catch_up(table, (70, 110), max_poll_records=30) == [((70, 100), 0), ((100, 110), 0)]
-        assert w.spans(consumer.owed(w.topic, 3)) == [(110, 121)]
+        assert w.spans(consumer.pending(w.topic, 3)) == [(110, 121)]
         assert tables.catch_up(table, (110, 121), max_poll_records=30) == [((110, 121), 11)]
         assert consumer.committed(w.topic, 3) == 121
     assert records(rows(table)) == expected
 
-    in_order, live_table = World(services, w.topic, produce_keyed), f"{table}_live"
+    in_order, live_table = KafkaGroup(services, w.topic, produce_keyed), f"{table}_live"
     with in_order.live(max_poll_records=50) as consumer:
         batches = Tables(in_order, spark).live(live_table, consumer, 121)
     assert batches == [((0, 50), 0), ((50, 100), 0), ((100, 121), 11)], "offsets count, not what is left of them"

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
-from kafka_liveness_dagster.spark.sql_transform import query
+from kafka_liveness_dagster.spark.sql_transform import run_select
 
 PAGE = Path(__file__).parents[2] / "docs" / "component.md"
 PARTITIONS, OFFSETS = 2, 30
@@ -54,7 +54,7 @@ def test_a_select_is_of_its_own_batch(spark):
     WITH odd AS (SELECT * FROM batch WHERE id % 2 = 1 AND string(id) RLIKE '^[0-9]{1}$')
     SELECT id AS offset FROM odd ORDER BY id -- as it came
     """
-    first, second = query(spark.range(4), sql), query(spark.range(100, 104), sql.replace("{1}", "{3}"))
+    first, second = run_select(spark.range(4), sql), run_select(spark.range(100, 104), sql.replace("{1}", "{3}"))
     assert [row.offset for row in second.collect()] == [101, 103]
     assert [row.offset for row in first.collect()] == [1, 3]
     assert not spark.catalog.listTables()

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.catch_up.consumer import PausedPartitionError
@@ -39,7 +39,7 @@ def second_log(w):
 
 def both_logs(w):
     """All that a commit may change."""
-    return w.first_log(), second_log(w)
+    return w.live_log(), second_log(w)
 
 
 # --- committed(), position(), commit() ------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_committed_follows_the_lane_that_is_behind(crashed):
     w = crashed
 
     def seen(consumer):
-        owed = w.spans(consumer.owed(w.topic, 3))
+        owed = w.spans(consumer.pending(w.topic, 3))
         return consumer.committed(w.topic, 3), consumer.position(w.topic, 3), owed
 
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
@@ -97,7 +97,10 @@ def test_commit_splits_offsets_into_both_logs(at_work):
     wait_for(lambda: (consumer.poll(0.2), consumer.position(*other))[1] == 10)
     consumer.commit({w.tp: 100, other: 10})
     assert second_log(w) == (100, "kl1 done")
-    assert w.first_log() == (120, LiveMark(Mark.RUNNING, consumer._link.mark, (Span(70, 120),)))
+    assert w.live_log() == (
+        120,
+        LiveCommitMetadata(OwnerState.RUNNING, consumer._run_context.short_run_id, (Span(70, 120),)),
+    )
     assert w.kafka.cluster().commits(w.group, [other])[other].offset == 10
     assert consumer.committed(*other) == 10
 
@@ -107,13 +110,13 @@ def test_the_usual_commit_of_the_position_loses_no_crash_lag(at_work):
     w, consumer = at_work
     before = both_logs(w)
     consumer.commit({w.tp: consumer.position(w.topic, 3)})
-    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
+    assert (both_logs(w), w.spans(consumer.pending(w.topic, 3))) == (before, [(70, 120)])
     w.grow_to(150)
     w.process(consumer, 150)
     before = both_logs(w)
     with pytest.raises(CommitRefusedError, match=r"120 of .*:3 is where the live lane went on behind 70-120"):
         consumer.commit({w.tp: 120})
-    assert (both_logs(w), w.spans(consumer.owed(w.topic, 3))) == (before, [(70, 120)])
+    assert (both_logs(w), w.spans(consumer.pending(w.topic, 3))) == (before, [(70, 120)])
 
 
 def test_commit_counts_each_range_for_itself(crashed):
@@ -128,7 +131,7 @@ def test_commit_counts_each_range_for_itself(crashed):
     with w.live() as consumer:
         join(w, consumer)
         consumer.commit({w.tp: 170})
-        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120), (170, 190)]
+        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120), (170, 190)]
         assert second_log(w) == (70, "kl1 done 140-170")
 
 
@@ -144,7 +147,7 @@ def test_a_commit_of_what_is_not_in_hand_changes_nothing(at_work, offset):
         consumer.commit({other: 0, w.tp: offset})
     assert both_logs(w) == before
     consumer.commit({w.tp: 125})
-    assert w.first_log()[0] == 125
+    assert w.live_log()[0] == 125
 
 
 def test_an_owed_commit_does_not_pass_beside_a_refused_one(at_work):
@@ -218,7 +221,10 @@ def test_pause_holds_both_lanes(at_work):
     assert consumer.poll(1.0) is None
     with w.catch_up((70, 120)) as child, pytest.raises(PausedPartitionError, match=r":3 of group .* is paused"):
         child.poll()
-    assert w.first_log() == (120, LiveMark(Mark.PAUSED, consumer._link.mark, (Span(70, 120),)))
+    assert w.live_log() == (
+        120,
+        LiveCommitMetadata(OwnerState.PAUSED, consumer._run_context.short_run_id, (Span(70, 120),)),
+    )
     consumer.resume(w.topic, 3)
     assert w.spans(consumer.poll(SECONDS).ranges) == [(120, 140)]
     with w.catch_up((70, 120)) as child:
@@ -233,11 +239,11 @@ def test_pause_lets_the_batch_under_way_pass(world):
     with w.live() as consumer:
         batch = consumer.poll(SECONDS)
         consumer.pause(w.topic, 3)
-        assert w.first_log()[0] == 0
+        assert w.live_log()[0] == 0
         consumer.commit(batch)
         w.grow_to(100)
         assert consumer.poll(0.5) is None
-        assert (w.first_log()[0], w.first_log()[1].mark) == (70, Mark.PAUSED)
+        assert (w.live_log()[0], w.live_log()[1].owner_state) == (70, OwnerState.PAUSED)
 
 
 def test_other_partitions_go_on_beside_a_paused_one(at_work):
@@ -249,7 +255,7 @@ def test_other_partitions_go_on_beside_a_paused_one(at_work):
     batch = consumer.poll(SECONDS)
     assert batch.ranges == (kl.OffsetRange(w.topic, 1, 0, 10),)
     consumer.commit(batch)
-    assert w.first_log()[0] == 120
+    assert w.live_log()[0] == 120
 
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError])
@@ -264,15 +270,15 @@ def test_a_pause_survives_restart_and_crash(world, failure):
             raise failure
         consumer.close()
         raise ZeroDivisionError  # after it left in good order
-    assert (w.first_log()[0], w.first_log()[1].mark) == (70, Mark.PAUSED)
+    assert (w.live_log()[0], w.live_log()[1].owner_state) == (70, OwnerState.PAUSED)
     w.grow_to(120)
     with w.live() as consumer:
         join(w, consumer)
-        assert (consumer.position(w.topic, 3), consumer.jumped, consumer.owed(w.topic, 3)) == (70, [], ())
-        assert w.first_log()[1].mark is Mark.PAUSED
+        assert (consumer.position(w.topic, 3), consumer.crash_lag, consumer.pending(w.topic, 3)) == (70, [], ())
+        assert w.live_log()[1].owner_state is OwnerState.PAUSED
         consumer.resume(w.topic, 3)
         assert w.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
-        assert w.first_log()[1].mark is Mark.RUNNING
+        assert w.live_log()[1].owner_state is OwnerState.RUNNING
 
 
 def test_a_partition_of_others_cannot_be_paused(world):
@@ -316,13 +322,13 @@ def test_data_that_expired_below_the_commit_is_an_error(world):
     w = world
     w.crash()
     w.expire(90)
-    before = w.first_log()
+    before = w.live_log()
     with (
         w.live() as consumer,
         pytest.raises(DataExpiredError, match="committed at 70 but its log starts at 90: 20 off"),
     ):
         consumer.poll(SECONDS)
-    assert w.first_log() == before
+    assert w.live_log() == before
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -334,13 +340,13 @@ def test_data_that_expired_below_the_commit_may_be_skipped(world, parallel):
     with w.live(offsets=kl.Offsets(on_data_loss="write_off"), enable_parallel_rebalance=parallel) as consumer:
         if parallel:
             join(w, consumer)
-            assert w.spans(consumer.jumped) == [(90, 100)]
+            assert w.spans(consumer.crash_lag) == [(90, 100)]
         else:
             batch = consumer.poll(SECONDS)
             assert w.spans(batch.ranges) == [(90, 100)]
             consumer.commit(batch)
         assert w.spans(consumer.lost) == [(70, 90)]
-        assert w.first_log()[0] == 100
+        assert w.live_log()[0] == 100
 
 
 def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
@@ -349,7 +355,7 @@ def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
     w.expire(100)
     with w.catch_up((70, 120)) as child, pytest.raises(DataExpiredError, match=rf"{w.topic}:3:70-100: 30 owed offsets"):
         child.poll()
-    assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120)]
+    assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120)]
     w.grow_to(130)
     assert w.spans(consumer.poll(SECONDS).ranges) == [(120, 130)]
 
@@ -364,7 +370,7 @@ def test_owed_data_that_expired_may_be_skipped(at_work):
         child.commit(batch)
         assert child.poll() is None
         assert w.spans(child.lost) == [(70, 100)]
-    assert consumer.owed(w.topic, 3) == ()
+    assert consumer.pending(w.topic, 3) == ()
 
 
 def test_what_the_live_lane_skips_leaves_owed_ranges_to_their_partition(at_work):
@@ -374,11 +380,11 @@ def test_what_the_live_lane_skips_leaves_owed_ranges_to_their_partition(at_work)
     w.expire(120)
     with w.live(offsets=kl.Offsets(on_data_loss="write_off")) as consumer:
         join(w, consumer)
-        assert (consumer.lost, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
+        assert (consumer.lost, w.spans(consumer.pending(w.topic, 3))) == ([], [(70, 120)])
         with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="write_off")) as child:
             assert child.poll() is None
             assert w.spans(child.lost) == [(70, 120)]
-        assert consumer.owed(w.topic, 3) == ()
+        assert consumer.pending(w.topic, 3) == ()
 
 
 def test_data_that_expires_under_a_live_member_is_an_error(world):
@@ -403,7 +409,7 @@ def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
         assert w.spans(batch.ranges) == [(90, 100)]
         assert w.spans(consumer.lost) == [(70, 90)]
         consumer.commit({w.tp: 100} if by_offset else batch)
-        assert w.first_log()[0] == 100
+        assert w.live_log()[0] == 100
 
 
 # --- how much may be owed -------------------------------------------------------------------------------------------
@@ -420,8 +426,8 @@ def test_no_more_ranges_are_owed_than_chosen(crashed, caplog):
     w.grow_to(190)
     with w.live(crash_lag=kl.CrashLag(max_ranges=1)) as consumer:
         assert w.spans(consumer.poll(SECONDS).ranges) == [(140, 190)]
-        assert (consumer.jumped, w.spans(consumer.owed(w.topic, 3))) == ([], [(70, 120)])
-    assert planner.IN_ORDER % f"{w.tp} at 140" in caplog.text
+        assert (consumer.crash_lag, w.spans(consumer.pending(w.topic, 3))) == ([], [(70, 120)])
+    assert planner.IN_ORDER_LINE % f"{w.tp} at 140" in caplog.text
 
 
 def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, caplog):
@@ -431,7 +437,7 @@ def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, cap
 
     w = world
     owed = tuple(Span(n, n + 1) for n in range(1_000, 1_000 + 2 * 407, 2))
-    mark = LiveMark(Mark.RUNNING, "0badcafe", owed)
+    mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", owed)
     assert len(mark.encode()) > 4_080
     w.grow_to(2_100)
     before = Consumer({"bootstrap.servers": w.kafka.bootstrap_servers, "group.id": w.group})
@@ -441,9 +447,9 @@ def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, cap
         batch = consumer.poll(SECONDS)
         assert w.spans(batch.ranges) == [(2_000, 2_100)]
         consumer.commit(batch)
-        assert consumer.jumped == []
-        assert w.first_log()[1].owed == owed
-    assert planner.IN_ORDER % f"{w.tp} at 2000" in caplog.text
+        assert consumer.crash_lag == []
+        assert w.live_log()[1].pending == owed
+    assert planner.IN_ORDER_LINE % f"{w.tp} at 2000" in caplog.text
 
 
 # --- partitions that are added --------------------------------------------------------------------------------------
@@ -493,7 +499,7 @@ def test_partitions_added_under_a_live_member(added):
 def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
     """Neither lane does, nor after a deadline that would else let it begin again: its clients are closed."""
     w, consumer = at_work
-    late = w.kafka.catch_up(group_id=w.group, ranges=consumer.owed(w.topic, 3), max_batch_seconds=0.2)
+    late = w.kafka.catch_up(group_id=w.group, ranges=consumer.pending(w.topic, 3), max_batch_seconds=0.2)
     with late:
         batch, fenced = late.poll(), threading.Event()
         late.on_fence(fenced.set)

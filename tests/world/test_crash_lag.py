@@ -7,11 +7,11 @@ import threading
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import ForeignCommitError, Mark
+from kafka_liveness_dagster.core.commit_metadata import ExternalCommitError, OwnerState
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.partition_state import TopicRecreatedError
-from kafka_liveness_dagster.kafka.catch_up.commit_log import NotOwedError
+from kafka_liveness_dagster.kafka.catch_up.commit_log import NotPendingError
 from kafka_liveness_dagster.kafka.errors import (
     BrokerUnreachableError,
     CommitRefusedError,
@@ -27,9 +27,9 @@ def test_after_a_crash_the_live_lane_goes_on_at_the_log_end(crashed):
     with crashed.live() as consumer:
         join(crashed, consumer)
         assert consumer.position(crashed.topic, 3) == 120
-        offset, mark = crashed.first_log()
-        assert (offset, mark.mark, mark.owed) == (120, Mark.RUNNING, (Span(70, 120),))
-        assert crashed.spans(consumer.jumped) == [(70, 120)]
+        offset, mark = crashed.live_log()
+        assert (offset, mark.owner_state, mark.pending) == (120, OwnerState.RUNNING, (Span(70, 120),))
+        assert crashed.spans(consumer.crash_lag) == [(70, 120)]
         assert consumer.committed(crashed.topic, 3) == 70, "KIP-333: offsets before committed() are all processed"
 
 
@@ -47,13 +47,13 @@ def test_a_second_crash_adds_its_range_while_the_first_is_open(crashed):
     with w.live() as consumer:
         join(w, consumer)
         assert consumer.position(w.topic, 3) == 190
-        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120), (140, 190)]
+        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120), (140, 190)]
         with w.catch_up((140, 190)) as lane:
             batch = lane.poll()
             assert w.spans(batch.ranges) == [(140, 190)]
             lane.commit(batch)
             assert lane.poll() is None
-        assert w.spans(consumer.owed(w.topic, 3)) == [(70, 120)]
+        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120)]
         assert consumer.committed(w.topic, 3) == 70
         with w.catch_up((70, 120), max_poll_records=30) as lane:
             lane.commit(lane.poll())
@@ -62,7 +62,7 @@ def test_a_second_crash_adds_its_range_while_the_first_is_open(crashed):
             batch = lane.poll()
             assert w.spans(batch.ranges) == [(100, 120)], "a killed backfill resumes where it was"
             lane.commit(batch)
-        assert consumer.owed(w.topic, 3) == ()
+        assert consumer.pending(w.topic, 3) == ()
         assert consumer.committed(w.topic, 3) == 190
 
 
@@ -72,25 +72,28 @@ def test_a_release_is_not_a_crash(world):
     with world.live() as consumer:
         world.process(consumer, 70)
         consumer.poll(SECONDS)
-    assert world.first_log()[1].mark is Mark.RELEASED
+    assert world.live_log()[1].owner_state is OwnerState.RELEASED
     world.grow_to(120)
     with world.live() as consumer:
         assert world.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
-        assert consumer.jumped == []
+        assert consumer.crash_lag == []
 
 
 def test_the_mode_is_off_unless_it_is_chosen(crashed):
     """Without enable_parallel_rebalance a crash is resumed in order and nothing is owed."""
     with crashed.live(enable_parallel_rebalance=False) as consumer:
         assert crashed.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
-        assert consumer.owed(crashed.topic, 3) == ()
+        assert consumer.pending(crashed.topic, 3) == ()
 
 
 def test_a_range_that_is_not_owed_is_refused(crashed):
     """A mistyped key is an error with what is owed, before anything is processed."""
     with crashed.live() as consumer:
         join(crashed, consumer)
-        with pytest.raises(NotOwedError, match="live lane is at 120, and it owes 70-120"), crashed.catch_up((70, 130)):
+        with (
+            pytest.raises(NotPendingError, match="live lane is at 120, and it owes 70-120"),
+            crashed.catch_up((70, 130)),
+        ):
             pass
         with crashed.catch_up((60, 80)) as lane:
             assert crashed.spans(lane.poll().ranges) == [(70, 80)]  # 60-70 is in the table: nothing to do
@@ -110,7 +113,7 @@ def test_a_batch_beyond_its_deadline_is_fenced_and_the_next_poll_rejoins(world):
         took = seconds_until(lambda: not world.members())  # the fence goes up first, then it leaves
         assert took < SESSION / 2, "LeaveGroup was sent, no session timeout waited for"
         join(world, consumer)
-        assert world.spans(consumer.jumped) == [(0, 100)]
+        assert world.spans(consumer.crash_lag) == [(0, 100)]
         with pytest.raises(FencedError, match=r"before the consumer rejoined.*becomes crash lag"):
             consumer.commit(batch)
 
@@ -126,13 +129,13 @@ def test_an_error_says_where_the_next_run_goes_on(world):
     for mode, words in ((False, "resumes at the committed offsets"), (True, "skips ahead to the log end.*crash lag")):
         ended = pytest.raises(BrokerUnreachableError, match=rf"nobody answered\. The next live run {words}")
         with ended, world.live(enable_parallel_rebalance=mode) as consumer:
-            wait_for(lambda live=consumer: live.poll(0.2) or live.owed(world.topic, 3))
+            wait_for(lambda live=consumer: live.poll(0.2) or live.pending(world.topic, 3))
             raise unanswered()
     with pytest.raises(BrokerUnreachableError, match=r"^nobody answered$"), world.live() as consumer:
         raise unanswered()  # it never was a member: nothing was changed
     with world.live() as consumer:
         join(world, consumer)
-        assert world.spans(consumer.owed(world.topic, 3)) == [(0, 100)], "the second run had skipped them"
+        assert world.spans(consumer.pending(world.topic, 3)) == [(0, 100)], "the second run had skipped them"
 
 
 def test_a_commit_out_of_order_is_refused(world):
@@ -145,7 +148,7 @@ def test_a_commit_out_of_order_is_refused(world):
             consumer.commit(second)
         consumer.commit(first)
         consumer.commit(second)
-        assert world.first_log()[0] == 100
+        assert world.live_log()[0] == 100
 
 
 def test_two_members_share_the_partitions_and_hand_over_without_crash_lag(world):
@@ -161,7 +164,7 @@ def test_two_members_share_the_partitions_and_hand_over_without_crash_lag(world)
 
             wait_for(is_shared)
             assert set(first.assignment()).isdisjoint(second.assignment())
-            assert first.jumped == second.jumped == []
+            assert first.crash_lag == second.crash_lag == []
     assert world.members() == ()
 
 
@@ -179,7 +182,7 @@ def test_another_programs_commits_are_not_touched(world):
 
     commit("flink checkpoint 7")
     with world.live() as consumer:
-        with pytest.raises(ForeignCommitError, match="offset 0, metadata 'flink checkpoint 7'"):
+        with pytest.raises(ExternalCommitError, match="offset 0, metadata 'flink checkpoint 7'"):
             consumer.poll(0.0)
         assert consumer.assignment() == ()
         assert world.members() == ()
@@ -216,8 +219,8 @@ def test_members_that_come_and_go_owe_nothing(world):
                     if (batch := consumer.poll(0.1)) is not None:
                         consumer.commit(batch)
                         ranges.extend(world.spans(batch.ranges))
-                    polled += consumer.joined
-                jumped.extend(consumer.jumped)
+                    polled += consumer.is_joined
+                jumped.extend(consumer.crash_lag)
         except Exception as error:  # noqa: BLE001 - shown by the assertion
             failed.append(error)
         left.append(polls)

@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.failpoints import Failpoint
 from kafka_liveness_dagster.spark.errors import SparkFailedError, SparkUnreachableError, TransformError
 from tests.test_visible_names import DEAD_LETTERS as COLUMNS
-from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, Lettered
+from tests.world.lettered import BROKEN, DEAD_LETTERS, MENDED, WHEN_MS, DeadLetterGroup
 
 FIRST_AND_LAST = "x 1 2 3 y 5 6 z"
 BAD = [0, 4, 7]
@@ -27,7 +27,7 @@ TOGETHER = "if(count(*) OVER (PARTITION BY partition) > 3, raise_error('many'), 
 @pytest.fixture
 def make(services, produce, rows, warm_spark):
     """Make a group: ``make(**settings)``."""
-    return lambda **settings: Lettered(services, produce, rows, warm_spark, **settings)
+    return lambda **settings: DeadLetterGroup(services, produce, rows, warm_spark, **settings)
 
 
 def in_python(batch):
@@ -48,17 +48,17 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     world = make()
     world.produce(FIRST_AND_LAST, "0 a 2")
     assert world.live() is None
-    assert (world.there(), world.there(1)) == (GOOD, [0, 2])
+    assert (world.offsets_in_table(), world.offsets_in_table(1)) == (GOOD, [0, 2])
     assert (world.letters(), world.letters(1)) == (BAD, [1])
-    assert (world.owes(), world.owes(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
-    assert (world.at(), world.at(1)) == (8, 3)
+    assert (world.pending(), world.pending(1)) == ([(n, n + 1) for n in BAD], [(1, 2)])
+    assert (world.committed_offset(), world.committed_offset(1)) == (8, 3)
     letter = world.letter_rows()[0]
     assert dict(world.spark.table(f"{world.table}_dead_letters").dtypes) == COLUMNS
     assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
     assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
     assert "'x'" in letter["error"]
     assert letter["run_id"] == world.instance.get_runs()[0].run_id
-    told = world.told(4)
+    told = world.reported(4)
     assert "'y'" in told.description
     assert f"{world.table}_dead_letters" in told.description
     assert told.metadata["cause"].value == "bad-record"
@@ -73,12 +73,12 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     assert isinstance(error, BadRecordError)
     assert f"offset 0 of {world.topic}:0" in str(error)
     assert "They stay failed until the offsets are done" in str(error)
-    assert (world.green(), world.letters(), world.owes()[0]) == ([], BAD, (0, 1))
+    assert (world.materialized_ranges(), world.letters(), world.pending()[0]) == ([], BAD, (0, 1))
 
     world.value = MENDED
     assert world.catch_up((0, 1), (4, 5)) is None
-    assert (world.there(), world.letters(), world.letters(1)) == ([0, *GOOD[:3], 4, *GOOD[3:]], [7], [1])
-    assert world.owes() == [(7, 8)]
+    assert (world.offsets_in_table(), world.letters(), world.letters(1)) == ([0, *GOOD[:3], 4, *GOOD[3:]], [7], [1])
+    assert world.pending() == [(7, 8)]
     assert "2 dead letters are owed" in world.check().description
     assert [row["value"] for row in world._rows(world.table)][:2] == [-1, 1]
 
@@ -107,8 +107,8 @@ def test_whatever_raises(make, transform, settings):
     world.value = transform
     world.produce("0 1 2 3 y 5 6 7", "0 1")
     assert world.live() is None
-    assert (world.there(), world.letters(), world.owes()) == ([0, 1, 2, 3, 5, 6, 7], [4], [(4, 5)])
-    assert (world.there(1), world.at(), world.at(1)) == ([0, 1], 8, 2)
+    assert (world.offsets_in_table(), world.letters(), world.pending()) == ([0, 1, 2, 3, 5, 6, 7], [4], [(4, 5)])
+    assert (world.offsets_in_table(1), world.committed_offset(), world.committed_offset(1)) == ([0, 1], 8, 2)
 
 
 def test_nothing_else_was_there(make):
@@ -116,10 +116,15 @@ def test_nothing_else_was_there(make):
     world = make()
     world.produce("x y")
     assert world.live() is None
-    assert (world.there(), world.letters(), world.owes(), world.at()) == ([], [0, 1], [(0, 2)], 2)
+    assert (world.offsets_in_table(), world.letters(), world.pending(), world.committed_offset()) == (
+        [],
+        [0, 1],
+        [(0, 2)],
+        2,
+    )
     world.produce("2")
     assert world.live() is None
-    assert (world.there(), world.at()) == ([2], 3)
+    assert (world.offsets_in_table(), world.committed_offset()) == ([2], 3)
 
 
 def test_more_than_a_few_are_the_transforms_fault(make):
@@ -132,8 +137,8 @@ def test_more_than_a_few_are_the_transforms_fault(make):
     assert "max_dead_letters=2" in str(error)
     assert "'x'" in str(error)
     assert isinstance(error.__cause__, SparkFailedError)
-    assert (world.there(), world.letters(), world.owes()) == ([], [], [])
-    assert not world.at()
+    assert (world.offsets_in_table(), world.letters(), world.pending()) == ([], [], [])
+    assert not world.committed_offset()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_what_is_no_records_fault_ends_the_run(make, transform, kind):
     world.produce("0 1 2 3")
     error = world.live()
     assert type(error) is kind, error
-    assert (world.there(), world.letters(), world.at()) == ([], [], world.at(1))
+    assert (world.offsets_in_table(), world.letters(), world.committed_offset()) == ([], [], world.committed_offset(1))
 
 
 def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make, monkeypatch):
@@ -162,7 +167,12 @@ def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make
     error = world.live()
     assert isinstance(error, BadRecordError)
     assert "owes too many ranges" in str(error)
-    assert (world.there(), world.letters(), world.owes(), bool(world.at())) == ([], [], [], False)
+    assert (world.offsets_in_table(), world.letters(), world.pending(), bool(world.committed_offset())) == (
+        [],
+        [],
+        [],
+        False,
+    )
 
 
 @pytest.mark.parametrize("nth", [1, 2], ids=["between letters and table", "between table and commit"])
@@ -171,10 +181,10 @@ def test_a_run_may_die_at_any_step(make, tmp_path, nth):
     world = make()
     world.produce(FIRST_AND_LAST)
     world.kill(Failpoint.AFTER_TABLE_COMMIT, nth, tmp_path)
-    assert (world.letters(), world.owes(), bool(world.at())) == (BAD, [], False)
+    assert (world.letters(), world.pending(), bool(world.committed_offset())) == (BAD, [], False)
     assert world.live() is None
-    assert (world.there(), world.letters(), world.at()) == (GOOD, BAD, 8)
-    assert world.owes() == [(n, n + 1) for n in BAD]
+    assert (world.offsets_in_table(), world.letters(), world.committed_offset()) == (GOOD, BAD, 8)
+    assert world.pending() == [(n, n + 1) for n in BAD]
     assert {row["run_id"] for row in world.letter_rows()} == {world.instance.get_runs()[0].run_id}
 
 
@@ -188,16 +198,25 @@ def test_the_catch_up_lane_does_what_it_can(make):
     world.crash()
     world.value = BROKEN
     assert world.live() is None
-    assert (world.at(), world.owes(), world.letters()) == (7, [(2, 7)], [])
+    assert (world.committed_offset(), world.pending(), world.letters()) == (7, [(2, 7)], [])
     for _ in range(2):  # those that are known do not count as new ones
         error = world.catch_up((2, 7))
         assert isinstance(error, BadRecordError)
         assert [str(one) for one in error.offsets] == [f"{world.topic}:0:{n}-{n + 1}" for n in (3, 5)]
-        assert (world.there(), world.letters(), world.owes()) == ([0, 1, 2, 4, 6], [3, 5], [(3, 4), (5, 6)])
+        assert (world.offsets_in_table(), world.letters(), world.pending()) == (
+            [0, 1, 2, 4, 6],
+            [3, 5],
+            [(3, 4), (5, 6)],
+        )
     assert "2 dead letters are owed" in world.check().description
     world.value = MENDED
     assert world.catch_up((2, 7)) is None
-    assert (world.there(), world.letters(), world.owes(), world.green()) == ([*range(7)], [], [], [(2, 7)])
+    assert (world.offsets_in_table(), world.letters(), world.pending(), world.materialized_ranges()) == (
+        [*range(7)],
+        [],
+        [],
+        [(2, 7)],
+    )
     assert world.check().passed
 
 
@@ -212,10 +231,10 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     typed = ["write-off", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
     told = CliRunner().invoke(main, [*typed, "--bootstrap-servers", world.servers])
     assert told.exit_code == 0, told.output
-    assert (world.letters(), world.owes(), world.check().passed) == ([1], [], True)
+    assert (world.letters(), world.pending(), world.check().passed) == ([1], [], True)
     world.value = MENDED
     assert world.catch_up((1, 2)) is None
-    assert (world.there(), world.letters()) == ([0, 2], [1])
+    assert (world.offsets_in_table(), world.letters()) == ([0, 2], [1])
 
 
 def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypatch):
@@ -236,14 +255,14 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         assert isinstance(error, BadRecordError)
         assert says in str(error)
         assert "Failed and missing" in str(error)
-        before = values(), world.at(), world.second_log(), world.letters()
+        before = values(), world.committed_offset(), world.catch_up_log(), world.letters()
         assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "FAILED"
         [typed] = re.findall(r"`kafka-liveness (write-off [^`]+)`", str(error))
         told = command(*shlex.split(typed), "--yes")
         assert told.exit_code == 0, told.output
         assert f"closed {key}" in told.output
         assert world.instance.get_status_by_partition(asset, [key], partitions)[key].value == "MATERIALIZED"
-        assert (values(), world.at(), world.second_log(), world.letters()) == before
+        assert (values(), world.committed_offset(), world.catch_up_log(), world.letters()) == before
         assert command(*shlex.split(typed), "--yes").exit_code == 1, "there is nothing left to close"
 
     with dg.DagsterInstance.from_config(str(tmp_path)) as world.instance:
@@ -261,7 +280,7 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         error = world.catch_up((0, 4), again="@" + key.partition("@")[2])
         assert values() == {0: 100, 1: 1, 2: -1, 3: 103}
         follow_the_remedy(error, key, f"The former rows of {world.topic}:0:1-3 are still in the table")
-        assert (world.owes(), world.check().passed) == ([], True)
+        assert (world.pending(), world.check().passed) == ([], True)
 
 
 def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):
@@ -274,7 +293,7 @@ def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):
     error = world.live()
     assert isinstance(error, kl.TableSchemaError)
     assert "no table of dead letters" in str(error)
-    assert (world.there(), world.letters(), bool(world.at())) == ([], [], False)
+    assert (world.offsets_in_table(), world.letters(), bool(world.committed_offset())) == ([], [], False)
 
 
 def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
@@ -293,9 +312,9 @@ def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
     error = world.live()
     assert isinstance(error, SparkUnreachableError)
     assert "was lost in the middle of a batch: it was started anew, or has ended this session" in str(error)
-    assert world.owes() == []
+    assert world.pending() == []
     assert world.live() is None
-    assert world.there() == [0, 1, 2]
+    assert world.offsets_in_table() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -315,14 +334,19 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
     error = world.live()
     assert isinstance(error, kl.DataExpiredError), error
     assert f"{world.topic}:0 is committed at 0 but its log starts at 2" in str(error)
-    assert (world.at(), len(calls) <= in_flight) == (0, True)
+    assert (world.committed_offset(), len(calls) <= in_flight) == (0, True)
 
     skip = {"offsets": kl.Offsets(on_data_loss="write_off")}
     assert world.live(**skip) is None
     world.produce("8 9 10 11 12 13")
     expires_to.append(10)
     assert world.live(**skip) is None
-    assert (world.there(), world.letters(), world.owes(), world.at()) == ([*range(2, 8), *range(10, 14)], [], [], 14)
+    assert (world.offsets_in_table(), world.letters(), world.pending(), world.committed_offset()) == (
+        [*range(2, 8), *range(10, 14)],
+        [],
+        [],
+        14,
+    )
     assert "It is planned again" in world.newest_log()
     assert "lost" in world.newest_log()
 
@@ -334,13 +358,13 @@ def test_a_topic_that_goes_under_a_batch_is_named(make):
 
     def anew(batch):
         if world.log_end == 0:
-            world.make_topic_anew(2)
+            world.recreate_topic(2)
         return batch.selectExpr("topic", "partition", "offset", f"{BROKEN} AS value")
 
     world.value = anew
     error = world.live()
     assert isinstance(error, kl.TopicRecreatedError), error
-    assert (world.there(), world.letters()) == ([], [])
+    assert (world.offsets_in_table(), world.letters()) == ([], [])
 
 
 def test_no_value_leaves_a_run_where_the_environment_says_so(make, monkeypatch, capfd):
@@ -358,7 +382,7 @@ def test_no_value_leaves_a_run_where_the_environment_says_so(make, monkeypatch, 
     assert kept.live() is None
     [letter] = kept.letter_rows()
     assert "[CAST_INVALID_INPUT]" in letter["error"]
-    told = [letter["error"], repr(kept.told(0)), *capfd.readouterr()]
+    told = [letter["error"], repr(kept.reported(0)), *capfd.readouterr()]
     told += [str(entry) for one in (world, kept) for run in one.instance.get_runs()
              for entry in one.instance.all_logs(run.run_id)]  # fmt: skip
     assert any("[CAST_INVALID_INPUT]" in text for text in told[4:])

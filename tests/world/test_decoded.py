@@ -26,12 +26,12 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.kafka import schema_registry_settings
-from kafka_liveness_dagster.spark.connect.session import connect, end
+from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.decode import protobuf_udf as message_reader
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
-from kafka_liveness_dagster.spark.transform import Transformed
-from tests.world.lettered import Lettered
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
+from kafka_liveness_dagster.spark.transform import TransformedBatch
+from tests.world.lettered import DeadLetterGroup
 from tests.world.schema_registry import PASSWORD, USER, started
 
 V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}]}
@@ -66,7 +66,7 @@ def registry(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def patient_registry(monkeypatch):
     """Let a cold registry on a busy machine take its time."""
-    monkeypatch.setitem(schema_registry_settings.WAITS, "timeout", 60)
+    monkeypatch.setitem(schema_registry_settings.RETRY_SETTINGS, "timeout", 60)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def batch(services, warm_spark, send):
 
     def of(values, session=None):
         ranges = [kl.OffsetRange(send(values), 0, 0, len(values))]
-        return read(session or warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
+        return read_ranges(session or warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
 
     return of
 
@@ -132,7 +132,7 @@ def session_without_package(services, warm_spark, tmp_path):
     [[found]] = session.range(1).select(F.udf(import_error)("id")).collect()
     assert found == "hidden from Spark"
     yield session
-    end(session)
+    close(session)
 
 
 def serialized(kind, registry, subject, schema, **settings):
@@ -189,9 +189,9 @@ def test_a_value_that_is_kept_whole_follows_its_schema(  # noqa: PLR0917 - fixtu
     records = [{"id": 1, "item": "tea", "note": "hot"}, {"id": 2, "item": "mate", "price": 1.5}]
     for schema, record in zip(versions, records, strict=True):
         ranges = [kl.OffsetRange(send([serialized(AvroSerializer, registry, subject, schema)(record)]), 0, 0, 1)]
-        batch = read(warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
+        batch = read_ranges(warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
         whole = resource.decode(batch, subject).select("topic", "partition", "offset", "value")
-        assert write(warm_spark, table, ranges, lambda whole=whole: whole).rows == 1
+        assert write_table(warm_spark, table, ranges, lambda whole=whole: whole).rows == 1
     found = sorted((row["value"] for row in rows(table)), key=lambda value: value["id"])
     assert found == [{**records[0], "price": None}, {**records[1], "note": None}]
 
@@ -313,7 +313,7 @@ def test_what_is_not_in_the_wire_format_fails_by_its_place(  # noqa: PLR0917 - f
     transform = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")  # noqa: E731
     message = rf"the record at offset 1 of {topic}:0 is not in the wire format .*begins with 0x{begins}\b"
     with pytest.raises(kl.SparkFailedError, match=message):
-        write(warm_spark, table, ranges, Transformed(transform, warm_spark, ranges, options))
+        write_table(warm_spark, table, ranges, TransformedBatch(transform, warm_spark, ranges, options))
     assert not warm_spark.catalog.tableExists(table)
 
 
@@ -340,12 +340,12 @@ def test_records_that_no_schema_decodes_are_dead_letters(  # noqa: PLR0917 - fix
     registry, resource, services, produce, rows, warm_spark, send, subject
 ):
     """Of another registry, or of none: the others are in the table."""
-    world = Lettered(services, produce, rows, warm_spark)
+    world = DeadLetterGroup(services, produce, rows, warm_spark)
     good = serialized(AvroSerializer, registry, subject, V1)
     send([good({"id": 1, "item": "tea"}), framed(99_999, b"\2"), b"{}", good({"id": 2, "item": "mate"})], world.topic)
     world.value = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")
     assert world.live() is None
-    assert (world.offsets(), world.owed()) == ([0, 3], [(1, 3)])
+    assert (world.offsets(), world.pending_by_live_log()) == ([0, 3], [(1, 3)])
     told = [row["error"] for row in rows(f"{world.table}_dead_letters")]
     assert ["by schema 99999" in told[0], "not in the wire format" in told[1]] == [True, True]
 
@@ -450,7 +450,7 @@ def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
 
 def test_a_registry_that_never_answers_ends_by_itself(batch, monkeypatch):
     """It takes the connection and is silent."""
-    monkeypatch.setitem(schema_registry_settings.WAITS, "timeout", 0.2)
+    monkeypatch.setitem(schema_registry_settings.RETRY_SETTINGS, "timeout", 0.2)
     with ThreadingHTTPServer(("127.0.0.1", 0), _NoRegistry) as silent:  # nobody serves: the backlog accepts
         url = f"http://127.0.0.1:{silent.server_port}"
         with pytest.raises(kl.RegistryUnreachableError, match=r"in 3 attempts of 0\.2 s"):

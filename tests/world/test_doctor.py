@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.doctor import spark_facts
-from kafka_liveness_dagster.doctor.catalog_probe import probe
+from kafka_liveness_dagster.doctor.catalog_probe import probe_catalog
 from kafka_liveness_dagster.doctor.rules import Outcome
 from kafka_liveness_dagster.embedded import services as embedded
-from kafka_liveness_dagster.embedded.jars import find_java, resolve
-from kafka_liveness_dagster.spark.connect.session import end
+from kafka_liveness_dagster.embedded.jars import find_java, resolve_jars
+from kafka_liveness_dagster.spark.connect.session import close
 from tests.timeouts import connect, seconds, set_timeouts
 from tests.waiting import wait_for
 
@@ -37,10 +37,10 @@ def services_with_own_broker(services, tmp_path_factory):
     """The shared Spark, and a broker of this file: one test changes the broker so that it refuses every commit."""
     home = tmp_path_factory.mktemp("broker")
     try:
-        own = embedded.ensure(which=("kafka",), home=home)
+        own = embedded.ensure_services(which=("kafka",), home=home)
         yield replace(services, bootstrap_servers=own.bootstrap_servers)
     finally:
-        embedded.stop(home)
+        embedded.stop_services(home)
 
 
 @pytest.fixture
@@ -104,7 +104,13 @@ def set_wrong(admin, kind, name, **settings):
 def quota(bootstrap_servers, bytes_a_second):
     """In the block all users together may read no more; clients in Python cannot set one."""
     words = ["--bootstrap-server", bootstrap_servers, "--alter", "--entity-type", "users", "--entity-default"]
-    command = [str(find_java()), "-Xmx128m", "-cp", f"{resolve('kafka', show=print)}/*", "kafka.admin.ConfigCommand"]
+    command = [
+        str(find_java()),
+        "-Xmx128m",
+        "-cp",
+        f"{resolve_jars('kafka', show=print)}/*",
+        "kafka.admin.ConfigCommand",
+    ]
 
     def alter(how, what):
         subprocess.run([*command, *words, how, what], check=True, capture_output=True)
@@ -249,16 +255,16 @@ def test_a_probe_reports_what_a_catalog_does_otherwise(services):
     for name, value in (("gc.enabled", "false"), ("commit.retry.num-retries", "4")):
         session.conf.set(f"spark.sql.catalog.lake.table-override.{name}", value)
     try:
-        found = {one.check: one for one in probe(session, "lake")}
+        found = {one.check: one for one in probe_catalog(session, "lake")}
     finally:
-        end(session)
+        close(session)
     assert {check for check, one in found.items() if one.outcome is not Outcome.OK} == {"properties", "drop"}
-    assert "commit.retry.num-retries=4, gc.enabled=false" in found["properties"].found
-    assert "expires no snapshot" in found["expiry"].found
-    assert "its files are still there" in found["drop"].found
+    assert "commit.retry.num-retries=4, gc.enabled=false" in found["properties"].message
+    assert "expires no snapshot" in found["expiry"].message
+    assert "its files are still there" in found["drop"].message
 
 
 def test_a_class_that_is_not_there_is_an_answer(spark, capfd):
     """Nothing is printed of it; pyspark alone would print a page of JSON."""
-    assert spark_facts._of_java(spark, "no.such.Class", "version") is None
+    assert spark_facts._call_java(spark, "no.such.Class", "version") is None
     assert capfd.readouterr() == ("", "")

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.spark.sink import replace
+from kafka_liveness_dagster.spark.sink import replace_rows
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -69,9 +69,9 @@ def test_a_script_drains_the_gap_of_a_crash(example, topic):
     handled, gap = [], kl.OffsetRange(topic, 0, 0, 2)
     with kafka.consumer(**live) as consumer:
         wait_for(lambda: (consumer.poll(0.2), consumer.position(topic, 0))[1] == 2)
-        assert (consumer.owed(topic, 0), consumer.committed(topic, 0)) == ((gap,), 0)
+        assert (consumer.pending(topic, 0), consumer.committed(topic, 0)) == ((gap,), 0)
         assert shown.drain(topic, group, lambda record: handled.append(record.value().decode())) == [gap]
-        assert (handled, consumer.owed(topic, 0), consumer.committed(topic, 0)) == (WORDS, (), 2)
+        assert (handled, consumer.pending(topic, 0), consumer.committed(topic, 0)) == (WORDS, (), 2)
         assert shown.drain(topic, group, pytest.fail) == []
 
 
@@ -195,7 +195,7 @@ def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_s
 
     def again(end, word, **options):
         row = f"SELECT '{topic}' AS topic, 0 AS partition, 0L AS offset, '{word}' AS order_json"
-        replace(sink, [kl.OffsetRange(topic, 0, 0, end)], lambda: warm_spark.sql(row), **options)
+        replace_rows(sink, [kl.OffsetRange(topic, 0, 0, end)], lambda: warm_spark.sql(row), **options)
 
     def fenced_in_the_transaction():
         if next(calls) == 3:

@@ -16,12 +16,12 @@ from tests.remotes import spark_at
 from tests.timeouts import be_patient
 from tests.world import functions_of_the_users as functions
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.transform import Transformed
+from kafka_liveness_dagster.spark.transform import TransformedBatch
 be_patient()
 servers, remote, topic, which = sys.argv[1:]
 kafka, spark = kl.KafkaLivenessResource(bootstrap_servers=servers), spark_at(remote)
 ranges = [OffsetRange(topic, 0, 0, 2)]
-rows = Transformed(getattr(functions, which), spark.session(), ranges, kafka.settings().spark())()
+rows = TransformedBatch(getattr(functions, which), spark.session(), ranges, kafka.settings().spark_options())()
 print(json.dumps(sorted((row.a, row.b) for row in rows.collect())))
 spark.teardown_after_execution(None)
 """

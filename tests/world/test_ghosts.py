@@ -17,9 +17,9 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core import orphaned_runs as core_ghosts
 from kafka_liveness_dagster.core.fencing import RunState
-from kafka_liveness_dagster.core.process_status import Place, Process, Sign
-from kafka_liveness_dagster.core.run_ids import run_mark
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
+from kafka_liveness_dagster.core.run_ids import short_run_id
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.resources import kafka as resources
 from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import AWAY_TAG, PROCESS_TAG, lane_tags
@@ -28,7 +28,7 @@ from kafka_liveness_dagster.sensor import sensor as sensors
 from tests.world.one_group import join
 from tests.world.test_sensor_requests import FAILURE, STARTED, Desk
 
-ELSEWHERE = Process(Place("0c0ffee0", "4026532601.0"), 1, 22)
+ELSEWHERE = Process(ProcessNamespace("0c0ffee0", "4026532601.0"), 1, 22)
 LIVE, CATCH_UP = "orders_job", "orders_crash_lag_job"
 
 
@@ -60,7 +60,7 @@ def worker():
         process.kill()
 
 
-class Ghostly(Desk):
+class OrphanedRuns(Desk):
     """Runs with a process of their own, and what the sensor wants for them."""
 
     def works(self, lane, process, **tags):
@@ -71,7 +71,7 @@ class Ghostly(Desk):
 
     def beats(self, run, process, beat=0):
         """A sign of life."""
-        self.instance.add_run_tags(run, {PROCESS_TAG: Sign(run_mark(run), beat, process).encode()})
+        self.instance.add_run_tags(run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), beat, process).encode()})
 
     def looks(self, clock, seconds, every=30.0, alive=()):
         """What all looks of so long a time asked for, while runs give signs of life: pairs of run and process."""
@@ -96,7 +96,7 @@ def killed(process):
 
 def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, clock):
     """The next one is asked for at once; at the second look the dead one is failed, and says why."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     process = proc.process(worker.pid)
     run = desk.works("live", process)
     assert desk.looks(clock, 270, alive=[(run, process)]) == [], "a slow start"
@@ -113,10 +113,10 @@ def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, 
 
 def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, instance, worker, clock):
     """Its live step has left the group, and the steps that depend on it take an hour; until its process is gone."""
-    desk = Ghostly(crashed, instance, sensor=kl.Sensor(fail_ghost_runs=True))
+    desk = OrphanedRuns(crashed, instance, sensor=kl.Sensor(fail_ghost_runs=True))
     process = proc.process(worker.pid)
     run = desk.works("live", process)
-    instance.add_run_tags(run, {PROCESS_TAG: Sign(run_mark(run), None, process, is_over=True).encode()})
+    instance.add_run_tags(run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), None, process, has_ended=True).encode()})
     assert desk.wanted() == [(LIVE, None)], "there is lag, and no live run"
     successor = desk.works("live", process, **{AWAY_TAG: "7200"})
     assert desk.looks(clock, 3_600, every=300, alive=[(successor, process)]) == []
@@ -128,7 +128,7 @@ def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, inst
 
 def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, worker, clock, capfd):
     """Its storage was away: the successor is asked for all the same, and the end is told later, once."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     run = desk.works("live", proc.process(worker.pid))
     killed(worker)
     with pytest.MonkeyPatch.context() as away:
@@ -144,7 +144,7 @@ def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, work
 
 def test_a_run_that_was_killed_while_it_was_canceled_is_canceled(crashed, instance, worker, clock):
     """What its user wanted has come to pass."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     run = desk.works("live", proc.process(worker.pid))
     instance.report_run_canceling(instance.get_run_by_id(run))
     assert desk.wanted() == []
@@ -155,7 +155,7 @@ def test_a_run_that_was_killed_while_it_was_canceled_is_canceled(crashed, instan
 
 def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
     """Its daemon died between two words to Dagster: it is starting for ever, and keeps its place as long as one may."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     job = desk.defs.resolve_job_def(LIVE)
     run = instance.create_run_for_job(job, tags=lane_tags(crashed.group, "live"))
     instance.report_dagster_event(
@@ -170,7 +170,7 @@ def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
 
 def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, worker, clock):
     """Twenty runs have ended since: it took a place from all of them."""
-    desk = Ghostly(world, instance, sensor=kl.Sensor(max_live_runs=2))
+    desk = OrphanedRuns(world, instance, sensor=kl.Sensor(max_live_runs=2))
     run = desk.works("live", proc.process(worker.pid))
     job, tags = desk.defs.resolve_job_def(LIVE), lane_tags(world.group, "live")
     for _ in range(21):
@@ -182,8 +182,8 @@ def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, wo
 
 def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, monkeypatch):
     """In another container, on another host: silence has a successor started, and a lot of it ends the run."""
-    monkeypatch.setattr(core_ghosts, "GIVEN_UP_SECONDS", 600.0)
-    desk = Ghostly(crashed, instance)
+    monkeypatch.setattr(core_ghosts, "CERTAINLY_DEAD_SECONDS", 600.0)
+    desk = OrphanedRuns(crashed, instance)
     run = desk.works("live", ELSEWHERE, **{AWAY_TAG: "310"})
     assert desk.looks(clock, 120) == [], "a broker's restart, a slow start"
     assert desk.looks(clock, 30) == [(LIVE, None)]
@@ -199,7 +199,7 @@ def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, mon
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance, clock, fails):
     """Killed before its first word; one that has not started is left alone."""
-    desk = Ghostly(crashed, instance, sensor=kl.Sensor(max_live_runs=3, fail_ghost_runs=fails))
+    desk = OrphanedRuns(crashed, instance, sensor=kl.Sensor(max_live_runs=3, fail_ghost_runs=fails))
     run, starting = desk.run("live"), desk.run("live", status=None)
     instance.report_run_canceling(instance.get_run_by_id(starting))
     desk.run("live")
@@ -215,10 +215,10 @@ def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance,
 
 def test_a_member_is_no_ghost_whatever_else_is_heard_of_it(crashed, instance, clock, monkeypatch):
     """In a long batch, elsewhere, with Dagster's storage out of its reach: the group has it."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     run = desk.works("live", ELSEWHERE)
-    link = RunLink(run, f"dagster/orders_job/{run}/orders", lambda: RunState.IN_PROGRESS)
-    monkeypatch.setattr(resources, "link_of", lambda *_, **__: link)
+    link = RunContext(run, f"dagster/orders_job/{run}/orders", lambda: RunState.IN_PROGRESS)
+    monkeypatch.setattr(resources, "run_context_of", lambda *_, **__: link)
     with crashed.live() as consumer:
         join(crashed, consumer)
         crashed.grow_to(150)
@@ -230,7 +230,7 @@ def test_a_member_is_no_ghost_whatever_else_is_heard_of_it(crashed, instance, cl
 
 def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashed, instance, worker, clock):
     """The only slot of the pool, and the only run at a time: the partition's next run starts, and finds a slot."""
-    desk = Ghostly(crashed, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
+    desk = OrphanedRuns(crashed, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
     with crashed.live() as consumer:
         join(crashed, consumer)
         desk.tick()
@@ -256,7 +256,7 @@ def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashe
 
 def test_a_slot_that_a_finished_run_left_taken_is_given_back(crashed, instance, clock):
     """Its worker was killed and its code server failed it; a run that has just ended gives its slot back itself."""
-    desk = Ghostly(crashed, instance)
+    desk = OrphanedRuns(crashed, instance)
     with crashed.live() as consumer:
         join(crashed, consumer)
         desk.tick()

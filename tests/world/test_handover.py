@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
@@ -25,7 +25,7 @@ SESSION, HEARTBEAT = seconds(1.5), 0.5
 class Job(nullcontext):
     """Work that nobody has to cancel."""
 
-    is_given_up = False
+    is_abandoned = False
     tag = "job"
 
     def cancel(self, timeout_seconds=2.0):
@@ -38,10 +38,10 @@ class Write:
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def begin(self):
+    def prepare(self):
         return lambda: threading.Event().wait(self.seconds)
 
-    def finish(self, execute):
+    def execute_with_retries(self, execute):
         return execute()
 
 
@@ -68,7 +68,7 @@ class Group:
 
     def marks(self):
         commits = self.kafka.cluster().commits(self.group_id, [TopicPartition(self.topic, p) for p in range(2)])
-        return {(LiveMark.decode(commit.metadata).mark) for commit in commits.values()}
+        return {(LiveCommitMetadata.decode(commit.metadata).owner_state) for commit in commits.values()}
 
     def member_ids(self):
         return {member.member_id for member in self.kafka.cluster().members(self.group_id)}
@@ -102,7 +102,7 @@ class Successor(threading.Thread):
                         for part in batch.ranges:
                             self.began.setdefault(part.partition, part.start)
                         consumer.commit(batch)
-                    self.jumped = list(consumer.jumped)
+                    self.jumped = list(consumer.crash_lag)
         except Exception as error:  # noqa: BLE001 - shown by the assertion
             self.failed = error
 
@@ -125,9 +125,9 @@ def test_a_rebalance_does_not_wait_beyond_what_the_group_grants(group):
         def land():
             in_flight[0].finish()
             first.commit(in_flight[0].batch)
-            in_flight.committed()
+            in_flight.pop_committed()
 
-        first.before_revoke(lambda may_wait: in_flight.commit_what_is_written(may_wait, land))
+        first.before_revoke(lambda may_wait: in_flight.commit_finished(may_wait, land))
         in_flight.append(InFlightWrite(owning_all(first, 20), Job(), Write(0.8 * BUDGET)))
         in_flight.append(InFlightWrite(first.poll(0, 20), Job(), Write(1.8 * BUDGET)))
         for one in in_flight:
@@ -141,7 +141,7 @@ def test_a_rebalance_does_not_wait_beyond_what_the_group_grants(group):
             assert before <= group.member_ids(), "the first one was thrown out"
             assert successor.jumped == []
             assert set(successor.began.values()) == {10}, "what had landed was committed, and nothing else"
-            assert first.jumped == []
+            assert first.crash_lag == []
         finally:
             successor.end()
 

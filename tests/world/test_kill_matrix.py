@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.offsets import Span, difference
 from kafka_liveness_dagster.failpoints import Failpoint
 from tests.history.checker import check
 from tests.history.observer import Observer
-from tests.world.killed import HEARTBEAT, PARTITIONS, SESSION, Catalog, Location, Other
+from tests.world.killed import HEARTBEAT, PARTITIONS, SESSION, Catalog, KilledLocation, OtherMember
 from tests.world.left_behind import await_end
 from tests.world.stories import ALONE_YAML
 
@@ -59,7 +59,7 @@ def location(services, instance, make_topic, make_group, produce, table, catalog
             lane, group = conditions.lane, make_group(SESSION, HEARTBEAT)
             settings = {**conditions._asdict(), "parallel": lane != IN_ORDER}
             del settings["lane"]
-            found = Location(instance, services, topics, table, group, **settings)
+            found = KilledLocation(instance, services, topics, table, group, **settings)
             found.history = Observer(
                 tmp_path / "history.jsonl",
                 bootstrap_servers=services.bootstrap_servers,
@@ -82,7 +82,7 @@ def location(services, instance, make_topic, make_group, produce, table, catalog
                 assert found.missing() == [f"{topics[0]}:{partition}:70-120" for partition in PARTITIONS]
             found.more, found.other = more, None
             if conditions.members > 1:
-                found.other = others.enter_context(closing(Other(found, lane)))
+                found.other = others.enter_context(closing(OtherMember(found, lane)))
                 more(100, 0)  # whichever partitions it gives away, there is something to do
             return found
 
@@ -138,7 +138,7 @@ def recover(location, lane, rows, meanwhile=lambda: None):
     check_invariants(location, rows, meanwhile)
     location.more(10, 10)
     if location.other is not None:
-        location.other.go_on()
+        location.other.serve()
         check_invariants(location, rows)
     elif lane == CATCH_UP:
         location.backfill()

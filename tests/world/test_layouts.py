@@ -12,20 +12,20 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, Layout
-from kafka_liveness_dagster.spark.connect.session import end
+from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION, TableLayout
+from kafka_liveness_dagster.spark.connect.session import close
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
 
 LAYOUTS = {
-    "by Kafka's partitions": Layout(snapshots="append"),
-    "by day": Layout("append", ("days(placed_at)",)),
-    "by nothing": Layout("append", ()),
-    "by bucket, overwritten": Layout(partition_by=("bucket(3, offset)",)),
+    "by Kafka's partitions": TableLayout(snapshots="append"),
+    "by day": TableLayout("append", ("days(placed_at)",)),
+    "by nothing": TableLayout("append", ()),
+    "by bucket, overwritten": TableLayout(partition_by=("bucket(3, offset)",)),
 }
 GATE = ("by Kafka's partitions", "by bucket, overwritten")
 """The layouts of the gate; the others are left to ``make certify``."""
@@ -66,7 +66,9 @@ def frame(session, *ranges, by, keep="true", tasks=2):
 
 def put(session, table, *ranges, by, layout, keep="true", **options):
     """Write these ranges."""
-    return write(session, table, ranges, lambda: frame(session, *ranges, by=by, keep=keep), layout=layout, **options)
+    return write_table(
+        session, table, ranges, lambda: frame(session, *ranges, by=by, keep=keep), layout=layout, **options
+    )
 
 
 def held(session, table):
@@ -136,7 +138,7 @@ def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, na
 @pytest.mark.parametrize("snapshots", ["overwrite", "append"])
 def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
     """Nested ones and a variant too; a column grows with the rows' type, one they lack is null, a new one is added."""
-    layout = Layout(snapshots, table_properties={"format-version": "3"})
+    layout = TableLayout(snapshots, table_properties={"format-version": "3"})
     first = (
         "CAST(offset AS int) AS n", "CAST(1.5 AS float) AS f", "CAST(2.25 AS decimal(4, 2)) AS d",
         "DATE'2026-01-02' AS day",
@@ -156,7 +158,7 @@ def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
         return whole.selectExpr("'orders' AS topic", "0 AS partition", "offset", *columns)
 
     for start, columns in ((0, first), (5, first), (10, wide), (0, first)):
-        write(warm_spark, table, [orders(start, start + 5)], lambda: rows(start, columns), layout=layout)  # noqa: B023
+        write_table(warm_spark, table, [orders(start, start + 5)], lambda: rows(start, columns), layout=layout)  # noqa: B023
     shown = warm_spark.table(table).withColumn("text", F.expr("to_json(anything)")).drop("anything")
     found = {row["offset"]: row for row in shown.collect()}
     assert sorted(found) == list(range(15))
@@ -195,7 +197,7 @@ def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, nam
         assert streamed(table, into)[0] == expected
         assert set(operations(warm_spark, table)) == {"append"}
     finally:
-        end(other)
+        close(other)
 
 
 def test_what_is_read_since_a_snapshot_is_each_row_once(catalog, warm_spark, table):
@@ -240,7 +242,7 @@ def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(
                 at.wait(PATIENCE)
             return frame(session, *ranges, by=by)
 
-        return write(session, table, ranges, make, layout=layout)
+        return write_table(session, table, ranges, make, layout=layout)
 
     try:
         with ThreadPoolExecutor() as both:
@@ -249,7 +251,7 @@ def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(
             attempts = [one.result().attempts, two.result().attempts]
     finally:
         for session in sessions:
-            end(session)
+            close(session)
     found = held(warm_spark, table)
     assert all(sum(rows.values()) == 1 for rows in found.values())
     assert sorted(offset for _, offset in found) == list(range(400))
@@ -265,8 +267,8 @@ def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, ta
     for ranges in batches:
         put(session, table, *ranges, by="first", layout=layout, ledger=ledger)
     put(session, table, orders(60, 70), by="nobody", keep="false", layout=layout, ledger=ledger)
-    fresh = TableLedger(IcebergTable(table), lambda: session).accounts({orders(0, 1).topic_partition})
-    assert [account.done for account in fresh.values()] == [((0, 70),)]
+    fresh = TableLedger(IcebergTable(table), lambda: session).entries({orders(0, 1).topic_partition})
+    assert [account.written for account in fresh.values()] == [((0, 70),)]
     told = session.sql(
         f"SELECT operation, summary['kafka-liveness.written'] FROM {table}.snapshots ORDER BY committed_at"
     )
@@ -276,7 +278,7 @@ def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, ta
 
 def test_a_table_is_made_as_it_was_declared(warm_spark, table):
     """Partitions, order and properties; the rows are in it with the same commit."""
-    layout = Layout(
+    layout = TableLayout(
         partition_by=("days(placed_at)", "bucket(4, offset)", "topic"),
         sort_by=("written_by", "offset DESC"),
         table_properties={"write.parquet.compression-codec": "zstd", "shop.owner": "orders team"},
@@ -301,7 +303,7 @@ def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table,
     )
     theirs = "SELECT 'theirs', 7, id, 'them', timestamp_seconds(id * 60), 'kept' FROM range(100000)"
     warm_spark.sql(f"INSERT INTO {table} {theirs}")
-    layout = Layout("append")
+    layout = TableLayout("append")
     put(warm_spark, table, orders(0, 50), by="first", layout=layout)
     warm_spark.sql(f"ALTER TABLE {table} ADD COLUMN added int")
     warm_spark.sql(f"ALTER TABLE {table} ADD PARTITION FIELD bucket(2, offset)")
@@ -347,28 +349,28 @@ def test_a_table_that_could_refuse_a_later_batch_refuses_the_first(warm_spark, t
     """With the statement that changes it; after that, batches are written, replaced and cut through."""
     make(warm_spark, table, partition_by, settings)
     with pytest.raises(TableSchemaError, match=re.escape(f"ALTER TABLE {table} SET TBLPROPERTIES ({fix})")) as error:
-        put(warm_spark, table, orders(0, 10), by="first", layout=Layout())
+        put(warm_spark, table, orders(0, 10), by="first", layout=TableLayout())
     assert held(warm_spark, table) == Counter()
     warm_spark.sql(str(error.value).partition("Fix: ")[2])
     for by, ranges in (("first", orders(0, 10)), ("second", orders(10, 20)), ("again", orders(5, 15))):
-        put(warm_spark, table, ranges, by=by, layout=Layout())
+        put(warm_spark, table, ranges, by=by, layout=TableLayout())
     expected = once("first", orders(0, 5)) | once("again", orders(5, 15)) | once("second", orders(15, 20))
     assert held(warm_spark, table) == expected
 
 
 def test_a_table_that_could_refuse_a_later_batch_is_not_created(services, table):
     """Also where the catalog's defaults are what it would be created with."""
-    layout = Layout(table_properties={"write.format.default": "avro"})
+    layout = TableLayout(table_properties={"write.format.default": "avro"})
     session = connect(services.spark_remote)
     try:
         with pytest.raises(TableSchemaError, match=r"'write\.format\.default'='parquet'"):
             put(session, table, orders(0, 10), by="first", layout=layout)
         session.conf.set("spark.sql.catalog.lake.table-override.write.merge.isolation-level", "snapshot")
         with pytest.raises(TableSchemaError, match=r"write\.merge\.isolation-level=snapshot .* not created"):
-            put(session, table, orders(0, 10), by="first", layout=Layout(partition_by=()))
+            put(session, table, orders(0, 10), by="first", layout=TableLayout(partition_by=()))
         assert not session.catalog.tableExists(table)
     finally:
-        end(session)
+        close(session)
 
 
 @pytest.mark.parametrize("partition_by", [BY_KAFKA_PARTITION, ()], ids=["by Kafka's partitions", "by nothing"])
@@ -377,8 +379,8 @@ def test_files_of_others_without_bounds_are_merged(warm_spark, table, partition_
     make(warm_spark, table, partition_by, {"write.format.default": "avro"})
     frame(warm_spark, orders(0, 30), by="them").writeTo(table).append()
     warm_spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('write.format.default'='parquet')")
-    put(warm_spark, table, orders(30, 40), by="new", layout=Layout())
-    put(warm_spark, table, orders(20, 35), by="again", layout=Layout())
+    put(warm_spark, table, orders(30, 40), by="new", layout=TableLayout())
+    put(warm_spark, table, orders(20, 35), by="again", layout=TableLayout())
     expected = once("them", orders(0, 20)) | once("again", orders(20, 35)) | once("new", orders(35, 40))
     assert held(warm_spark, table) == expected
 
@@ -390,9 +392,9 @@ def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_
     def random_rows(ranges):
         return frame(warm_spark, ranges, by="us").withColumn("written_by", F.expr("uuid()"))
 
-    write(warm_spark, table, [orders(0, 20)], lambda: random_rows(orders(0, 20)), layout=Layout())
+    write_table(warm_spark, table, [orders(0, 20)], lambda: random_rows(orders(0, 20)), layout=TableLayout())
     with pytest.raises(TableSchemaError, match="is not deterministic") as error:
-        write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+        write_table(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=TableLayout())
     warm_spark.sql(str(error.value).partition("Fix: ")[2])
-    write(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=Layout())
+    write_table(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=TableLayout())
     assert sorted(row["offset"] for row in warm_spark.table(table).collect()) == list(range(20))

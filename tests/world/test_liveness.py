@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.errors import FencedError
@@ -53,7 +53,10 @@ class Group:
 
     def first_log(self):
         commits = self.kafka.cluster().commits(self.group_id, [TopicPartition(self.topic, p) for p in range(4)])
-        return {tp.partition: (commit.offset, LiveMark.decode(commit.metadata).mark) for tp, commit in commits.items()}
+        return {
+            tp.partition: (commit.offset, LiveCommitMetadata.decode(commit.metadata).owner_state)
+            for tp, commit in commits.items()
+        }
 
 
 @pytest.fixture(params=["classic", "consumer"])
@@ -70,7 +73,7 @@ def work(for_seconds):
     threading.Event().wait(for_seconds)
 
 
-class Stall:
+class ProcessTimeoutWindow:
     """A process timeout that begins within a call: no sooner than the call, no later than its return."""
 
     def __init__(self, call):
@@ -150,7 +153,7 @@ class Other:
 def test_a_stalled_member_leaves_at_its_process_timeout(group):
     """No later than a second after it, the coordinator no longer lists the member: LeaveGroup, on both protocols."""
     with group.consumer(max_batch_seconds=SHORT) as consumer:
-        stall = Stall(lambda: whole_topic(consumer))
+        stall = ProcessTimeoutWindow(lambda: whole_topic(consumer))
         assert len(group.members()) == 1
         stall.ends_in_time(group, SHORT)
 
@@ -160,7 +163,7 @@ def test_a_process_that_can_start_no_thread_leaves_its_group_and_cancels_its_wor
     done, names = [], []
     with group.consumer(max_batch_seconds=SHORT) as consumer:
         consumer.on_fence(lambda: done.append(len(group.members())))
-        stall = Stall(lambda: whole_topic(consumer))
+        stall = ProcessTimeoutWindow(lambda: whole_topic(consumer))
         with no_threads(names):
             stall.ends_in_time(group, SHORT)
             wait_for(lambda: done)
@@ -223,7 +226,7 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
             first.commit(batch)
             wait_for(lambda: first.poll(0.1) is not None or other.got_after is not None)
             assert other.got_after > 2.5 * SESSION
-            assert first.jumped == []
+            assert first.crash_lag == []
         assert other.failed is None
     assert {offset for offset, _ in group.first_log().values()} == {50}
 
@@ -241,7 +244,7 @@ def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
             busy_until_then.start()
             wait_for(lambda: step(ready))
             busy_until_then.join()
-            assert ready.jumped == busy.jumped == []
+            assert ready.crash_lag == busy.crash_lag == []
         assert third.failed is None
 
 
@@ -253,7 +256,7 @@ def test_in_progress_mode_a_rebalance_does_not_wait(group):
             wait_for(lambda: other.got_after is not None)
             first.commit(batch)  # what it still owns; the rest is processed again by the other
             wait_for(lambda: {offset for offset, _ in group.first_log().values()} == {50})
-            assert first.jumped == []
+            assert first.crash_lag == []
         assert other.failed is None
 
 
@@ -263,7 +266,7 @@ def test_in_progress_mode_a_batch_without_progress_is_thrown_out(group):
         batch = whole_topic(consumer)
         for _ in range(12):
             work(0.15 * SHORT)
-            stall = Stall(consumer.heartbeat)
+            stall = ProcessTimeoutWindow(consumer.heartbeat)
         assert len(group.members()) == 1
         stall.ends_in_time(group, SHORT)
         for refused in (consumer.heartbeat, lambda: consumer.commit(batch)):
@@ -296,7 +299,7 @@ def test_manual_assignment_has_no_member_and_no_group_thread(group, services, pr
     produce(services.bootstrap_servers, group.topic, 0, ["new"])
     with group.consumer(enable_parallel_rebalance=True) as live:
         wait_for(lambda: live.poll(0.1) or len(live.assignment()) == 4)
-        owed = live.owed(group.topic, 0)
+        owed = live.pending(group.topic, 0)
     with group.kafka.catch_up(group_id=group.group_id, ranges=owed, max_batch_seconds=SHORT) as lane:
         batch = lane.poll()
         cluster = group.kafka.cluster()
@@ -318,14 +321,14 @@ def test_a_static_member_that_comes_back_in_time_moves_no_partitions(group):
         wait_for(lambda: len(first.assignment()) == 4)
     with group.consumer(membership=STATIC, enable_parallel_rebalance=True) as again:
         assert sum(r.size for r in again.poll(PATIENCE).ranges) == 100
-        assert again.jumped == []
+        assert again.crash_lag == []
 
 
 def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
     """It does not leave the group when it closes: others get its partitions at the session timeout, released."""
     with group.consumer(membership=STATIC) as static:
         static.commit(whole_topic(static))
-    assert {mark for _, mark in group.first_log().values()} == {Mark.RELEASED}
+    assert {mark for _, mark in group.first_log().values()} == {OwnerState.RELEASED}
     assert len(group.members()) == 1
     with group.consumer() as other:
         assert seconds_until(lambda: other.poll(0.1) or len(other.assignment()) == 4) < SESSION + 3 * SLACK
@@ -370,9 +373,9 @@ def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
 def test_the_brokers_session_is_not_a_members_to_set(group):
     """KIP-848 keeps session and heartbeat on the broker: setting them is refused with the group's own numbers."""
     if group.protocol == "classic":
-        assert group.consumer().timeouts.session_ms == SESSION * 1000
+        assert group.consumer().timeouts.session_timeout_ms == SESSION * 1000
         return
-    assert group.consumer().timeouts.session_ms == SESSION * 1000
+    assert group.consumer().timeouts.session_timeout_ms == SESSION * 1000
     theirs = group.kafka.model_copy(update={"session_timeout_seconds": 10.0})
     with pytest.raises(InvalidSettingError, match=rf"{SESSION * 1000:,.0f}.*kafka-configs"):
         theirs.consumer(topics=[group.topic], group_id=group.group_id)

@@ -15,17 +15,17 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
-from kafka_liveness_dagster.spark.table.maintenance import Maintenance
+from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.waiting import wait_for
 from tests.world.live_runs import LiveRuns
 from tests.world.silent_proxy import SilentProxy
 
-DEFAULT, BY_DAY = Layout(), Layout(partition_by=("days(placed_at)",))
+DEFAULT, BY_DAY = TableLayout(), TableLayout(partition_by=("days(placed_at)",))
 PORT = re.compile(r":(\d+)")
 ALL_DAY = "timestamp_seconds(id) AS placed_at"
 
@@ -46,7 +46,7 @@ def put(session, ledger, *ranges, layout=DEFAULT):
         ]
         return session.sql(" UNION ALL ".join(parts))
 
-    return write(session, ledger.target, ranges, rows, ledger=ledger, layout=layout)
+    return write_table(session, ledger.target, ranges, rows, ledger=ledger, layout=layout)
 
 
 def files(session, table):
@@ -75,7 +75,7 @@ def test_what_is_owed_and_what_may_come_again_is_left_as_it_is(spark, table, led
     for start in (0, 10, 20, 50, 60, 70):  # 30 to 50 was jumped over
         for partition in (0, 1):
             put(spark, ledger, orders(start, start + 10, partition), layout=layout)
-    work = Maintenance(spark, IcebergTable(table))
+    work = TableMaintenance(spark, IcebergTable(table))
     before = held(spark, table)
     settled = [orders(start, end, partition) for partition in (0, 1) for start, end in ((0, 30), (50, 70))]
     done = list(work.compact(settled, min_files=2))
@@ -84,14 +84,14 @@ def test_what_is_owed_and_what_may_come_again_is_left_as_it_is(spark, table, led
     assert held(spark, table) == before
     for start, end in ((70, 80), (30, 50)):
         written = put(spark, ledger, orders(start, end), orders(start, end, 1), layout=layout)
-        assert (written.attempts, written.rewritten) == (1, False), "it cuts through no file"
+        assert (written.attempts, written.rewrote_files) == (1, False), "it cuts through no file"
     assert held(spark, table) == [(p, offset) for p in (0, 1) for offset in range(80)]
-    assert work.gave_way == 0
+    assert work.conflicts == 0
 
 
 def test_fewer_small_files_than_asked_for_stay(spark, table, ledger):
     """Nor is a table compacted that does not exist."""
-    work = Maintenance(spark, IcebergTable(table))
+    work = TableMaintenance(spark, IcebergTable(table))
     assert list(work.compact([orders(0, 30)], min_files=4)) == []
     for start in (0, 10, 20):
         put(spark, ledger, orders(start, start + 10))
@@ -103,7 +103,7 @@ def test_what_it_reads_is_not_kept_in_the_server(spark, table, ledger):
     """Iceberg's readers by Arrow keep an allocator of each file for good (iceberg#13937), until the heap is full."""
     for start in (0, 10):
         put(spark, ledger, orders(start, start + 10))
-    assert list(Maintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [(2, 1)]
+    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [(2, 1)]
     plan = spark.sql(f"EXPLAIN SELECT * FROM {table}").collect()[0][0]
     assert "BatchScan" in plan
     assert "ColumnarToRow" not in plan, "its session reads by Arrow"
@@ -111,10 +111,10 @@ def test_what_it_reads_is_not_kept_in_the_server(spark, table, ledger):
 
 def test_a_compacted_table_is_in_its_order(spark, table, ledger):
     """As one that was sorted by hand is, though each batch came in the order of its offsets."""
-    layout = Layout(sort_by=("placed_at DESC",))
+    layout = TableLayout(sort_by=("placed_at DESC",))
     for start in (0, 10, 20):
         put(spark, ledger, orders(start, start + 10), layout=layout)
-    assert list(Maintenance(spark, IcebergTable(table)).compact([orders(0, 30)], min_files=2)) == [(3, 1)]
+    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 30)], min_files=2)) == [(3, 1)]
     read = spark.sql(f"SELECT offset FROM {table}").collect()
     assert [row[0] for row in read] == list(reversed(range(30)))
 
@@ -123,17 +123,17 @@ def test_the_ledger_outlives_the_snapshots(spark, table, ledger):
     """Those that tell what the table holds stay, however old they are; all others go, and their files with them."""
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.accounts([TopicPartition("orders", 0)])  # so that each commit sums up what was there before
-    work = Maintenance(spark, IcebergTable(table))
+        ledger.entries([TopicPartition("orders", 0)])  # so that each commit sums up what was there before
+    work = TableMaintenance(spark, IcebergTable(table))
     assert list(work.compact([orders(0, 50)], min_files=2)) == [(5, 1)]
-    before = work.figures()
+    before = work.statistics()
     work.expire(time.time(), max_age=0.0, max_snapshots=1)
-    after = work.figures()
+    after = work.statistics()
     assert (before.snapshots, before.files, after.files) == (7, 2, 2)
     assert after.snapshots < before.snapshots
     fresh = TableLedger(IcebergTable(table), lambda: spark)
-    account = fresh.accounts([TopicPartition("orders", 0)])[TopicPartition("orders", 0)]
-    assert (account.done, account.complete) == ((Span(0, 60),), True)
+    account = fresh.entries([TopicPartition("orders", 0)])[TopicPartition("orders", 0)]
+    assert (account.written, account.is_complete) == ((Span(0, 60),), True)
     put(spark, ledger, orders(60, 70))
     assert held(spark, table) == [(0, offset) for offset in range(70)]
 
@@ -142,12 +142,12 @@ def test_no_more_snapshots_are_kept_than_asked_for(spark, table, ledger):
     """Of those that are an hour old; younger ones a reader may be at work with."""
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.accounts([TopicPartition("orders", 0)])
-    work = Maintenance(spark, IcebergTable(table))
+        ledger.entries([TopicPartition("orders", 0)])
+    work = TableMaintenance(spark, IcebergTable(table))
     work.expire(time.time(), max_age=1e6, max_snapshots=3)
-    assert work.figures().snapshots == 6
+    assert work.statistics().snapshots == 6
     work.expire(time.time() + 3_700, max_age=1e6, max_snapshots=3)
-    assert work.figures().snapshots == 3
+    assert work.statistics().snapshots == 3
 
 
 def test_what_no_snapshot_has_is_deleted_when_it_is_old(spark, table, ledger):
@@ -160,22 +160,22 @@ def test_what_no_snapshot_has_is_deleted_when_it_is_old(spark, table, ledger):
     two_days_ago = time.time() - 2 * 86_400
     for one in (old, kept):
         os.utime(one, (two_days_ago, two_days_ago))
-    assert Maintenance(spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
+    assert TableMaintenance(spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
     assert (old.exists(), young.exists()) == (False, True)
     assert held(spark, table) == [(0, offset) for offset in range(10)]
 
 
 def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
     """Where a replay marked rows as deleted, a rewrite leaves neither them nor the marks."""
-    layout = Layout("append", ("days(placed_at)",), table_properties={"write.delete.mode": "merge-on-read"})
+    layout = TableLayout("append", ("days(placed_at)",), table_properties={"write.delete.mode": "merge-on-read"})
     for start in (0, 10, 20):
         put(spark, ledger, orders(start, start + 10), layout=layout)
     spark.sql(f"DELETE FROM {table} WHERE offset IN (3, 14)").collect()
-    work = Maintenance(spark, IcebergTable(table))
-    assert work.figures().delete_files > 0
+    work = TableMaintenance(spark, IcebergTable(table))
+    assert work.statistics().delete_files > 0
     assert list(work.compact([orders(0, 30)], min_files=2)) == [(3, 1)]
-    work.tidy()
-    assert work.figures()[:3:2] == (1, 0)
+    work.rewrite_manifests()
+    assert work.statistics()[:3:2] == (1, 0)
     assert held(spark, table) == [(0, offset) for offset in range(30) if offset not in (3, 14)]
 
 
@@ -183,7 +183,7 @@ def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table
     """With ``gc.enabled=false``, which Nessie sets, expiry and orphan files are skipped, and the run succeeds."""
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('gc.enabled'='false')")
-    before, rows = Maintenance(spark, IcebergTable(table)).figures(), held(spark, table)
+    before, rows = TableMaintenance(spark, IcebergTable(table)).statistics(), held(spark, table)
     [file, *_] = (row[0] for row in spark.sql(f"SELECT file_path FROM {table}.files").collect())
     orphan = Path(file.removeprefix("file:")).with_name("died.parquet")
     orphan.write_bytes(b"of a batch that died")
@@ -195,7 +195,7 @@ def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table
     assert run.success
     assert "gc.enabled=false" in shown["not_deleted"]
     assert "orphan_files_removed" not in shown
-    after = Maintenance(spark, IcebergTable(table)).figures()
+    after = TableMaintenance(spark, IcebergTable(table)).statistics()
     assert after.snapshots >= before.snapshots, "nothing is expired"
     assert after.files < before.files, "small files are compacted"
     assert orphan.exists()
@@ -206,12 +206,12 @@ def test_snapshots_are_kept_as_long_as_the_table_says(spark, table, ledger):
     """A table's ``history.expire`` properties keep more than the settings of the asset."""
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.accounts([TopicPartition("orders", 0)])
-    work = Maintenance(spark, IcebergTable(table))
+        ledger.entries([TopicPartition("orders", 0)])
+    work = TableMaintenance(spark, IcebergTable(table))
     for key, value, kept in (("max-snapshot-age-ms", "3600000", 6), ("min-snapshots-to-keep", "4", 4)):
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.{key}'='{value}')")
         work.expire(time.time(), max_age=0.0, max_snapshots=1)
-        assert work.figures().snapshots == kept
+        assert work.statistics().snapshots == kept
         spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('history.expire.{key}')")
 
 
@@ -267,8 +267,8 @@ def test_it_runs_beside_a_live_lane(live, table, spark, services, produce):
     ledger = TableLedger(IcebergTable(table), lambda: spark)
     for partition in (0, 1):
         tp = TopicPartition(live.topic, partition)
-        account = ledger.accounts([tp])[tp]
-        assert (account.done, account.complete) == ((Span(0, end),), True)
+        account = ledger.entries([tp])[tp]
+        assert (account.written, account.is_complete) == ((Span(0, end),), True)
 
 
 def test_a_spark_that_falls_silent_ends_it(services, live, monkeypatch):
@@ -276,16 +276,16 @@ def test_a_spark_that_falls_silent_ends_it(services, live, monkeypatch):
     monkeypatch.setattr("kafka_liveness_dagster.lanes.maintenance._SILENT_SECONDS", 2.0)
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
-        compact = Maintenance.compact
+        compact = TableMaintenance.compact
 
         def silently(*arguments):
             proxy.fall_silent()
             return compact(*arguments)
 
-        monkeypatch.setattr(Maintenance, "compact", silently)
+        monkeypatch.setattr(TableMaintenance, "compact", silently)
         asset = kl.kafka_asset(**live.settings)(lambda batch: batch)
         remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
         resources = dg.Definitions(resources={"kafka": live.kafka, "spark": spark_at(remote)})
         job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")
         run = job.execute_in_process(raise_on_error=False)
-    assert run.failure_data_for_node("maintain_orders").error.cause.cls_name == "SparkSilentError"
+    assert run.failure_data_for_node("maintain_orders").error.cause.cls_name == "SparkNotRespondingError"

@@ -162,8 +162,8 @@ def test_what_is_measured_is_what_was_done(services, told, child, produce, tmp_p
         assert received.count(metrics.PHASE_DURATION, LANE=lane, PHASE="write") == batches[lane]
     assert received.count(metrics.PHASE_DURATION, PHASE="dead letters") == 1
     assert received.total(metrics.DEAD_LETTERS, TOPIC=topic, REASON="bad-record") == 1
-    assert (received.total(metrics.LAG), received.total(metrics.OWED)) == (WAITING, 1)
-    assert 0 < received.total(metrics.OWED_AGE) < 600
+    assert (received.total(metrics.LAG), received.total(metrics.PENDING)) == (WAITING, 1)
+    assert 0 < received.total(metrics.PENDING_AGE) < 600
     assert received.total(metrics.EVENTS, EVENT="CrashLagFound") == 1
 
     roots = [span for span in received.spans if not span.parent_span_id]

@@ -11,19 +11,19 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.fencing import FenceReason, RunState
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.resume import Owned
-from kafka_liveness_dagster.core.run_ids import place_of, run_of_place
-from kafka_liveness_dagster.core.timeouts import BrokerLimits, Budget, GroupTimeouts, derive
+from kafka_liveness_dagster.core.resume import OwnedPartition
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance
+from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, KafkaRefusedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.live import member as of_member
-from kafka_liveness_dagster.kafka.live.assignment import answer_what_is_pending
+from kafka_liveness_dagster.kafka.live.assignment import drain_callbacks
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.live.member import Member
-from kafka_liveness_dagster.kafka.run_context import RunLink
+from kafka_liveness_dagster.kafka.run_context import RunContext
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 from tests.waiting import wait_for
 
@@ -40,10 +40,10 @@ class Group:
         self.kafka, self.topic, self.group_id = kafka, topic, group_id
         self.all = tuple(TopicPartition(topic, p) for p in PARTITIONS)
         self.protocol = protocol
-        own, brokers = (SESSION, HEARTBEAT), GroupTimeouts(round(SESSION * 1000), round(HEARTBEAT * 1000))
+        own, brokers = (SESSION, HEARTBEAT), ConsumerGroupConfig(round(SESSION * 1000), round(HEARTBEAT * 1000))
         session, heartbeat = own if protocol == "classic" else (None, None)
-        self.timeouts = derive(
-            Budget(60, "argument"),
+        self.timeouts = derive_timeouts(
+            RunBudget(60, "argument"),
             session_seconds=session,
             heartbeat_seconds=heartbeat,
             limits=BrokerLimits(1_000, 60_000),
@@ -53,7 +53,7 @@ class Group:
 
     def consumer(self, state=lambda: RunState.IN_PROGRESS, run=RUN, take_over=None, **settings):
         """A live lane of a run that goes on unless told otherwise, not joined yet."""
-        of = replace(link(run, state), take_over=take_over)
+        of = replace(link(run, state), claim_instance_id=take_over)
         return LivenessConsumer(self.kafka, replace(self.live, **settings), self.timeouts, of)
 
     def members(self):
@@ -62,7 +62,7 @@ class Group:
 
     def committed(self):
         """What the broker stores, as a stranger reads it: offset and metadata of each partition that has them."""
-        stranger = Consumer(self.kafka.committer(self.group_id, "stranger"))
+        stranger = Consumer(self.kafka.committer_config(self.group_id, "stranger"))
         try:
             found = stranger.committed([KafkaTopicPartition(*tp) for tp in self.all], timeout=60)
         finally:
@@ -76,7 +76,7 @@ class Group:
 
 def link(run_id, state=lambda: RunState.IN_PROGRESS):
     """A run that goes on, unless told otherwise."""
-    return RunLink(run_id, f"dagster/job/{run_id}/step", state)
+    return RunContext(run_id, f"dagster/job/{run_id}/step", state)
 
 
 @pytest.fixture(params=["classic", "consumer"])
@@ -112,7 +112,7 @@ def serve_until(reached, *members):
     def look():
         found = reached()
         for member in members if not found else ():
-            member.serve(0.02)
+            member.poll(0.02)
         return found
 
     wait_for(look, 0.9 * SESSION, what=inspect.getsource(reached).strip(), pause=0.0 if members else 0.02)
@@ -122,7 +122,9 @@ def settle(member, owned, *others):
     """Adopt what arrived; a rebalance under way may ask for patience."""
 
     def adopted():
-        member.adopt({tp: replace(o, arrival=member.arrived.get(tp, 0)) for tp, o in owned.items()})
+        member.commit_start_positions(
+            {tp: replace(o, assignment_id=member.pending.get(tp, 0)) for tp, o in owned.items()}
+        )
         return set(owned) <= set(member.owned)
 
     serve_until(adopted, member, *others)
@@ -130,7 +132,7 @@ def settle(member, owned, *others):
 
 def arrivals(member):
     """By which ownership a batch is planned now."""
-    return {tp: owned.arrival for tp, owned in member.owned.items()}
+    return {tp: owned.assignment_id for tp, owned in member.owned.items()}
 
 
 def commit(member, spans):
@@ -142,14 +144,14 @@ def commit(member, spans):
 def newcomer(group, join):
     """A member to which all partitions were assigned, and who has not looked at them yet."""
     member = join(RUN)
-    serve_until(lambda: member.arrived.keys() == set(group.all), member)
+    serve_until(lambda: member.pending.keys() == set(group.all), member)
     return member
 
 
 @pytest.fixture
 def member(group, newcomer):
     """A member that owns all partitions from 70 on, has planned up to 100, and owes 20-70 of partition 0."""
-    settle(newcomer, {tp: Owned(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
+    settle(newcomer, {tp: OwnedPartition(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
     return newcomer
 
 
@@ -163,9 +165,9 @@ def planned(group, member):
 def handed_over(group, member, planned, join):
     """A second member, and the half of the partitions that the first one gave it; it has not settled them yet."""
     other = join(OTHER_RUN)
-    serve_until(lambda: len(other.arrived) == len(member.owned) == 2, member, other)
-    assert other.arrived.keys() | member.owned.keys() == set(group.all)
-    return other, set(other.arrived)
+    serve_until(lambda: len(other.pending) == len(member.owned) == 2, member, other)
+    assert other.pending.keys() | member.owned.keys() == set(group.all)
+    return other, set(other.pending)
 
 
 # --- what is committed ----------------------------------------------------------------------------------------------
@@ -175,8 +177,8 @@ def test_adopting_is_one_commit_of_position_mark_and_debt(group, member):
     """The jump and its token are one OffsetCommit: who dies right after it has forgotten nothing."""
     found = group.committed()
     assert found == {0: (70, f"kl1 running {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN} @-"))}
-    assert LiveMark.decode(found[0][1]) == LiveMark(Mark.RUNNING, RUN, (Span(20, 70),))
-    assert not member.arrived
+    assert LiveCommitMetadata.decode(found[0][1]) == LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(20, 70),))
+    assert not member.pending
 
 
 def test_a_commit_carries_the_debt_along(group, member):
@@ -223,7 +225,7 @@ def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, releas
     member.leave(release=not release)
     found = group.committed()
     assert found == {0: (90, f"kl1 {mark} {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN} @-"))}
-    assert (member.owned, member.arrived) == ({}, {})
+    assert (member.owned, member.pending) == ({}, {})
 
 
 def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to_answer(group, join, monkeypatch):
@@ -244,32 +246,35 @@ def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to
     with monkeypatch.context() as patch:
         patch.setattr(of_member, "Consumer", Closing)
         leaver = join(RUN)
-    serve_until(lambda: leaver.arrived.keys() == set(group.all), leaver)
+    serve_until(lambda: leaver.pending.keys() == set(group.all), leaver)
     other = join(OTHER_RUN)
     serve_until(lambda: len(group.members()) == 2, other)  # a rebalance, and the leaver polls no more
     leaver.leave(release=False)
     assert answered
     assert not any(answered)
-    serve_until(lambda: other.arrived.keys() == set(group.all), other)
+    serve_until(lambda: other.pending.keys() == set(group.all), other)
 
 
 def test_debts_of_many_partitions_need_several_requests(services, make_topic):
     """300 partitions that owe almost all that a commit can hold are more than the broker takes at once."""
     topic, partitions = make_topic(300), range(300)
     kafka, owed = KafkaSettings(services.bootstrap_servers), tuple(Span(n, n + 1) for n in range(1000, 1800, 2))
-    timeouts = derive(
-        Budget(60, "argument"), session_seconds=SESSION, heartbeat_seconds=HEARTBEAT, limits=BrokerLimits(1_000, 60_000)
+    timeouts = derive_timeouts(
+        RunBudget(60, "argument"),
+        session_seconds=SESSION,
+        heartbeat_seconds=HEARTBEAT,
+        limits=BrokerLimits(1_000, 60_000),
     )
     alone = Member(kafka, LiveSettings((topic,), f"etl-{topic}", 20), timeouts, link(RUN))
     try:
-        serve_until(lambda: len(alone.arrived) == len(partitions), alone)
-        settle(alone, {TopicPartition(topic, p): Owned(2000, 2000, owed) for p in partitions})
+        serve_until(lambda: len(alone.pending) == len(partitions), alone)
+        settle(alone, {TopicPartition(topic, p): OwnedPartition(2000, 2000, owed) for p in partitions})
     finally:
         alone.leave(release=False)
     found = Cluster(kafka).commits(f"etl-{topic}", [TopicPartition(topic, p) for p in partitions])
     size = sum(len(commit.metadata) for commit in found.values())
     assert size > 1_000_000
-    assert {LiveMark.decode(commit.metadata).owed for commit in found.values()} == {owed}
+    assert {LiveCommitMetadata.decode(commit.metadata).pending for commit in found.values()} == {owed}
     assert len(found) == len(partitions)
 
 
@@ -282,9 +287,9 @@ def test_a_member_that_left_commits_nothing(group, member, planned):
 
 def test_a_member_that_was_fenced_while_it_settled_adopts_nothing(group, newcomer):
     """The watchdog may leave between the look at the logs and adopt: that is no crash of its own."""
-    looked_at = {tp: Owned(70, 70, arrival=arrival) for tp, arrival in newcomer.arrived.items()}
+    looked_at = {tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()}
     newcomer.leave(release=False)
-    newcomer.adopt(looked_at)
+    newcomer.commit_start_positions(looked_at)
     assert not newcomer.owned
     assert group.committed() == {}
 
@@ -308,24 +313,24 @@ def test_a_handover_leaves_the_rest_as_it_was(group, member, planned, handed_ove
 def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, member, planned, handed_over):
     """Planned ahead, handed over, committed by another, handed back: that part is replayed, the rest committed."""
     other, given = handed_over
-    settle(other, {tp: Owned(70, 100) for tp in given}, member)
+    settle(other, {tp: OwnedPartition(70, 100) for tp in given}, member)
     commit(other, dict.fromkeys(given, Span(70, 80)))
     other.leave(release=True)
-    serve_until(lambda: member.arrived.keys() >= given, member)
-    settle(member, {tp: Owned(80, 80) for tp in given})
+    serve_until(lambda: member.pending.keys() >= given, member)
+    settle(member, {tp: OwnedPartition(80, 80) for tp in given})
     assert set(member.commit(*planned)) == given
     assert group.offsets() == {tp.partition: 80 if tp in given else 90 for tp in group.all}
 
 
 def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group, newcomer, join):
     """Adopted on that look, it would go on where it was before another member committed it."""
-    looked_at = {tp: Owned(70, 70, arrival=arrival) for tp, arrival in newcomer.arrived.items()}
+    looked_at = {tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()}
     other = join(OTHER_RUN)
-    serve_until(lambda: len(other.arrived) == len(newcomer.arrived) == 2, newcomer, other)
-    given = set(other.arrived)
+    serve_until(lambda: len(other.pending) == len(newcomer.pending) == 2, newcomer, other)
+    given = set(other.pending)
     other.leave(release=True)
-    serve_until(lambda: newcomer.arrived.keys() == set(group.all), newcomer)
-    serve_until(lambda: newcomer.adopt(looked_at) or newcomer.owned, newcomer)
+    serve_until(lambda: newcomer.pending.keys() == set(group.all), newcomer)
+    serve_until(lambda: newcomer.commit_start_positions(looked_at) or newcomer.owned, newcomer)
     assert newcomer.owned.keys() == set(group.all) - given
     assert group.offsets().keys() == {tp.partition for tp in newcomer.owned}
 
@@ -356,14 +361,14 @@ def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
     ):
         batch = first.poll(SECONDS)
         (place,) = (member.group_instance_id for member in group.members())
-        assert run_of_place(place) == RUN
+        assert run_id_of_instance(place) == RUN
         serve_until(lambda: second.poll(0.05) and len(second.assignment()) == len(PARTITIONS))
         assert [member.group_instance_id for member in group.members()] == [place]
         with pytest.raises(FencedError, match="gave its partitions to others"):
             first.commit(batch)
         both = (first, second)
         serve_until(lambda: [one.poll(0.05) for one in both] and [len(one.assignment()) for one in both] == [2, 2])
-        assert {run_of_place(member.group_instance_id) for member in group.members()} == {RUN}
+        assert {run_id_of_instance(member.group_instance_id) for member in group.members()} == {RUN}
         assert len({member.group_instance_id for member in group.members()}) == 2
 
 
@@ -371,8 +376,10 @@ def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group
     """Who goes on under a known name is given what that name had, and nobody would ever read the others."""
     if group.protocol == "consumer":
         return  # the broker deals, and sees new partitions by itself
-    place = place_of(RUN, "00c0ffee")
-    config = group.kafka.member(replace(group.live, place=place), f"dagster/job/{RUN}/step", group.timeouts)
+    place = instance_id_for_run(RUN, "00c0ffee")
+    config = group.kafka.member_config(
+        replace(group.live, claimed_instance_id=place), f"dagster/job/{RUN}/step", group.timeouts
+    )
     dead = Consumer({**config, "topic.metadata.refresh.interval.ms": 3_600_000})  # it notices nothing any more
     try:
         dead.subscribe([group.topic])
@@ -389,7 +396,7 @@ def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group
                 )
             )
     finally:
-        answer_what_is_pending(dead, is_static=True)
+        drain_callbacks(dead, is_static=True)
         dead.close()
 
 
@@ -441,7 +448,7 @@ def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_t
     ranged = KafkaSettings(services.bootstrap_servers, {"partition.assignment.strategy": "range"})
     stranger = Member(ranged, group.live, group.timeouts, link(OTHER_RUN))
     try:
-        serve_until(lambda: len(stranger.arrived) == 2, stranger)
+        serve_until(lambda: len(stranger.pending) == 2, stranger)
         before = group.members()
         with group.consumer() as ours, pytest.raises(KafkaRefusedError, match=group.group_id) as refused:
             ours.poll(SECONDS)
@@ -450,7 +457,7 @@ def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_t
         assert (group.members(), group.committed()) == (before, {})
         companion = Member(ranged, group.live, group.timeouts, link(RUN))
         try:
-            serve_until(lambda: companion.arrived and len(stranger.arrived) == 1, stranger, companion)
+            serve_until(lambda: companion.pending and len(stranger.pending) == 1, stranger, companion)
         finally:
             companion.leave(release=False)
     finally:

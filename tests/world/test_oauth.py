@@ -23,7 +23,7 @@ from kafka_liveness_dagster.embedded import processes, state
 from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError, BrokerUnreachableError
 from kafka_liveness_dagster.spark.connect import session as spark_session
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.source import read_ranges
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.token_server import AUDIENCE, TokenServer
@@ -37,13 +37,13 @@ BY_JAVA = "Java/"
 """The user agent of Spark's requests for tokens; librdkafka's is curl's, or none."""
 
 
-class Guarded:
+class TokenBroker:
     """One broker with a listener for tokens, whose sessions end with the token; the plain one is the admin's."""
 
     def __init__(self, folder, tokens):
         self.tokens, self.home, self.port, self.admin_port = tokens, folder / "home", free_port(), free_port()
         state.create_home(self.home)
-        launch = embedded_kafka.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
+        launch = embedded_kafka.prepare_launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
         file = self.home / "kafka" / "server.properties"
         told = file.read_text()
         for name in ("listeners", "advertised.listeners"):
@@ -61,17 +61,17 @@ listener.name.tokens.sasl.enabled.mechanisms=OAUTHBEARER
         allowed = f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={tokens.keys_url}"
         java, *rest = launch.command
         log = self.home / "logs" / "kafka.log"
-        self.child = processes.start(replace(launch, command=(java, allowed, *rest)), log)
+        self.child = processes.start_process(replace(launch, command=(java, allowed, *rest)), log)
 
         def answers():
             assert self.child.poll() is None, processes.last_lines(log)
-            return embedded_kafka.is_ready(self.admin_port)
+            return embedded_kafka.is_broker_ready(self.admin_port)
 
         wait_for(answers, what="the broker answers", details=lambda: processes.last_lines(log), pause=0.05)
         self.admin = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{self.admin_port}", "log_level": 0})
 
     def stop(self):
-        processes.end([psutil.Process(self.child.pid)])
+        processes.end_processes([psutil.Process(self.child.pid)])
 
     def resource(self, **over):
         """What docs/security.md shows, with a value of ours for each field that a test changes."""
@@ -107,14 +107,14 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def guarded(tokens, tmp_path_factory):
-    found = Guarded(tmp_path_factory.mktemp("guarded"), tokens)
+    found = TokenBroker(tmp_path_factory.mktemp("guarded"), tokens)
     yield found
     found.stop()
 
 
 def held(spark, batch, kafka):
     """The offsets of a batch as Spark reads them, by partition."""
-    frame = read(spark, batch.ranges, kafka.settings().spark())
+    frame = read_ranges(spark, batch.ranges, kafka.settings().spark_options())
     return [(row["partition"], row["offset"]) for row in frame.select("partition", "offset").collect()]
 
 
@@ -139,7 +139,7 @@ def outlive(guarded, spark, lifetimes, kafka):
                     got += held(spark, batch, kafka)
                     consumer.commit(batch)
                     owners.add(number)
-    assert {tp.partition: seen.committed for tp, seen in kafka.cluster().facts(
+    assert {tp.partition: seen.committed for tp, seen in kafka.cluster().partition_states(
         group, [kl.OffsetRange(topic, partition, 0, 1).topic_partition for partition in (0, 1)]
     ).items()} == {0: made, 1: made}  # fmt: skip
     return sorted(got), [(partition, offset) for partition in (0, 1) for offset in range(made)]
@@ -156,7 +156,7 @@ def test_members_and_spark_outlive_their_tokens_and_no_secret_is_shown(guarded, 
     assert {scope for _, scope in tokens.grants} == {"api://a/.default b"}
     assert min(guarded.grants(java=True), guarded.grants(java=False)) >= 2
 
-    frame = read(spark, [kl.OffsetRange("orders", 0, 2, 7)], kafka.settings().spark())
+    frame = read_ranges(spark, [kl.OffsetRange("orders", 0, 2, 7)], kafka.settings().spark_options())
     plan = str(frame._plan.to_proto(spark.client))  # the text in Spark's UI and event log
     assert REDACTED in plan, "the plan carries the secret to Spark"
     seen = re.sub(spark.conf.get("spark.sql.redaction.string.regex"), "*", plan)
@@ -249,6 +249,6 @@ def test_the_authority_of_the_token_server_is_told_to_both(guarded, tokens, serv
     part = kl.OffsetRange(topic, 0, 2, 7)
     assert kafka.cluster().log_bounds([part.topic_partition]) == {part.topic_partition: (0, 10)}
     spark = spark_session.connect(services.spark_remote)
-    rows = read(spark, [part], kafka.settings().spark()).select("offset").collect()
+    rows = read_ranges(spark, [part], kafka.settings().spark_options()).select("offset").collect()
     assert [row["offset"] for row in rows] == list(range(2, 7))
     spark.stop()

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-from kafka_liveness_dagster.core.run_ids import run_mark
+from kafka_liveness_dagster.core.run_ids import short_run_id
 from tests.waiting import wait_for
 from tests.world.power_loss import DagsterDev, pipeline
 
@@ -44,7 +44,7 @@ def fresh(dev, services, produce, rows):
             with suppress(NoSuchTableError):
                 return any(row["offset"] >= since for row in rows(dev.table))
 
-        wait_for(look, PATIENCE, what="a fresh row", details=dev.said)
+        wait_for(look, PATIENCE, what="a fresh row", details=dev.log_messages)
         return produced[0]
 
     return until_fresh
@@ -59,9 +59,9 @@ def test_fresh_rows_come_after_a_power_loss(dev, fresh, rows):
     restarted_at = dev.start()
     fresh()
     successor, _ = dev.runs()
-    assert successor.run_id in dev.first_look(restarted_at).run_ids
-    assert successor.tags["kafka_liveness/started_because"] == f"run {run_mark(dead.run_id)} crashed"
+    assert successor.run_id in dev.first_tick(restarted_at).run_ids
+    assert successor.tags["kafka_liveness/started_because"] == f"run {short_run_id(dead.run_id)} crashed"
     wait_for(lambda: dev.status(dead) is dg.DagsterRunStatus.FAILURE)
-    assert dev.why(dead).startswith(f"run {run_mark(dead.run_id)} is in progress, but its process is gone")
+    assert dev.why(dead).startswith(f"run {short_run_id(dead.run_id)} is in progress, but its process is gone")
     offsets = [row["offset"] for row in rows(dev.table)]
     assert len(offsets) == len(set(offsets))

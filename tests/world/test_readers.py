@@ -12,12 +12,12 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.table_layout import DEFAULT, Layout
-from kafka_liveness_dagster.spark.connect.session import end
+from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
+from kafka_liveness_dagster.spark.connect.session import close
 from tests.timeouts import connect
 from tests.world import foreign_reader
-from tests.world.long_past import BACKFILLED, BEFORE, NOW, PARTITIONS, LongPast, written_twice
-from tests.world.readers import Environment
+from tests.world.long_past import BACKFILLED, BEFORE, NOW, PARTITIONS, OldGroup, written_twice
+from tests.world.readers import ReaderEnvironment
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHOWN = (
@@ -30,8 +30,8 @@ SHOWN = (
 READERS = ("pyiceberg", "pandas", "polars", "polars without its plugin", "duckdb", "duckdb by pyiceberg", "spark")
 TABLES = {  # how what was replaced is marked
     "position deletes": None,
-    "deletion vectors": Layout("append", (), table_properties={"format-version": "3"}),
-    "whole files": DEFAULT,
+    "deletion vectors": TableLayout("append", (), table_properties={"format-version": "3"}),
+    "whole files": DEFAULT_LAYOUT,
 }
 
 
@@ -42,8 +42,8 @@ def past(services, warm_spark, produce):
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result()
     with dg.DagsterInstance.ephemeral() as instance:
-        past = LongPast(services, topic, produce, instance)
-        past.happens()
+        past = OldGroup(services, topic, produce, instance)
+        past.create_history()
     return past
 
 
@@ -63,7 +63,7 @@ def read(past, tables):
     names = [name.partition(".")[2] for name, _ in tables.values()]
     shown = {file.stem: str(file) for file in SHOWN}
     asked = {"shown": shown, "tables": names, "backfilled": [past.topic, 0, *BACKFILLED]}
-    answer = Environment().answers(foreign_reader.__file__, json.dumps(asked))
+    answer = ReaderEnvironment().run_program(foreign_reader.__file__, json.dumps(asked))
     return json.loads(answer.splitlines()[-1])
 
 
@@ -173,6 +173,6 @@ def test_a_catalog_of_another_name_is_empty(services, past):
                 session.conf.set(f"spark.sql.catalog.{name}{key}", value)
             found[name] = {row[0] for row in session.sql(f"SHOW NAMESPACES IN {name}").collect()}
     finally:
-        end(session)
+        close(session)
     assert found["mine"] == set()
     assert past.table.split(".")[1] in found[services.catalog_name]

@@ -12,7 +12,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.record_reader import OvertakenError
+from kafka_liveness_dagster.kafka.record_reader import BatchInterleavedError
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.both_lanes import await_log_end
@@ -58,7 +58,7 @@ def test_both_lanes_give_exactly_a_batch_in_turns(services, two_topics, make_gro
             half = consumer.records(batch)
             assert places([next(half) for _ in range(5)]) == got[:5], "again, and in the same order"
             assert places(list(consumer.records(batch, prefetch="total", max_buffered_records=3))) == got
-            with pytest.raises(OvertakenError, match="one batch after the other"):
+            with pytest.raises(BatchInterleavedError, match="one batch after the other"):
                 next(half)
             consumer.commit(batch)
             seen, batches = seen + got, batches + 1
@@ -90,7 +90,7 @@ def test_a_range_ends_with_its_last_offset_even_when_nothing_is_there(services, 
 
         def offsets(*span):
             ranges = (kl.OffsetRange(world.topic, 3, *span),)
-            return [r.offset() for r in consumer.records(Batch(ranges, 60, whole.epoch))]
+            return [r.offset() for r in consumer.records(Batch(ranges, 60, whole.membership_epoch))]
 
         assert offsets(0, 25) == [*range(10), *range(20, 24)]
         assert offsets(5, 15) == [5, 6, 7, 8, 9], "the rest is a hole, and a record follows it"
@@ -146,7 +146,7 @@ def test_a_slow_op_holds_little(services, make_topic, produce):
         most = seen = 0
         for _ in consumer.records(batch, max_buffered_bytes=5 * BYTES):
             seen += 1
-            most = max(most, consumer._reader.held().records + len(consumer._reader._given))
+            most = max(most, consumer._reader.buffered().records + len(consumer._reader._last_records))
         assert (seen, batch.max_records) == (60, 60)
         assert most == 5
 
@@ -155,7 +155,7 @@ def test_crash_lag_is_read_the_same_way(crashed):
     """The catch-up lane's ranges; offsets that expire before they are read are a named error, not a wait."""
     with crashed.live() as consumer:
         join(crashed, consumer)
-        assert crashed.spans(consumer.owed(crashed.topic, 3)) == [(70, 120)]
+        assert crashed.spans(consumer.pending(crashed.topic, 3)) == [(70, 120)]
     with crashed.catch_up((70, 120), max_poll_records=25) as consumer:
         batch = consumer.poll()
         assert [r.offset() for r in consumer.records(batch)] == list(range(70, 95))

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, StorageError, TableSchemaError
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 
 BATCH = (OffsetRange("orders", 3, 0, 5),)
@@ -65,7 +65,7 @@ def refused(warm_spark, everything):
 
         before = everything()
         with pytest.raises(kind, match=match) as told:
-            write(warm_spark, table, BATCH, rows)
+            write_table(warm_spark, table, BATCH, rows)
         assert everything() == before
         return told.value
 
@@ -118,7 +118,7 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
     table = made(f"{name} int")
     refused(TableSchemaError, f"have `{name}`.*ALTER TABLE {table} RENAME COLUMN", table, f"1 AS {name}")
     warm_spark.sql(f"ALTER TABLE {table} RENAME COLUMN {name} TO v")
-    assert write(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v")).rows == 5
+    assert write_table(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v")).rows == 5
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_row_of_another_batch_makes_no_table_and_no_column(refused, table, mad
 def test_a_part_of_a_table_is_no_table(warm_spark, refused, made, part):
     """Iceberg would write to the branch: the run is green, and no row is in the table."""
     table = made("v int")
-    write(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v"))
+    write_table(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v"))
     warm_spark.sql(f"ALTER TABLE {table} CREATE BRANCH b")
     warm_spark.sql(f"ALTER TABLE {table} CREATE TAG t")
     refused(TableSchemaError, "is a branch, a tag or metadata of|must have topic", f"{table}.{part}", "1 AS v")
@@ -220,7 +220,7 @@ def test_a_table_may_be_called_like_a_branch(warm_spark, table):
     """Only a name inside of a table means a part of it."""
     name = f"{table.rpartition('.')[0]}.branch_offices"
     for _ in range(2):
-        assert write(warm_spark, name, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY)).attempts == 1
+        assert write_table(warm_spark, name, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY)).attempts == 1
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -254,8 +254,8 @@ def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everyth
     The server has the setting, the transform sets it, or another writer of the session does.
     """
     table, other = made("v int", by="TBLPROPERTIES ('write.wap.enabled'='true')"), (OffsetRange("orders", 3, 5, 10),)
-    layout = Layout(snapshots=snapshots)
-    write(own_session, table, BATCH, lambda: rows_of_five(own_session, "1 AS v"), layout=layout)
+    layout = TableLayout(snapshots=snapshots)
+    write_table(own_session, table, BATCH, lambda: rows_of_five(own_session, "1 AS v"), layout=layout)
 
     def sets():
         own_session.sql(f"SET {setting} = audit")
@@ -264,11 +264,11 @@ def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everyth
     before = everything()
     for _ in range(2):
         with pytest.raises(TableSchemaError, match=f"{setting}.*write.wap.enabled.*othing was written") as told:
-            write(own_session, table, other, sets, layout=layout)
+            write_table(own_session, table, other, sets, layout=layout)
     assert f"ALTER TABLE {table} UNSET TBLPROPERTIES ('write.wap.enabled')" in str(told.value)
     assert everything() == before
     own_session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('write.wap.enabled')")
-    assert write(own_session, table, other, sets, layout=layout).rows == 5
+    assert write_table(own_session, table, other, sets, layout=layout).rows == 5
     assert [(row["offset"], row["v"]) for row in rows(table)] == [(n, n // 5 + 1) for n in range(10)]
 
 
@@ -284,10 +284,10 @@ def test_a_table_that_its_catalog_would_create_for_an_audit_is_not_created(own_s
         own_session.conf.set(own + name, value)
     own_session.conf.set("spark.wap.branch", "audit")
     with pytest.raises(TableSchemaError, match=r"own\.shop\.orders .*spark\.wap\.branch='audit'.*othing was written"):
-        write(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
+        write_table(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
     assert not list(tmp_path.rglob("*.json"))
     own_session.conf.unset("spark.wap.branch")
-    write(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
+    write_table(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
     assert own_session.table("own.shop.orders").count() == 5
 
 
@@ -295,7 +295,7 @@ def test_a_table_that_its_catalog_would_create_for_an_audit_is_not_created(own_s
 def test_a_table_that_is_replaced_by_a_view_is_named(warm_spark, made, snapshots):
     """While the batch is written, and before the next one; also a view that shows Iceberg's own columns."""
     table = made("v int")
-    aside, layout = f"{table}_aside", Layout(snapshots=snapshots)
+    aside, layout = f"{table}_aside", TableLayout(snapshots=snapshots)
 
     def replaces():
         if not warm_spark.catalog.tableExists(aside):
@@ -305,7 +305,7 @@ def test_a_table_that_is_replaced_by_a_view_is_named(warm_spark, made, snapshots
 
     for _ in range(2):
         with pytest.raises(TableSchemaError, match=f"{table} is a view: nothing was written"):
-            write(warm_spark, table, BATCH, replaces, layout=layout)
+            write_table(warm_spark, table, BATCH, replaces, layout=layout)
     assert warm_spark.table(aside).count() == 0
 
 
@@ -374,7 +374,7 @@ def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, m
             warm_spark.sql(f"ALTER TABLE {table} {others.pop()}")
         return warm_spark.range(5).selectExpr(*KEY, "1 AS n")
 
-    assert write(warm_spark, table, BATCH, make).attempts == 2
+    assert write_table(warm_spark, table, BATCH, make).attempts == 2
     assert [(row["offset"], row["v"], row["n"]) for row in rows(table)] == [(n, None, 1) for n in range(5)]
 
 
@@ -389,7 +389,7 @@ def test_a_field_that_another_writer_adds_meanwhile_is_its_field(warm_spark, mad
                 warm_spark.sql(f"ALTER TABLE {table} {others.pop()}")
             return warm_spark.range(batch, batch + 1).selectExpr(*KEY, f"named_struct({fields}) AS v")
 
-        assert write(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
+        assert write_table(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
     none = dict.fromkeys("abcde")
     expected = [{**none, "a": 1, "b": 2}, {**none, "a": 1, "b": 2}, {**none, "d": 3}]
     assert [row["v"] for row in rows(table)] == expected
@@ -405,8 +405,8 @@ def test_odd_names_are_columns_like_any_other(warm_spark, table, rows):
         return frame.selectExpr(*KEY, "*").drop("id")
 
     half = len(ODD_NAMES) // 2
-    write(warm_spark, table, BATCH, lambda: named(ODD_NAMES[:half], 0, 5))
+    write_table(warm_spark, table, BATCH, lambda: named(ODD_NAMES[:half], 0, 5))
     cut = (OffsetRange("orders", 3, 1, 3),)
-    assert write(warm_spark, table, cut, lambda: named(ODD_NAMES, 1, 3)).rewritten
+    assert write_table(warm_spark, table, cut, lambda: named(ODD_NAMES, 1, 3)).rewrote_files
     expected = [[n] * half + [n if n in {1, 2} else None] * (len(ODD_NAMES) - half) for n in range(5)]
     assert [[row[name] for name in ODD_NAMES] for row in rows(table)] == expected

@@ -10,7 +10,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.spark.errors import TransformError
-from tests.world.forgetful import CrashError, Forgetful, kept
+from tests.world.forgetful import CrashError, GroupWithTable, written_rows
 
 PENDING = kl.Offsets(on_missing_rows="crash_lag")
 EXPIRE = "CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"
@@ -19,10 +19,10 @@ EXPIRE = "CALL {catalog}.system.expire_snapshots(table => '{name}', older_than =
 @pytest.fixture
 def world(services, produce, rows, warm_spark):
     """A group with a table, in batches of ten records."""
-    return Forgetful(services, produce, rows, warm_spark, max_poll_records=10)
+    return GroupWithTable(services, produce, rows, warm_spark, max_poll_records=10)
 
 
-class Befalls:
+class ActionAtBatch:
     """Do something to the table before the batches with these numbers, counted from 1, are read."""
 
     def __init__(self, what, *batches):
@@ -37,9 +37,9 @@ class Befalls:
 def drain(world):
     """One live run that makes missing rows pending, and one backfill of each pending range; then all rows are there."""
     assert world.live(offsets=PENDING) is None
-    assert world.catch_up(*world.owed()) is None
+    assert world.catch_up(*world.pending_by_live_log()) is None
     assert world.live() is None
-    assert (world.offsets(), world.second_log() is not None) == (kept(0, world.log_end), True)
+    assert (world.offsets(), world.catch_up_log() is not None) == (written_rows(0, world.log_end), True)
 
 
 def owe_everything_from_30(world):
@@ -54,12 +54,12 @@ def owe_everything_from_30(world):
     assert isinstance(world.live(die), TransformError)
     world.grow_to(90)
     assert world.live() is None
-    assert world.owed() == [(30, 90)]
+    assert world.pending_by_live_log() == [(30, 90)]
 
 
 def test_a_roll_back_between_two_batches_of_a_live_run(world):
     world.grow_to(60)
-    befalls = Befalls(lambda: world.roll_back(1), 4)
+    befalls = ActionAtBatch(lambda: world.roll_back(1), 4)
     assert isinstance(world.live(befalls), RowsMissingError)
     assert world.committed() < 60
     drain(world)
@@ -69,9 +69,9 @@ def test_a_roll_back_between_two_batches_of_a_live_run(world):
 def test_a_roll_back_while_a_backfill_runs(world, snapshots):
     """Of the backfill's own rows, or of the live lane's rows too."""
     owe_everything_from_30(world)
-    befalls = Befalls(lambda: world.roll_back(snapshots), 3)
+    befalls = ActionAtBatch(lambda: world.roll_back(snapshots), 3)
     assert isinstance(world.catch_up((30, 90), between=befalls), RowsMissingError)
-    assert world.green() == []
+    assert world.materialized_ranges() == []
     drain(world)
 
 
@@ -80,12 +80,12 @@ def test_a_roll_back_while_a_replay_runs(world):
     world.grow_to(60)
     assert world.live() is None
     world.value = "concat('again ', cast(value AS string))"
-    befalls = Befalls(lambda: world.roll_back(1), 3)
+    befalls = ActionAtBatch(lambda: world.roll_back(1), 3)
     again = "@replay-20261126T120000Z"
     error = world.catch_up((0, 60), again=again, between=befalls)
     done = {offset for offset, value in world.values().items() if value.startswith("again ")}
-    assert isinstance(error, RowsMissingError) or done == set(kept(0, 60)), (error, sorted(done))
-    assert (error is None) == (world.green() == [(0, 60)])
+    assert isinstance(error, RowsMissingError) or done == set(written_rows(0, 60)), (error, sorted(done))
+    assert (error is None) == (world.materialized_ranges() == [(0, 60)])
     assert world.catch_up((0, 60), again=again) is None
     assert all(value.startswith("again ") for value in world.values().values())
     drain(world)
@@ -119,7 +119,7 @@ def test_a_roll_back_of_a_table_whose_snapshots_expired(world, lane):
 def test_snapshots_that_expire_beside_both_lanes(world):
     """Only the newest snapshot remains before every batch."""
     every = range(1, 100)
-    befalls = Befalls(lambda: world.sql(EXPIRE) if world.offsets() else None, *every)
+    befalls = ActionAtBatch(lambda: world.sql(EXPIRE) if world.offsets() else None, *every)
     owe_everything_from_30(world)
     world.grow_to(120)
     assert world.live(befalls) is None

@@ -43,7 +43,7 @@ from kafka_liveness_dagster.embedded import processes, state
 from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from kafka_liveness_dagster.kafka.errors import AccessRefusedError
 from kafka_liveness_dagster.spark.connect import session as spark_session
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.source import read_ranges
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -61,7 +61,7 @@ def pkcs8(cert):
     return key.private_bytes(*pem)
 
 
-class Secured:
+class SecuredBroker:
     """One broker with a listener for SASL over TLS and one for client certificates; the plain one is the admin's."""
 
     def __init__(self, folder):
@@ -83,7 +83,7 @@ class Secured:
         self._start()
 
     def stop(self):
-        processes.end([psutil.Process(self.child.pid)])
+        processes.end_processes([psutil.Process(self.child.pid)])
 
     def file(self, name, content):
         path = self.folder / name
@@ -129,7 +129,7 @@ class Secured:
         self._done(dict(enumerate(self.admin.delete_acls([anything]).values())))
 
     def produce(self, topic, first, end):
-        producer = Producer(self.resource().settings().client("producer"))
+        producer = Producer(self.resource().settings().client_config("producer"))
         for number in range(first, end):
             producer.produce(topic, str(number).encode(), partition=0)
         assert producer.flush(120) == 0
@@ -144,7 +144,7 @@ class Secured:
 
     def _configure(self, sasl, mutual):
         state.create_home(self.home)
-        self.launch = embedded_kafka.launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
+        self.launch = embedded_kafka.prepare_launch(self.home, self.admin_port, uuid4().hex, lambda _: None)
         file = self.home / "kafka" / "server.properties"
         told = file.read_text()
         listeners = f",SASL://{LOOPBACK}:{sasl},MUTUAL://{LOOPBACK}:{mutual}"
@@ -166,11 +166,11 @@ super.users=User:ANONYMOUS
 
     def _start(self):
         log = self.home / "logs" / "kafka.log"
-        self.child = processes.start(self.launch, log)
+        self.child = processes.start_process(self.launch, log)
 
         def answers():
             assert self.child.poll() is None, processes.last_lines(log)
-            return embedded_kafka.is_ready(self.admin_port)
+            return embedded_kafka.is_broker_ready(self.admin_port)
 
         wait_for(answers, what="the broker answers", details=lambda: processes.last_lines(log), pause=0.05)
 
@@ -187,7 +187,7 @@ super.users=User:ANONYMOUS
 @pytest.fixture(scope="module")
 def secured(services, tmp_path_factory):
     """The broker, for all tests of this module."""
-    found = Secured(tmp_path_factory.mktemp("secured"))
+    found = SecuredBroker(tmp_path_factory.mktemp("secured"))
     yield found
     found.stop()
 
@@ -235,7 +235,7 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured
             told.append(repr(instance.get_run_by_id(run.run_id)))
     assert offsets() == list(range(50))
 
-    lines = kafka.security().client().items()
+    lines = kafka.security().client_config().items()
     config = secured.file("client.properties", "".join(f"{name}={value}\n" for name, value in lines).encode())
     asked = ["status", group, "--bootstrap-servers", secured.sasl, "--command-config", config, "--json"]
     status = CliRunner().invoke(cli.main, asked, catch_exceptions=False)
@@ -262,8 +262,8 @@ def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without
         secured.by_certificate(),
     ):
         assert kafka.cluster().log_bounds([kl.OffsetRange(topic, 0, 0, 10).topic_partition])
-        options = kafka.settings().spark()
-        frame = read(spark, [kl.OffsetRange(topic, 0, 2, 7)], options)
+        options = kafka.settings().spark_options()
+        frame = read_ranges(spark, [kl.OffsetRange(topic, 0, 2, 7)], options)
         assert [row["offset"] for row in frame.select("offset").collect()] == list(range(2, 7))
         with contextlib.redirect_stdout(out):
             frame.explain(extended=True)
@@ -286,7 +286,7 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
     """The doctor takes what it may not ask for no answer, and timeline makes and removes what is its own."""
     group, names = f"etl-{uuid4().hex[:8]}", "timeline-"
     topic = secured.make_topic(group)
-    lines = secured.resource().security().client().items()
+    lines = secured.resource().security().client_config().items()
     config = secured.file("etl.properties", "".join(f"{name}={value}\n" for name, value in lines).encode())
     where = ["--bootstrap-servers", secured.sasl, "--command-config", config]
     with secured.resource().consumer(topics=[topic], group_id=group) as consumer:
@@ -346,12 +346,12 @@ def test_rights_that_are_withdrawn_end_the_run_by_name(secured, kind, says):
 
         wait_for(goes_on, what="the run ends by the refusal")
     with pytest.raises(KafkaLivenessError, match=says):
-        kafka.cluster().facts(group, kafka.cluster().partitions([topic]))
+        kafka.cluster().partition_states(group, kafka.cluster().partitions([topic]))
     with pytest.raises(KafkaLivenessError, match=says), kafka.consumer(**settings) as consumer:
         consumer.poll(120)
     rest = ((ResourceType.TOPIC, topic, AclOperation.READ), (ResourceType.GROUP, group, AclOperation.READ))
     secured.allow(*((what, name, ResourcePatternType.LITERAL, may) for what, name, may in rest))
-    assert kafka.cluster().facts(group, [tp])[tp].committed < 10
+    assert kafka.cluster().partition_states(group, [tp])[tp].committed < 10
 
 
 def test_a_refusal_is_a_named_error_in_time(secured):
@@ -379,18 +379,18 @@ def test_a_refusal_is_a_named_error_in_time(secured):
 
 def test_certificates_that_are_renewed_in_their_files_are_taken_up(tmp_path):
     """The sensor's process lives for weeks: what it looks with is made anew; a live run ends with the reason."""
-    secured, group = Secured(tmp_path), f"etl-{uuid4().hex[:8]}"
+    secured, group = SecuredBroker(tmp_path), f"etl-{uuid4().hex[:8]}"
     try:
         topic = secured.make_topic(group)
         secured.produce(topic, 0, 10)
         tp = kl.OffsetRange(topic, 0, 0, 10).topic_partition
-        before = secured.by_certificate().cluster().facts(group, [tp])
+        before = secured.by_certificate().cluster().partition_states(group, [tp])
         with secured.by_certificate().consumer(topics=[topic], group_id=group) as consumer:
             consumer.commit(consumer.poll(120))
             secured.rotate()
             with pytest.raises(AccessRefusedError, match="certificate verify failed"):
                 wait_for(lambda: consumer.poll(1), what="the consumer meets the new certificate")
-        after = secured.by_certificate().cluster().facts(group, [tp])
+        after = secured.by_certificate().cluster().partition_states(group, [tp])
         assert (before[tp].committed, after[tp].committed) == (None, 10)
     finally:
         secured.stop()

@@ -14,9 +14,9 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.run_ids import run_mark, run_of_client, run_of_place
+from kafka_liveness_dagster.core.run_ids import run_id_of_client, run_id_of_instance, short_run_id
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
@@ -45,13 +45,13 @@ class Sensor:
         self.cursor = result.cursor
         return result
 
-    def told(self):
+    def reported_events(self):
         """What two looks tell of the group, nothing when there is no news; the second repeats nothing."""
-        first, second = self.look(), self.look()
+        first, second = self.observe(), self.observe()
         assert not {*first} & {*second}, "a thing is told once"
         return first + second
 
-    def look(self):
+    def observe(self):
         """What one look tells of the group."""
         result = self.tick()
         key = dg.AssetKey(["kafka", f"{self.asset.topics[0]}_topic"])
@@ -76,18 +76,18 @@ def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path):
             one, gates = story("watched", protocol), tmp_path / protocol
             gates.mkdir()
             sensor = sensor_of(one)
-            assert sensor.told() == []
+            assert sensor.reported_events() == []
             told.append(both.submit(_joined_late_frozen_done, one, sensor, one.launch_live(gates=gates), gates))
         for one in told:
             one.result()
 
 
 def _joined_late_frozen_done(story, sensor, run, gates):
-    name, had = f"run {run_mark(run)}", f"{story.case.topic}:0"
+    name, had = f"run {short_run_id(run)}", f"{story.case.topic}:0"
     has_joined(story)
-    assert f"{name} joined with {had}" in sensor.look()  # by the next one it may have timed out
+    assert f"{name} joined with {had}" in sensor.observe()  # by the next one it may have timed out
     wait_for(lambda: not story.members())
-    assert sensor.told() == [f"{name} left by poll timeout; it had {had}", EMPTIED]
+    assert sensor.reported_events() == [f"{name} left by poll timeout; it had {had}", EMPTIED]
     assert not story.instance.get_run_by_id(run).is_finished
 
     (gates / "1").touch()
@@ -95,45 +95,45 @@ def _joined_late_frozen_done(story, sensor, run, gates):
     worker = story.worker(run)
     stop(worker, story.instance)  # as often as not before it planned a batch: its wait for data passes meanwhile
     wait_for(lambda: not story.members())
-    assert sensor.told() == [f"{name} stopped sending heartbeats; it had {had}"]
+    assert sensor.reported_events() == [f"{name} stopped sending heartbeats; it had {had}"]
     (gates / "all").touch()
     worker.resume()
-    assert story.end(run) is dg.DagsterRunStatus.SUCCESS, "\n".join(story.said(run))
-    told = sensor.told()
-    assert told == [f"{name} left gracefully; it had {had}"], "\n".join(story.said(run))
+    assert story.end(run) is dg.DagsterRunStatus.SUCCESS, "\n".join(story.log_messages(run))
+    told = sensor.reported_events()
+    assert told == [f"{name} left gracefully; it had {had}"], "\n".join(story.log_messages(run))
 
 
 def test_a_killed_run(story, tmp_path):
     """SIGKILL: it crashed, and a live run is wanted at once, though the broker may list the member for long."""
     story = story("killed_alone", "consumer")
     sensor = sensor_of(story)
-    assert sensor.told() == []
+    assert sensor.reported_events() == []
     run = story.launch_live(gates=tmp_path)
     has_joined(story)
-    sensor.told()
+    sensor.reported_events()
     story.worker(run).kill()
     assert story.end(run) is dg.DagsterRunStatus.FAILURE
     first = sensor.tick()
-    crashed = f"run {run_mark(run)} crashed"
+    crashed = f"run {short_run_id(run)} crashed"
     assert f"- {crashed}; it had {story.case.topic}:0" in first.asset_events[0].metadata["events"].value
     assert [request.tags["kafka_liveness/started_because"] for request in first.run_requests] == [crashed]
-    assert crashed not in "".join(sensor.look()), "once"
+    assert crashed not in "".join(sensor.observe()), "once"
     wait_for(lambda: not story.members())  # its session may end between any two looks
-    assert crashed not in "".join(sensor.told())
+    assert crashed not in "".join(sensor.reported_events())
 
 
 def test_a_canceled_run(story, tmp_path):
     """Terminated in the UI: its partitions are released and so it is told, before Dagster says that the run ended."""
     story = story("ended", "classic")
     sensor = sensor_of(story)
-    assert sensor.told() == []
+    assert sensor.reported_events() == []
     run = story.launch_live(gates=tmp_path)
     has_joined(story)
-    sensor.told()
+    sensor.reported_events()
     story.world.ui.terminate_run(run)
     wait_for(lambda: not story.members())
-    assert sensor.told() == [
-        f"run {run_mark(run)} left because its run was canceled; it had {story.case.topic}:0",
+    assert sensor.reported_events() == [
+        f"run {short_run_id(run)} left because its run was canceled; it had {story.case.topic}:0",
         EMPTIED,
     ]
 
@@ -142,16 +142,16 @@ def test_a_static_member_that_ends(story):
     """It sends no LeaveGroup: told while the broker lists it; that its session ends is no departure."""
     story = story("static", "classic")
     sensor = sensor_of(story)
-    assert sensor.told() == []
+    assert sensor.reported_events() == []
     run = story.finish().run_id
     assert story.members(), "its session lasts on"
-    told = sensor.told()
+    told = sensor.reported_events()
     assert (
-        f"run {run_mark(run)} ended, and holds its partitions as a static member until its session times out; "
+        f"run {short_run_id(run)} ended, and holds its partitions as a static member until its session times out; "
         in told[0]
     )
     wait_for(lambda: not story.members())
-    assert sensor.told() == [EMPTIED]
+    assert sensor.reported_events() == [EMPTIED]
 
 
 def killed(story, run):
@@ -160,30 +160,30 @@ def killed(story, run):
     story.worker(run).kill()
     assert story.end(run) is dg.DagsterRunStatus.FAILURE
     story.go_on(run)
-    return f"run {run_mark(run)} crashed; it had {story.case.topic}:0"
+    return f"run {short_run_id(run)} crashed; it had {story.case.topic}:0"
 
 
 def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
     """Twice in turn, within one session of the first: nobody waits for it, it is told who is there, nothing is lost."""
     story = story("followed", "classic")
     sensor = sensor_of(story)
-    assert sensor.told() == []
+    assert sensor.reported_events() == []
     first = story.launch_live(busy=True)
     crashed = killed(story, first)
-    assert crashed in "".join(sensor.told())
+    assert crashed in "".join(sensor.reported_events())
     began_at = time.monotonic()
     second = story.launch_live(busy=True)
     story.is_busy(second)
     (member,) = story.members()
-    assert run_of_place(member.group_instance_id) == first
-    assert f"run {run_mark(second)} joined with {story.case.topic}:0" in "".join(sensor.told())
+    assert run_id_of_instance(member.group_instance_id) == first
+    assert f"run {short_run_id(second)} joined with {story.case.topic}:0" in "".join(sensor.reported_events())
     crashed = killed(story, second)
-    assert crashed in "".join(sensor.told())
+    assert crashed in "".join(sensor.reported_events())
     third = story.launch_live()
     assert story.end(third) is dg.DagsterRunStatus.SUCCESS
     assert time.monotonic() - began_at < FOR_GOOD, "it would have waited for the session"
-    assert f"takes the place of run {run_mark(first)}, which is gone" in "".join(story.said(third))
-    assert story.first_log() == (LAST, LiveMark(Mark.RELEASED, run_mark(third)))
+    assert f"takes the place of run {short_run_id(first)}, which is gone" in "".join(story.log_messages(third))
+    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(third)))
     assert story.members() == (), "who is done leaves at once"
     assert story.offsets() == list(range(LAST))
 
@@ -228,19 +228,21 @@ def test_others_come_and_go(services, make_topic, instance):
     members = lambda: kafka.cluster().members(group)  # noqa: E731
     with ExitStack() as stack:
         first = stack.enter_context(member(kafka, topic, group))
-        assert sensor.told() == []
+        assert sensor.reported_events() == []
         with member(kafka, topic, group) as second:
             wait_for(lambda: len(first.assignment()) == len(second.assignment()) == 1)
-            told = sensor.told()
-            assert told[0] == f"run {second._link.mark} joined with {second.assignment()[0]}"
+            told = sensor.reported_events()
+            assert told[0] == f"run {second._run_context.short_run_id} joined with {second.assignment()[0]}"
             assert told[1].startswith(DEALT.format(2))
         wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
-        told = sensor.told()
-        assert told[0] == f"run {second._link.mark} left for no known reason", "a script, and the other has its marks"
+        told = sensor.reported_events()
+        assert told[0] == f"run {second._run_context.short_run_id} left for no known reason", (
+            "a script, and the other has its marks"
+        )
         elsewhere = f"dagster/orders_job/{uuid4()}/orders"
         for client_id, who in {
             "kcat": "foreign member kcat at 127.0.0.1",
-            elsewhere: f"run {run_of_client(elsewhere)} of another Dagster instance",
+            elsewhere: f"run {run_id_of_client(elsewhere)} of another Dagster instance",
         }.items():
             foreign = Consumer(
                 {
@@ -253,17 +255,20 @@ def test_others_come_and_go(services, make_topic, instance):
             foreign.subscribe([topic])
             wait_for(lambda foreign=foreign: foreign.poll(0.1) is None and foreign.assignment())
             wait_for(lambda: len(first.assignment()) == 1 and all(seen.partitions for seen in members()))
-            assert sensor.told()[0].startswith(f"{who} joined with ")
+            assert sensor.reported_events()[0].startswith(f"{who} joined with ")
             foreign.close()
             wait_for(lambda: first.poll(0.0) is None and len(first.assignment()) == 2)
-            assert sensor.told()[0] == f"{who} left"
-    assert sensor.told() == [f"run {first._link.mark} left gracefully; it had {topic}:0, {topic}:1", EMPTIED]
+            assert sensor.reported_events()[0] == f"{who} left"
+    assert sensor.reported_events() == [
+        f"run {first._run_context.short_run_id} left gracefully; it had {topic}:0, {topic}:1",
+        EMPTIED,
+    ]
 
 
 def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance, produce):
     """While it is away a tick fails by name and remembers nothing; once it is back, nobody has left."""
     kafka_alone = {"home": tmp_path, "which": ("kafka",)}
-    servers = embedded.ensure(**kafka_alone).bootstrap_servers
+    servers = embedded.ensure_services(**kafka_alone).bootstrap_servers
     try:
         admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
         admin.create_topics([NewTopic("orders", 1)])["orders"].result()
@@ -281,27 +286,29 @@ def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance,
                         Sensor(watch("orders", protocol), kafka, instance),
                     )
                 )
-            before = [(consumer._memberships.lane, sensor.told(), sensor.cursor) for consumer, sensor in members]
-            broker = psutil.Process(state.read(tmp_path)["kafka"].pid)
+            before = [
+                (consumer._session.planner, sensor.reported_events(), sensor.cursor) for consumer, sensor in members
+            ]
+            broker = psutil.Process(state.read_state(tmp_path)["kafka"].pid)
             broker.kill()
             broker.wait(60)
             with pytest.raises(BrokerUnreachableError):
                 members[0][1].tick()
-            embedded.ensure(**kafka_alone)
+            embedded.ensure_services(**kafka_alone)
             produce(servers, "orders", 0, ["late"])
             for (consumer, sensor), (lane, told, cursor) in zip(members, before, strict=True):
                 assert (told, sensor.cursor) == ([], cursor)
                 assert wait_for(lambda sensor=sensor: _answered(sensor)) == [[]]
                 consumer.commit(wait_for(lambda consumer=consumer: consumer.poll(0.0)))
-                assert consumer._memberships.lane is lane, "the same member as before"
-                assert sensor.told() == []
+                assert consumer._session.planner is lane, "the same member as before"
+                assert sensor.reported_events() == []
     finally:
-        embedded.stop(tmp_path)
+        embedded.stop_services(tmp_path)
 
 
 def _answered(sensor):
     """What a look tells, in a list; None while the broker's coordinator is not ready."""
     try:
-        return [sensor.told()]
+        return [sensor.reported_events()]
     except KafkaLivenessError:
         return None

@@ -10,15 +10,15 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.event_detection import changes
+from kafka_liveness_dagster.core.event_detection import detect_events
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.sensor.observation import GroupLook
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 from tests.chaos.services import Broker
 from tests.timeouts import set_timeouts
 from tests.waiting import wait_for
-from tests.world.lonely import AFTER, BUDGET, GIVE_UP, SIZE, Lonely, ends, goes_on
+from tests.world.lonely import AFTER, BUDGET, GIVE_UP, SIZE, PartitionedNetwork, check_recovery, ends
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     produce(direct, topic, 0, map(str, range(4 * SIZE)))
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    found = Lonely(services, topic, table, tmp_path, services.spark_remote)
+    found = PartitionedNetwork(services, topic, table, tmp_path, services.spark_remote)
     found.kafka["bootstrap_servers"] = f"127.0.0.1:{broker.proxy.port}"
     if request.param == "consumer":
         session, heartbeat = (found.kafka.pop(f"{name}_seconds") for name in ("session_timeout", "heartbeat_interval"))
@@ -52,7 +52,7 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     found.cluster = kl.KafkaLivenessResource(bootstrap_servers=direct).cluster()
     found.make_table(warm_spark)
     yield found
-    broker.proxy.talk()
+    broker.proxy.resume()
 
 
 @pytest.mark.parametrize("lonely", ["consumer", pytest.param("classic", marks=pytest.mark.certify)], indirect=True)
@@ -64,8 +64,8 @@ def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
         before = lonely.committed()  # the batch may have landed while Spark was asked; then it is the next one
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     assert lonely.committed() == before
-    broker.proxy.talk()
-    goes_on(lonely, rows)
+    broker.proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def test_while_it_waits_for_data(lonely, broker, rows):
@@ -74,8 +74,8 @@ def test_while_it_waits_for_data(lonely, broker, rows):
         wait_for(lambda: lonely.committed() == 4 * SIZE, what="all is committed", details=run.shown)
         broker.proxy.fall_silent()
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
-    broker.proxy.talk()
-    goes_on(lonely, rows)
+    broker.proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def test_who_was_cut_off_is_not_told_that_it_was_silent(broker, produce):
@@ -106,15 +106,15 @@ def test_a_run_that_a_signal_ended_did_not_crash(lonely):
     with dg.DagsterInstance.from_config(str(lonely.home)) as instance, lonely.start(pauses_in="transform") as run:
 
         def seen():
-            return GroupLook.of(lonely.cluster, instance, lonely.group, [lonely.topic]).snapshot
+            return GroupObservation.read(lonely.cluster, instance, lonely.group, [lonely.topic]).snapshot
 
-        run.said("transform")
-        _, memory = changes(None, seen(), 0.0, GIVE_UP)
+        run.log_messages("transform")
+        _, memory = detect_events(None, seen(), 0.0, GIVE_UP)
         run.interrupt()
         run.end()
         with kl.KafkaLivenessResource(**lonely.kafka).consumer(topics=[lonely.topic], group_id=lonely.group) as other:
             assert other.poll(GIVE_UP).ranges
-            events, _ = changes(memory, seen(), 5.0, GIVE_UP)
+            events, _ = detect_events(memory, seen(), 5.0, GIVE_UP)
     left = [(event.run, event.reason) for event in events if isinstance(event, MemberLeft)]
     assert left == [(run.run_id[:8], LeaveReason.INTERRUPTED)]
 
@@ -123,8 +123,8 @@ def test_before_it_joins(lonely, broker, rows):
     """It is connected to, and says nothing."""
     broker.proxy.fall_silent()
     with lonely.start(pauses_in="start") as run:
-        run.said("start")
+        run.log_messages("start")
         run.go_on()
         ends(run, error="BrokerUnreachableError", within=AFTER)
-    broker.proxy.talk()
-    goes_on(lonely, rows)
+    broker.proxy.resume()
+    check_recovery(lonely, rows)

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from tests.waiting import wait_for
-from tests.world.lonely import AFTER, BUDGET, SIZE, Lonely, ends, goes_on, slowness
+from tests.world.lonely import AFTER, BUDGET, SIZE, PartitionedNetwork, check_recovery, ends, slowness
 from tests.world.silent_proxy import SilentProxy
 
 PORT = re.compile(r":(\d+)")
@@ -22,36 +22,36 @@ def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
     with lonely.start(batching={"in_flight": in_flight}) as run:
         wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         proxy.fall_silent()
-        told = ends(run, error="SparkSilentError", within=BUDGET + AFTER)
+        told = ends(run, error="SparkNotRespondingError", within=BUDGET + AFTER)
     assert str(proxy.port) in told
     assert re.search(r"said nothing for \d+ s", told), told
     assert lonely.committed() in {0, SIZE * (in_flight - 1)}, "the first of two may have landed before"
     assert lonely.committed() <= len(rows(lonely.table))
-    proxy.talk()
-    goes_on(lonely, rows)
+    proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def in_the_analysis(lonely, proxy, spark, rows):
     """The transform's schema is asked for and never told."""
     with lonely.start(pauses_in="transform") as run:
-        run.said("transform")
+        run.log_messages("transform")
         proxy.fall_silent()
         run.go_on()
-        ends(run, error="SparkSilentError", within=BUDGET + AFTER)
+        ends(run, error="SparkNotRespondingError", within=BUDGET + AFTER)
     assert lonely.committed() == 0
-    proxy.talk()
-    goes_on(lonely, rows)
+    proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def before_the_first_connection(lonely, proxy, spark, rows):
     """It is connected to, and says nothing."""
     proxy.fall_silent()
     with lonely.start(pauses_in="start", is_patient=False) as run:
-        run.said("start")
+        run.log_messages("start")
         run.go_on()
         ends(run, error="SparkUnreachableError", within=BUDGET + AFTER)
-    proxy.talk()
-    goes_on(lonely, rows)
+    proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def while_the_run_stops(lonely, proxy, spark, rows):
@@ -62,8 +62,8 @@ def while_the_run_stops(lonely, proxy, spark, rows):
         said, seconds = run.end()
     assert said == {"success": True}
     assert seconds < AFTER * slowness()
-    proxy.talk()
-    goes_on(lonely, rows)
+    proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def terminate(lonely, proxy, spark, rows):
@@ -74,8 +74,8 @@ def terminate(lonely, proxy, spark, rows):
         run.terminate(lonely.home)
         _, seconds = run.end()
     assert seconds < AFTER * slowness()
-    proxy.talk()
-    goes_on(lonely, rows)
+    proxy.resume()
+    check_recovery(lonely, rows)
 
 
 def a_catalog_that_accepts_and_never_answers(lonely, proxy, spark, rows):
@@ -88,10 +88,10 @@ def a_catalog_that_accepts_and_never_answers(lonely, proxy, spark, rows):
             f"{catalog}.uri": f"http://127.0.0.1:{port}",
         }
         with lonely.start(table="mute.shop.orders", settings=settings, pauses_in="start") as run:
-            run.said("start")
+            run.log_messages("start")
             run.go_on()
-            ends(run, error="SparkSilentError", within=BUDGET + AFTER)
-    goes_on(lonely, rows)
+            ends(run, error="SparkNotRespondingError", within=BUDGET + AFTER)
+    check_recovery(lonely, rows)
 
 
 CASES = {
@@ -121,7 +121,7 @@ def test_each_run_ends_by_itself_and_the_next_goes_on(  # noqa: PLR0917
         (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
         with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
             remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
-            lonely = Lonely(services, topic, f"lake.{topic.replace('-', '_')}.orders", home, remote)
+            lonely = PartitionedNetwork(services, topic, f"lake.{topic.replace('-', '_')}.orders", home, remote)
             lonely.make_table(warm_spark)
             case(lonely, proxy, spark, rows)
 

@@ -16,10 +16,10 @@ from pyspark.errors import AnalysisException
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError
-from kafka_liveness_dagster.spark.row_guard import OUTSIDE
-from kafka_liveness_dagster.spark.sink import replace
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH
+from kafka_liveness_dagster.spark.sink import replace_rows
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.timeouts import connect
 from tests.waiting import wait_for
@@ -52,9 +52,9 @@ def delta_remote(services, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(settings))
         try:
-            yield embedded.ensure(which=("spark",), home=home).spark_remote
+            yield embedded.ensure_services(which=("spark",), home=home).spark_remote
         finally:
-            embedded.stop(home)
+            embedded.stop_services(home)
 
 
 def orders(start, end, partition=3):
@@ -100,7 +100,7 @@ def parquet(example, spark, tmp_path):
     return SimpleNamespace(
         sink=sink,
         spark=spark,
-        put=lambda ranges, make, **options: replace(sink, ranges, make, **options),
+        put=lambda ranges, make, **options: replace_rows(sink, ranges, make, **options),
         rows=lambda: shown_rows(sink.read(spark)),
     )
 
@@ -112,7 +112,7 @@ def delta(example, delta_remote, tmp_path):
     yield SimpleNamespace(
         remote=delta_remote,
         spark=spark,
-        put=lambda ranges, make, **options: replace(sink, ranges, make, **options),
+        put=lambda ranges, make, **options: replace_rows(sink, ranges, make, **options),
         rows=lambda: shown_rows(spark.read.format("delta").load(sink.path)),
     )
     spark.stop()
@@ -123,7 +123,7 @@ def iceberg(spark, table):
     """The built-in sink."""
     return SimpleNamespace(
         spark=spark,
-        put=lambda ranges, make, **options: write(spark, table, ranges, make, **options),
+        put=lambda ranges, make, **options: write_table(spark, table, ranges, make, **options),
         rows=lambda: shown_rows(spark.table(table)),
     )
 
@@ -206,7 +206,7 @@ def test_delta_refuses_who_began_before_another_committed(delta, services, make_
         session.registerProgressHandler(progressed)
         columns = ("topic", "partition", "offset", "0 AS line", "'first' AS written_by")
         ours = [kl.OffsetRange(topic, 0, 0, 9)]
-        delta.put(ours, lambda: read(session, ours, kafka).selectExpr(*columns), may_go_on=may_go_on)
+        delta.put(ours, lambda: read_ranges(session, ours, kafka).selectExpr(*columns), may_go_on=may_go_on)
 
     if not zombie:
         delta.put([orders(0, 3)], lambda: lines(delta.spark, orders(0, 3), by="before"))
@@ -232,18 +232,18 @@ def test_delta_refuses_who_began_before_another_committed(delta, services, make_
 def test_a_table_that_a_sink_misses_is_no_row_of_another_batch(spark, table):
     """Spark's complaint shows the whole plan, and the message that such a row would have is part of it."""
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND") as told:
-        replace(
+        replace_rows(
             lambda replacement: replacement.rows.writeTo(table).append(),
             [orders(70, 100)],
             lambda: lines(spark, orders(70, 100), by="nobody"),
         )
-    assert OUTSIDE in str(told.value)
+    assert OUTSIDE_BATCH in str(told.value)
 
 
 def test_rows_without_their_offsets_never_reach_a_sink(spark):
     """They could not be replaced later."""
     with pytest.raises(TableSchemaError, match="the rows for raise_at must have offset bigint"):
-        replace(raise_at(0), [orders(0, 3)], lambda: lines(spark, orders(0, 3), by="ours").drop("offset"))
+        replace_rows(raise_at(0), [orders(0, 3)], lambda: lines(spark, orders(0, 3), by="ours").drop("offset"))
 
 
 def test_a_run_writes_through_the_sink(parquet, services, make_topic, produce):

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.batch_size import PoisonedOffsetError
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.core.batch_size import SlowRecordError
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.remotes import spark_at
 from tests.timeouts import connect, seconds
 
@@ -42,7 +42,7 @@ def budget(services, produce):
     def seconds_of_a_batch(condition):
         began, spark = time.monotonic(), connect(services.spark_remote)
         table = f"lake.warm.up_{uuid4().hex[:8]}"
-        write(spark, table, ranges, lambda: slow_if(condition)(read(spark, ranges, options)))
+        write_table(spark, table, ranges, lambda: slow_if(condition)(read_ranges(spark, ranges, options)))
         spark.stop()
         return time.monotonic() - began
 
@@ -89,7 +89,7 @@ def world(services, make_topic, produce, table, budget):
 
 def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     """A batch of more than two offsets hangs: four are too many, two are not, and all end in the table."""
-    monkeypatch.setattr("kafka_liveness_dagster.lanes.batch_reporting.TELL_EVERY_SECONDS", 1.0)
+    monkeypatch.setattr("kafka_liveness_dagster.lanes.batch_reporting.PROGRESS_EVERY_SECONDS", 1.0)
     asset = world.asset(slow_if(MORE_THAN_TWO))
     run = world.run(asset)
     assert run.success, run.failure_data_for_node("orders").error.cause
@@ -105,7 +105,7 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
 @pytest.mark.parametrize("slow", ["transform", pytest.param("sink", marks=pytest.mark.certify)])
 def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, budget, monkeypatch, slow):
     """It asks nothing of Spark for longer than a cancelled batch may take to end: no fault of Spark's."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.ABANDON_SECONDS", 0.5)
     calls = []
 
     def work():
@@ -121,8 +121,10 @@ def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, bu
 
     def sink(replacement):
         work()
-        replacement.may_go_on()
-        return write(replacement.rows.sparkSession, world.table, replacement.ranges, lambda: replacement.rows).rows
+        replacement.raise_if_fenced()
+        return write_table(
+            replacement.rows.sparkSession, world.table, replacement.ranges, lambda: replacement.rows
+        ).rows
 
     run = world.run(world.asset(transform, **({"sink": sink, "table": None} if slow == "sink" else {})))
     assert run.success, run.failure_data_for_node("orders").error.cause
@@ -135,7 +137,7 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
     run = world.run(world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST))
     assert not run.success
     error = run.failure_data_for_node("orders").error.cause
-    assert error.cls_name == PoisonedOffsetError.__name__
+    assert error.cls_name == SlowRecordError.__name__
     assert f"offset {POISON} of {world.topic}:0" in error.message
     assert "on_slow_record='quarantine'" in error.message
     assert [row["offset"] for row in rows(world.table)] == list(range(POISON))
@@ -167,7 +169,7 @@ def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     assert seen.partition_key == key
     assert "stays owed" in seen.asset_observation.description
     with world.kafka.consumer(topics=[world.topic], group_id=f"etl-{world.topic}") as consumer:
-        assert [str(owed) for owed in consumer.owed(world.topic, 0)] == [key]
+        assert [str(owed) for owed in consumer.pending(world.topic, 0)] == [key]
 
     world.instance.add_dynamic_partitions("orders_crash_lag", [key])
     still = world.run(asset, "orders_crash_lag_job", partition_key=key)

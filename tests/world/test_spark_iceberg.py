@@ -13,15 +13,15 @@ from pyspark.sql.types import LongType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import Layout
-from kafka_liveness_dagster.spark.connect.connection import Line
-from kafka_liveness_dagster.spark.error_classification import is_missing
+from kafka_liveness_dagster.core.table_layout import TableLayout
+from kafka_liveness_dagster.spark.connect.connection import SparkConnection
+from kafka_liveness_dagster.spark.error_classification import is_table_missing
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSchemaError, WriteConflictError
 from kafka_liveness_dagster.spark.row_count import RowSums
-from kafka_liveness_dagster.spark.row_guard import inside
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
+from kafka_liveness_dagster.spark.source import read_ranges
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 
 
@@ -46,7 +46,7 @@ def frame(session, *ranges, by="first", tasks=2):
 
 def put(session, table, *ranges, by="first", **options):
     """Write one row for each offset of the ranges."""
-    return write(session, table, ranges, lambda: frame(session, *ranges, by=by), **options)
+    return write_table(session, table, ranges, lambda: frame(session, *ranges, by=by), **options)
 
 
 def held(found):
@@ -83,7 +83,7 @@ def asked(monkeypatch):
         return intercepted
 
     for name in ("intercept_unary_unary", "intercept_unary_stream"):
-        monkeypatch.setattr(Line, name, counted(getattr(Line, name)))
+        monkeypatch.setattr(SparkConnection, name, counted(getattr(SparkConnection, name)))
     return lambda: {name: calls[name] for name in calls if name != "ReleaseExecute"}
 
 
@@ -146,7 +146,7 @@ def test_an_iceberg_whose_plans_tell_no_snapshot_is_asked_for_it(spark, table, m
     told = its.snapshot_id(spark)
     with pytest.raises(AnalysisException) as missing:
         gone.snapshot_id(spark)
-    assert is_missing(missing.value, gone.quoted)
+    assert is_table_missing(missing.value, gone.quoted)
     monkeypatch.setattr("pyspark.sql.connect.dataframe.DataFrame._explain_string", lambda *_, **__: "IcebergScan()")
     assert its.snapshot_id(spark) == told is not None
 
@@ -161,14 +161,16 @@ def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topi
     """From Kafka to a table that did not exist: each offset of the batch once, with its value."""
     ranges = [OffsetRange(topic, 0, 70, 120)]
     kafka = {"kafka.bootstrap.servers": services.bootstrap_servers}
-    done = write(
+    done = write_table(
         spark,
         table,
         ranges,
-        lambda: read(spark, ranges, kafka).selectExpr("topic", "partition", "offset", "cast(value AS string) AS value"),
+        lambda: read_ranges(spark, ranges, kafka).selectExpr(
+            "topic", "partition", "offset", "cast(value AS string) AS value"
+        ),
     )
     assert [(row["offset"], row["value"]) for row in rows(table)] == [(n, f"order {n}") for n in range(70, 120)]
-    assert (done.rows, done.attempts, done.rewritten) == (50, 1, False)
+    assert (done.rows, done.attempts, done.rewrote_files) == (50, 1, False)
     told = spark.sql(f"SELECT summary['kafka-liveness.ranges'] FROM {table}.snapshots").first()[0]
     assert told == f"{topic}:0:70-120"
 
@@ -179,16 +181,16 @@ def test_a_replay_replaces_itself(spark, table, rows):
     put(spark, table, orders(100, 120))
     done = put(spark, table, orders(70, 100), by="replay")
     assert held(rows(table)) == once("replay", 70, 100) | once("first", 100, 120)
-    assert (done.attempts, done.rewritten) == (1, False)
+    assert (done.attempts, done.rewrote_files) == (1, False)
 
 
 def test_no_rows_still_clear_the_range(spark, table, rows):
     """A transform that gives nothing for a range replaces what was there by nothing."""
     put(spark, table, orders(70, 100), orders(100, 120))
-    done = write(spark, table, [orders(70, 120)], lambda: frame(spark, orders(70, 120)).where("offset < 0"))
+    done = write_table(spark, table, [orders(70, 120)], lambda: frame(spark, orders(70, 120)).where("offset < 0"))
     assert (rows(table), done.rows) == ([], 0)
     empty = spark.createDataFrame([], frame(spark, orders(0, 1)).schema)
-    assert write(spark, table, [orders(70, 120)], lambda: empty).rows == 0
+    assert write_table(spark, table, [orders(70, 120)], lambda: empty).rows == 0
 
 
 def test_disjoint_ranges_of_one_partition_commit_side_by_side(spark, table, rows):
@@ -199,7 +201,7 @@ def test_disjoint_ranges_of_one_partition_commit_side_by_side(spark, table, rows
         assert put(spark, table, orders(120, 190), by="live").attempts == 1
         return frame(spark, orders(70, 120), by="catch-up")
 
-    assert write(spark, table, [orders(70, 120)], while_the_other_commits).attempts == 1
+    assert write_table(spark, table, [orders(70, 120)], while_the_other_commits).attempts == 1
     assert held(rows(table)) == once("first", 0, 10) | once("catch-up", 70, 120) | once("live", 120, 190)
 
 
@@ -227,11 +229,11 @@ def test_a_range_written_meanwhile_is_replaced(spark, table, rows, begun, other,
             put(spark, table, others.pop(), by="other")
         return frame(spark, orders(70, 120), by="ours")
 
-    done = write(spark, table, [orders(70, 120)], make)
+    done = write_table(spark, table, [orders(70, 120)], make)
     expected = (once("first", 0, 10) if begun else {}) | once("other", *other) | once("ours", 70, 120)
     assert held(rows(table)) == expected
     assert done.attempts == 2 + rewritten
-    assert done.rewritten == rewritten
+    assert done.rewrote_files == rewritten
 
 
 def test_who_may_not_go_on_writes_nothing_after_a_conflict(spark, table, rows):
@@ -256,7 +258,7 @@ def test_who_may_not_go_on_writes_nothing_after_a_conflict(spark, table, rows):
         may_go_on()
 
     with pytest.raises(PermissionError):
-        write(spark, table, [orders(70, 100)], make, may_go_on=fence_at_the_second_attempt)
+        write_table(spark, table, [orders(70, 100)], make, may_go_on=fence_at_the_second_attempt)
     assert held(rows(table)) == once("first", 0, 10) | once("new owner", 70, 120)
 
 
@@ -268,7 +270,7 @@ def test_a_writer_that_never_wins_says_so(spark, table, rows):
         return frame(spark, orders(70, 100), by="ours")
 
     with pytest.raises(WriteConflictError, match=r"orders:3:70-100 of .* was refused 2 times in"):
-        write(spark, table, [orders(70, 100)], make, max_attempts=2)
+        write_table(spark, table, [orders(70, 100)], make, max_attempts=2)
     assert held(rows(table)) == once("other", 70, 100)
 
 
@@ -290,7 +292,7 @@ def test_two_writers_at_the_same_moment(services, table, rows):
     assert all(sum(by.values()) == 1 for by in found.values())
     for n in range(3):
         assert len({tuple(found[3, 100 * n + k]) for k in range(50)}) == 1
-    assert all(not one.rewritten for lane in done for one in lane)
+    assert all(not one.rewrote_files for lane in done for one in lane)
 
 
 def test_a_range_that_cuts_through_files_is_rewritten_exactly(spark, table, rows):
@@ -298,11 +300,11 @@ def test_a_range_that_cuts_through_files_is_rewritten_exactly(spark, table, rows
     put(spark, table, orders(0, 70))
     put(spark, table, orders(70, 100))
     whole = put(spark, table, orders(70, 120), by="second")
-    assert (whole.attempts, whole.rewritten) == (1, False)
+    assert (whole.attempts, whole.rewrote_files) == (1, False)
     done = put(spark, table, orders(80, 90), by="third")
     assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("third", 80, 90)
-    assert (done.rows, done.attempts, done.rewritten) == (10, 2, True)
-    assert not put(spark, table, orders(80, 90), by="fourth").rewritten  # its rows are files of their own now
+    assert (done.rows, done.attempts, done.rewrote_files) == (10, 2, True)
+    assert not put(spark, table, orders(80, 90), by="fourth").rewrote_files  # its rows are files of their own now
     assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("fourth", 80, 90)
 
 
@@ -318,13 +320,13 @@ def test_a_rewrite_keeps_none_one_and_many_rows_an_offset(spark, table, rows):
     def expected(by, *offsets):
         return {(n, line, by, None if n == 72 else n) for n in offsets for line in range(n % 3)}
 
-    write(spark, table, [orders(70, 120)], lambda: lines(70, 120, "first"))
-    done = write(spark, table, [orders(80, 90)], lambda: lines(80, 90, "second"))
+    write_table(spark, table, [orders(70, 120)], lambda: lines(70, 120, "first"))
+    done = write_table(spark, table, [orders(80, 90)], lambda: lines(80, 90, "second"))
     found = rows(table)
     got = {(row["offset"], row["line"], row["written_by"], row["s"]["a"]) for row in found}
     assert got == expected("first", *range(70, 80), *range(90, 120)) | expected("second", *range(80, 90))
     assert len(found) == len(got)
-    assert done.rewritten
+    assert done.rewrote_files
 
 
 def test_only_the_partition_that_is_cut_is_widened(spark, table, rows):
@@ -333,7 +335,7 @@ def test_only_the_partition_that_is_cut_is_widened(spark, table, rows):
     done = put(spark, table, orders(40, 60, 0), orders(0, 100, 1), orders(0, 10, 2), by="second")
     expected = once("first", 0, 40, 0) | once("second", 40, 60, 0) | once("first", 60, 100, 0)
     assert held(rows(table)) == expected | once("second", 0, 100, 1) | once("second", 0, 10, 2)
-    assert done.rewritten
+    assert done.rewrote_files
 
 
 def test_survivors_deleted_meanwhile_do_not_come_back(spark, table, rows):
@@ -347,11 +349,11 @@ def test_survivors_deleted_meanwhile_do_not_come_back(spark, table, rows):
             spark.sql(f"DELETE FROM {table} WHERE offset = 75").collect()
         return frame(spark, orders(80, 90), by="second")
 
-    done = write(spark, table, [orders(80, 90)], make)
+    done = write_table(spark, table, [orders(80, 90)], make)
     assert held(rows(table)) == {
         key: by for key, by in (once("first", 70, 120) | once("second", 80, 90)).items() if key != (3, 75)
     }
-    assert (done.attempts, done.rewritten) == (3, True)
+    assert (done.attempts, done.rewrote_files) == (3, True)
 
 
 def test_compaction_in_between_changes_nothing(spark, table, rows):
@@ -366,7 +368,7 @@ def test_compaction_in_between_changes_nothing(spark, table, rows):
             calls.append(spark.sql(f"CALL {catalog}.system.rewrite_data_files('{name}')").collect())
         return frame(spark, orders(30, 40), by="second")
 
-    write(spark, table, [orders(30, 40)], make)
+    write_table(spark, table, [orders(30, 40)], make)
     assert held(rows(table)) == once("first", 0, 100) | once("second", 30, 40)
 
 
@@ -390,10 +392,10 @@ def test_rows_without_their_offsets_are_refused(spark, table):
     """Rows that could not be replaced later are never written; nor is a table made for them."""
     for broken in ("topic", "partition", "offset"):
         with pytest.raises(TableSchemaError, match=f"must have {broken} "):
-            write(spark, table, [orders(70, 100)], lambda name=broken: frame(spark, orders(70, 100)).drop(name))
+            write_table(spark, table, [orders(70, 100)], lambda name=broken: frame(spark, orders(70, 100)).drop(name))
     text = frame(spark, orders(70, 100)).selectExpr("topic", "string(partition)", "offset")
     with pytest.raises(TableSchemaError, match=r"partition int \(is string\)"):
-        write(spark, table, [orders(70, 100)], lambda: text)
+        write_table(spark, table, [orders(70, 100)], lambda: text)
     assert not spark.catalog.tableExists(table)
 
 
@@ -410,7 +412,7 @@ def test_a_row_of_another_batch_is_refused(spark, table, rows):
     """A row outside of the ranges would survive every replay, so it is never written."""
     put(spark, table, orders(70, 100))
     with pytest.raises(RowsOutsideBatchError, match="orders:3:100, which is not in the batch"):
-        write(spark, table, [orders(70, 100)], lambda: frame(spark, orders(70, 101), by="second", tasks=1))
+        write_table(spark, table, [orders(70, 100)], lambda: frame(spark, orders(70, 101), by="second", tasks=1))
     assert held(rows(table)) == once("first", 70, 100)
 
 
@@ -418,7 +420,7 @@ def test_columns_come_and_go(spark, table, rows):
     """A new column is added to the table, one that is gone is null, and a rewrite keeps the old values."""
     put(spark, table, orders(70, 100))
     wider = frame(spark, orders(80, 90), by="second").selectExpr("*", "1.5D AS `net price`").drop("written_by")
-    write(spark, table, [orders(80, 90)], lambda: wider)
+    write_table(spark, table, [orders(80, 90)], lambda: wider)
     found = {row["offset"]: (row["written_by"], row["net price"]) for row in rows(table)}
     assert found == {n: (None, 1.5) if 80 <= n < 90 else ("first", None) for n in range(70, 100)}
 
@@ -433,12 +435,12 @@ def test_fields_inside_of_columns_come_and_go(spark, table, rows, snapshots):
     def put(inner, *ranges):
         shown = f"named_struct('it''s', 1, 'in', {inner}) AS s", f"array({inner}) AS l", f"map('k', {inner}) AS m"
         made = [frame(spark, one, tasks=1).selectExpr("topic", "partition", "offset", *shown) for one in ranges]
-        return write(spark, table, ranges, lambda: made[0], layout=Layout(snapshots=snapshots))
+        return write_table(spark, table, ranges, lambda: made[0], layout=TableLayout(snapshots=snapshots))
 
     put("named_struct('a', 1, 'b', 2)", orders(0, 9))
     put("named_struct('c', named_struct('x', 3), 'a', 1L)", orders(9, 12))
     put("CAST(NULL AS struct<b: int>)", orders(12, 13))
-    assert put("named_struct('c', named_struct('y', array(named_struct('z', 4))))", orders(3, 5)).rewritten
+    assert put("named_struct('c', named_struct('y', array(named_struct('z', 4))))", orders(3, 5)).rewrote_files
     put("named_struct('c', named_struct('y', array(named_struct('z', 4, 'w', 5))))", orders(13, 14))
 
     def inside(offset):
@@ -461,7 +463,7 @@ def test_a_name_that_is_no_table_and_an_empty_batch_are_refused(spark):
     with pytest.raises(InvalidSettingError, match=r"wanted catalog\.namespace\.table"):
         put(spark, "orders; DROP TABLE x", orders(70, 100))
     with pytest.raises(InvalidSettingError, match="no offset ranges"):
-        write(spark, "lake.shop.orders", [], lambda: frame(spark, orders(70, 100)))
+        write_table(spark, "lake.shop.orders", [], lambda: frame(spark, orders(70, 100)))
 
 
 def test_every_batch_runs_the_same_generated_code(spark, capsys):
@@ -469,7 +471,7 @@ def test_every_batch_runs_the_same_generated_code(spark, capsys):
     codes = []
     for ranges in ([orders(70, 120), orders(0, 9, 1)], [orders(120, 190), orders(9, 70, 1)]):
         key = ("cast(id AS string) AS topic", "cast(id AS int) AS partition", "id AS offset")
-        inside(spark.range(200).selectExpr(*key), ranges).explain(mode="codegen")
+        require_rows_in_ranges(spark.range(200).selectExpr(*key), ranges).explain(mode="codegen")
         codes.append("\n".join(line for line in capsys.readouterr().out.splitlines() if line.startswith("/* ")))
     assert "getLong" in codes[0], "it is the code, and looks the numbers up"
     assert codes[0] == codes[1]

@@ -22,8 +22,8 @@ from pyspark.sql.connect.proto import base_pb2 as pb2
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.connect.job import SparkJob, now_ms
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
 
@@ -72,9 +72,9 @@ def put(  # noqa: PLR0917
 
     def make():
         before_frame()
-        return read(session, ranges, kafka).selectExpr("topic", "partition", "offset", f"'{by}' AS written_by")
+        return read_ranges(session, ranges, kafka).selectExpr("topic", "partition", "offset", f"'{by}' AS written_by")
 
-    return write(session, table, ranges, make, **options)
+    return write_table(session, table, ranges, make, **options)
 
 
 def held(found):
@@ -154,7 +154,7 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_
 
 def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypatch):
     """Its thread works in Python for longer than a cancel waits: Spark owes nothing, and its connection stays."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.ABANDON_SECONDS", 0.5)
     job, at_work, goes_on = SparkJob(own), threading.Event(), threading.Event()
 
     def work():
@@ -167,7 +167,7 @@ def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypat
         done = pool.submit(work)
         wait_for(at_work.is_set)
         assert not job.cancel(timeout_seconds=2.0), "it is at work all that time"
-        assert not job.is_given_up
+        assert not job.is_abandoned
         goes_on.set()
         with pytest.raises(SparkCancelledError, match="nothing more is started"):
             done.result(PATIENCE)
@@ -181,30 +181,30 @@ def test_only_an_answer_that_is_owed_all_the_time_gives_a_job_up(own, monkeypatc
     class Line:
         """Whether Spark owes an answer, as the test says."""
 
-        address, is_cut, ended = "here", False, False
+        address, is_aborted, ended = "here", False, False
         looks = 0
 
         @property
-        def owes_work(self):
+        def has_pending_call(self):
             self.looks += 1
             return self.ended or at_work[self.looks % len(at_work)]
 
         def check(self):
             """Nothing to raise."""
 
-        def cut(self, what):
-            assert "did not end in 0.2 s" in what
-            self.is_cut = True
+        def abort(self, message):
+            assert "did not end in 0.2 s" in message
+            self.is_aborted = True
 
     line = Line()
-    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.GIVE_UP_SECONDS", 0.2)
-    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.line_of", lambda _session: line)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.ABANDON_SECONDS", 0.2)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.connection_of", lambda _session: line)
     with pytest.raises(SparkCancelledError), SparkJob(own) as job:
         assert not job.cancel(0)
-        wait_for(lambda: line.is_cut or line.looks > 3 * len(at_work))
-        assert not line.is_cut
+        wait_for(lambda: line.is_aborted or line.looks > 3 * len(at_work))
+        assert not line.is_aborted
         line.ended = True  # it is never done with this one
-        wait_for(lambda: line.is_cut)
+        wait_for(lambda: line.is_aborted)
 
 
 def test_cancel_between_two_operations_stops_the_next(own, orders, table):
@@ -251,14 +251,14 @@ def test_cancel_at_any_moment_leaves_the_table_unchanged_or_exact(own, spark, ta
         sql = "'orders' AS topic", "3 AS partition", "id AS offset", f"'{by}' AS written_by"
         return lambda: session.range(0, 200).selectExpr(*sql)
 
-    write(spark, table, ranges, frame(spark, "first"))
+    write_table(spark, table, ranges, frame(spark, "first"))
     job = SparkJob(own)
     timer = threading.Timer(delay_ms / 1000, job.cancel)
     try:
         with job:
             timer.start()
             for _ in range(20):
-                write(own, table, ranges, frame(own, "second"), may_go_on=job.check)
+                write_table(own, table, ranges, frame(own, "second"), may_go_on=job.check)
     except SparkCancelledError:
         pass
     timer.join()
@@ -287,7 +287,7 @@ def test_progress_is_told_while_tasks_finish(own, orders, table):
 
         ending = pool.submit(let_it_end)
         began = now_ms()
-        rows = read(own, ranges, kafka, min_partitions=3).count()
+        rows = read_ranges(own, ranges, kafka, min_partitions=3).count()
         ending.result(PATIENCE)
         assert job.last_progress_ms > began
     assert rows == 130
@@ -297,8 +297,8 @@ ZOMBIE = """
 import sys
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.table.write import write
-from kafka_liveness_dagster.spark.source import read
+from kafka_liveness_dagster.spark.table.write import write_table
+from kafka_liveness_dagster.spark.source import read_ranges
 from tests.timeouts import connect
 
 ExecutePlanResponseReattachableIterator._release_until = lambda *_: None  # the test wants to read all answers
@@ -310,8 +310,8 @@ def told(stages, inflight_tasks, operation_id, done):
 topic, bootstrap, remote, table = sys.argv[1:]
 session, ranges = connect(remote), [OffsetRange(topic, 0, 70, 130)]
 session.registerProgressHandler(told)
-frame = read(session, ranges, {"kafka.bootstrap.servers": bootstrap})
-write(session, table, ranges, lambda: frame.selectExpr("topic", "partition", "offset", "'zombie' AS written_by"))
+frame = read_ranges(session, ranges, {"kafka.bootstrap.servers": bootstrap})
+write_table(session, table, ranges, lambda: frame.selectExpr("topic", "partition", "offset", "'zombie' AS written_by"))
 """
 
 

@@ -23,14 +23,14 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.spark.connect import session as sessions
 from kafka_liveness_dagster.spark.connect.job import SparkJob
+from kafka_liveness_dagster.spark.connect.session import close
 from kafka_liveness_dagster.spark.connect.session import connect as connect_at_once
-from kafka_liveness_dagster.spark.connect.session import end
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
-from kafka_liveness_dagster.spark.sink import replace
+from kafka_liveness_dagster.spark.sink import replace_rows
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
-from kafka_liveness_dagster.spark.transform import Transformed
+from kafka_liveness_dagster.spark.table.write import write_table
+from kafka_liveness_dagster.spark.transform import TransformedBatch
 from tests.remotes import spark_at
 from tests.timeouts import CONNECT_SECONDS, connect, seconds
 from tests.waiting import wait_for
@@ -60,7 +60,7 @@ def test_a_server_that_was_started_anew_has_a_new_session(services):
     assert spark.session().range(3).count() == 3
     assert spark.session() is spark.session()
     spark.session().client._server_session_id = "of the server before"
-    assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).accounts([]) == {}
+    assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).entries([]) == {}
     spark.teardown_after_execution(None)
 
 
@@ -68,13 +68,13 @@ def test_a_session_that_is_opened_ahead_is_the_one_that_is_asked_for(services):
     """Once; its end is the resource's, also when nobody has asked for it."""
     spark = spark_at(services.spark_remote)
     spark.open_ahead()
-    opened = spark._ahead
+    opened = spark._opening_session
     spark.open_ahead()
     assert spark.session() is opened.result() is spark.session()
     spark.teardown_after_execution(None)
     assert opened.result().client.is_closed
     spark.open_ahead()
-    unused = spark._ahead
+    unused = spark._opening_session
     spark.teardown_after_execution(None)
     wait_for(lambda: unused.result().client.is_closed)
 
@@ -90,7 +90,7 @@ def test_what_hinders_a_session_that_is_opened_ahead_is_told_who_asks(monkeypatc
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
     embedded = kl.SparkConnectResource()
     embedded.open_ahead()
-    assert embedded._ahead.result() is None
+    assert embedded._opening_session.result() is None
     embedded.teardown_after_execution(None)
     assert not [*tmp_path.iterdir()]
 
@@ -115,7 +115,7 @@ def test_no_session_is_taken_for_everybodys(services):
         connect_at_once("sc://localhost:1", timeout_seconds=1)
     session = connect(services.spark_remote)
     assert (ConnectSession.getActiveSession(), ConnectSession._default_session) == before
-    end(session)
+    close(session)
 
 
 def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
@@ -129,19 +129,19 @@ def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
 
 def test_a_server_that_is_slow_is_waited_for(services, monkeypatch):
     """It accepts the connection, and has no time for it yet; how long it may take is a setting."""
-    monkeypatch.setattr(sessions, "_ACCEPTED_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr(sessions, "_ACCEPT_TIMEOUT_SECONDS", 0.5)
     port, said = int(re.search(r":(\d+)", services.spark_remote)[1]), []
     with SilentProxy(port) as proxy:
         remote = services.spark_remote.replace(f":{port}", f":{proxy.port}")
 
         def say(sentence):
             said.append(sentence)
-            proxy.talk()
+            proxy.resume()
 
         proxy.fall_silent()
-        session = connect_at_once(remote, timeout_seconds=seconds(CONNECT_SECONDS), say=say)
+        session = connect_at_once(remote, timeout_seconds=seconds(CONNECT_SECONDS), report=say)
         assert session.range(3).count() == 3
-        end(session)
+        close(session)
         assert len(said) == 1
         assert "accepts connections, and opened no session" in said[0]
         proxy.fall_silent()
@@ -171,15 +171,15 @@ def test_the_processs_own_session_may_be_dead(services, make_topic, produce, tab
         return replacement.rows.count()
 
     session = connect(services.spark_remote)
-    rows = Transformed(transform, session, ranges, options)
-    assert TableLedger(IcebergTable(table), lambda: session).accounts([]) == {}
+    rows = TransformedBatch(transform, session, ranges, options)
+    assert TableLedger(IcebergTable(table), lambda: session).entries([]) == {}
     with SparkJob(session):
-        assert write(session, table, ranges, rows).rows == 1
-        assert replace(sink, ranges, rows).rows == 1
+        assert write_table(session, table, ranges, rows).rows == 1
+        assert replace_rows(sink, ranges, rows).rows == 1
     assert set(seen) == {session}
     assert ConnectSession._active_session.session is own
     assert not own.is_stopped, "nobody asked it"
-    end(session)
+    close(session)
 
 
 @pytest.fixture
@@ -188,9 +188,9 @@ def small_spark(tmp_path, monkeypatch):
     (tmp_path / "spark.conf").write_text("spark.driver.memory 600m\n")
     monkeypatch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(tmp_path / "spark.conf"))
     try:
-        yield embedded.ensure(which=("spark",), home=tmp_path / "home").spark_remote
+        yield embedded.ensure_services(which=("spark",), home=tmp_path / "home").spark_remote
     finally:
-        embedded.stop(tmp_path / "home")
+        embedded.stop_services(tmp_path / "home")
 
 
 @pytest.mark.certify

@@ -12,7 +12,13 @@ from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded.jars import find_java
 from kafka_liveness_dagster.spark.connect.session import connect
-from kafka_liveness_dagster.spark.source import OFFSETS_PER_TASK, RANGES_PER_TASK, SMALL, parallelism, read
+from kafka_liveness_dagster.spark.source import (
+    OFFSETS_PER_TASK,
+    RANGES_PER_TASK,
+    SMALL_BATCH_OFFSETS,
+    core_count,
+    read_ranges,
+)
 from tests.conftest import SPARK_SLOTS
 from tests.waiting import wait_for
 
@@ -33,13 +39,13 @@ def orders(services, make_topic, produce):
 def test_exactly_the_ranges_are_read(spark, orders):
     """Ends are exclusive, partitions that were not asked for are left alone."""
     topic, kafka = orders
-    assert _offsets(read(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [(0, n) for n in range(70, 120)]
+    assert _offsets(read_ranges(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [(0, n) for n in range(70, 120)]
 
 
 def test_records_are_read_as_structured_streaming_reads_them(spark, orders, capsys):
     """Not by Spark's first interface, which makes an object of each record, and rows of these."""
     topic, kafka = orders
-    read(spark, [OffsetRange(topic, 0, 70, 120)], kafka).explain()
+    read_ranges(spark, [OffsetRange(topic, 0, 70, 120)], kafka).explain()
     plan = capsys.readouterr().out
     assert "BatchScan" in plan
     assert "KafkaRelation" not in plan
@@ -56,8 +62,8 @@ def test_several_ranges_of_one_partition_are_read_once(spark, orders):
         OffsetRange(topic, 0, 10, 12),
     ]
     expected = [(0, n) for n in (*range(5, 12), *range(70, 120))] + [(1, n) for n in range(3)]
-    assert _offsets(read(spark, ranges, kafka)) == expected
-    assert _offsets(read(spark, ranges, kafka, min_partitions=6)) == expected
+    assert _offsets(read_ranges(spark, ranges, kafka)) == expected
+    assert _offsets(read_ranges(spark, ranges, kafka, min_partitions=6)) == expected
 
 
 def _tasks(frame):
@@ -67,7 +73,7 @@ def _tasks(frame):
 def test_min_partitions_splits_a_range_into_tasks(spark, orders):
     """One big range of one partition can be read by several tasks."""
     topic, kafka = orders
-    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, 120)], kafka, min_partitions=4)) == 4
+    assert _tasks(read_ranges(spark, [OffsetRange(topic, 0, 0, 120)], kafka, min_partitions=4)) == 4
 
 
 def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, services, make_topic, produce):
@@ -75,10 +81,10 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
     topic, kafka = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
     large = 2 * OFFSETS_PER_TASK
     produce(services.bootstrap_servers, topic, 0, map(str, range(large)))
-    assert parallelism(spark) == SPARK_SLOTS, "the task slots that the server was started with"
-    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka)) == 2
-    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large - 1)], kafka)) == 1
-    assert _tasks(read(spark, [OffsetRange(topic, 0, 0, large)], kafka, min_partitions=1)) == 1
+    assert core_count(spark) == SPARK_SLOTS, "the task slots that the server was started with"
+    assert _tasks(read_ranges(spark, [OffsetRange(topic, 0, 0, large)], kafka)) == 2
+    assert _tasks(read_ranges(spark, [OffsetRange(topic, 0, 0, large - 1)], kafka)) == 1
+    assert _tasks(read_ranges(spark, [OffsetRange(topic, 0, 0, large)], kafka, min_partitions=1)) == 1
 
 
 def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
@@ -86,16 +92,16 @@ def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
     partitions, each = 10 * SPARK_SLOTS, 3
     topic, kafka = make_topic(partitions), {"kafka.bootstrap.servers": services.bootstrap_servers}
     for partition in range(partitions):
-        produce(services.bootstrap_servers, topic, partition, map(str, range(SMALL + 1)))
+        produce(services.bootstrap_servers, topic, partition, map(str, range(SMALL_BATCH_OFFSETS + 1)))
     ranges = [OffsetRange(topic, partition, 0, each) for partition in range(partitions)]
-    shared = read(spark, ranges, kafka)
+    shared = read_ranges(spark, ranges, kafka)
     assert _offsets(shared) == [(partition, offset) for partition in range(partitions) for offset in range(each)]
-    assert _tasks(shared) == 4 * parallelism(spark)
-    assert _tasks(read(spark, ranges, kafka, min_partitions=5 * SPARK_SLOTS)) == 5 * SPARK_SLOTS
-    assert _tasks(read(spark, ranges, kafka, min_partitions=partitions)) == partitions
-    assert _tasks(read(spark, ranges[:RANGES_PER_TASK], kafka)) == RANGES_PER_TASK
-    large = [OffsetRange(topic, partition, 0, SMALL + 1) for partition in range(partitions)]
-    assert _tasks(read(spark, large, kafka)) == partitions
+    assert _tasks(shared) == 4 * core_count(spark)
+    assert _tasks(read_ranges(spark, ranges, kafka, min_partitions=5 * SPARK_SLOTS)) == 5 * SPARK_SLOTS
+    assert _tasks(read_ranges(spark, ranges, kafka, min_partitions=partitions)) == partitions
+    assert _tasks(read_ranges(spark, ranges[:RANGES_PER_TASK], kafka)) == RANGES_PER_TASK
+    large = [OffsetRange(topic, partition, 0, SMALL_BATCH_OFFSETS + 1) for partition in range(partitions)]
+    assert _tasks(read_ranges(spark, large, kafka)) == partitions
 
 
 def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
@@ -108,7 +114,7 @@ def test_expired_data_is_an_error_and_never_a_gap(spark, services, orders):
     for future in admin.delete_records([TopicPartition(topic, 0, 80)]).values():
         future.result()
     with pytest.raises(Exception, match=r"(?i)fail.*data|data.*lost|out of range"):
-        read(spark, [OffsetRange(topic, 0, 70, 120)], kafka).collect()
+        read_ranges(spark, [OffsetRange(topic, 0, 70, 120)], kafka).collect()
 
 
 def test_aborted_records_are_not_read(spark, services, make_topic):
@@ -123,16 +129,16 @@ def test_aborted_records_are_not_read(spark, services, make_topic):
         producer.produce(topic, b"kept" if keep else b"aborted", partition=0)
         producer.flush(120)
         (producer.commit_transaction if keep else producer.abort_transaction)(120)
-    frame = read(spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers})
+    frame = read_ranges(spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers})
     assert [row["value"] for row in frame.collect()] == [b"kept"]
 
 
 def test_nothing_to_read_and_nowhere_to_read_from_are_refused(spark):
     """An empty batch or missing brokers are wrong settings, said before Spark is asked."""
     with pytest.raises(InvalidSettingError, match="no offset ranges"):
-        read(spark, [], {"kafka.bootstrap.servers": "localhost:9092"})
+        read_ranges(spark, [], {"kafka.bootstrap.servers": "localhost:9092"})
     with pytest.raises(InvalidSettingError, match=r"kafka\.bootstrap\.servers"):
-        read(spark, [OffsetRange("orders", 0, 70, 120)], {})
+        read_ranges(spark, [OffsetRange("orders", 0, 70, 120)], {})
 
 
 def _records_held(spark):
@@ -148,11 +154,11 @@ def _records_held(spark):
 def own_spark(tmp_path):
     """A server whose heap contains the records of one test only."""
     try:
-        session = connect(embedded.ensure(which=("spark",), home=tmp_path).spark_remote, timeout_seconds=120)
+        session = connect(embedded.ensure_services(which=("spark",), home=tmp_path).spark_remote, timeout_seconds=120)
         yield session
         session.stop()
     finally:
-        embedded.stop(tmp_path)
+        embedded.stop_services(tmp_path)
 
 
 @pytest.mark.certify
@@ -162,6 +168,6 @@ def test_what_was_fetched_and_not_read_is_not_kept(own_spark, services, make_top
     topic, kafka = make_topic(1), {"kafka.bootstrap.servers": services.bootstrap_servers}
     produce(services.bootstrap_servers, topic, 0, map(str, range(2_000)))
     for _ in range(20):
-        assert not read(spark, [OffsetRange(topic, 0, 0, 2_000)], kafka).isEmpty()
+        assert not read_ranges(spark, [OffsetRange(topic, 0, 0, 2_000)], kafka).isEmpty()
     assert _records_held(spark) > 20 * 1_000, "they are held for the next read"
     wait_for(lambda: _records_held(spark) < 2_000)

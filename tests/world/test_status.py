@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus
+from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus_name
 from tests.waiting import wait_for
 from tests.world.one_group import NO_SPARK, join
 
@@ -114,7 +114,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
         before = logs(w)
         found = json.loads(run("status", w.group, "--json").stdout)
         assert logs(w) == before, "it commits nothing"
-    mark = consumer._link.mark
+    mark = consumer._run_context.short_run_id
     assert found["partitions"][3] == {
         "topic": w.topic,
         "partition": 3,
@@ -134,7 +134,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
     }
     assert (found["lag"], found["pending_offsets"], len(found["partitions"])) == (10, 40, 4)
     [member] = found["members"]
-    assert member["client_id"] == consumer._link.client_id
+    assert member["client_id"] == consumer._run_context.client_id
     assert (member["runs"], member["group_instance_id"]) == ([mark], None)
     assert member["partitions"] == [f"{w.topic}:{n}" for n in range(4)]
 
@@ -175,7 +175,7 @@ def test_status_shows_static_members_and_paused_partitions(world, run):
         consumer.pause(w.topic, 3)
         found = json.loads(run("status", w.group, "--json").stdout)
     assert found["members"][0]["group_instance_id"] == "orders-1"
-    assert found["members"][0]["runs"] == [consumer._link.mark]
+    assert found["members"][0]["runs"] == [consumer._run_context.short_run_id]
     assert found["partitions"][3]["first_log"]["owner_state"] == "paused"
 
 
@@ -445,8 +445,8 @@ def series(told):
 
 def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
     """A series for each topic, unless each partition is asked for; the times are the records' own."""
-    group, topic = owing.group, (prometheus(TOPIC), owing.topic)
-    of_group, partition = (prometheus(GROUP), group), (prometheus(PARTITION), "3")
+    group, topic = owing.group, (prometheus_name(TOPIC), owing.topic)
+    of_group, partition = (prometheus_name(GROUP), group), (prometheus_name(PARTITION), "3")
     told = run("status", group, "--prometheus")
     assert told.exit_code == 0, told.output
     found = series(told.stdout)

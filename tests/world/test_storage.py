@@ -13,7 +13,7 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.runs import storage
 from tests.broken_storage import AWAY, broken
 from tests.waiting import wait_for
-from tests.world.forgetful import Forgetful, kept
+from tests.world.forgetful import GroupWithTable, written_rows
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def world(services, produce, rows, warm_spark, monkeypatch):
     """A group whose runs Dagster keeps in files."""
     monkeypatch.setattr(storage, "_PAUSE_SECONDS", 0.1)
     with dg.instance_for_test() as instance:
-        found = Forgetful(services, produce, rows, warm_spark)
+        found = GroupWithTable(services, produce, rows, warm_spark)
         found.instance = instance
         yield found
 
@@ -65,32 +65,32 @@ def test_a_live_run_outlives_a_storage_that_fails(world):
     told = [record.asset_materialization.metadata for record in records]
     assert sum(one["offsets"].value for one in told) == 130
     assert len(told) < sum(one["batches"].value for one in told), "one tells of several batches"
-    assert world.offsets() == kept(0, 130)
+    assert world.offsets() == written_rows(0, 130)
     [run] = world.instance.get_runs()
     assert (run.status, run.tags[".dagster/kafka_liveness.leave_reason"]) == (dg.DagsterRunStatus.SUCCESS, "closed")
 
 
 def test_a_catch_up_run_waits_at_its_end_for_a_storage_that_fails(world):
     """Its partition is materialized when the storage is back, by the same run."""
-    world.owe_70_to_120()
-    before = world.second_log()
+    world.crash_and_resume_at_120()
+    before = world.catch_up_log()
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        mend = pool.submit(mended_when, lambda: world.second_log() != before, stack)
+        mend = pool.submit(mended_when, lambda: world.catch_up_log() != before, stack)
         assert world.catch_up((70, 120), between=breaks_at(world, stack, 70)) is None
         mend.result()
-    assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
+    assert (world.materialized_ranges(), world.offsets()) == ([(70, 120)], written_rows(0, 120))
 
 
 def test_a_run_whose_end_nobody_could_store_is_finished_by_the_next(world, monkeypatch, caplog):
     """Its error says that all is done; Dagster cannot store its failure. The next run reads nothing again."""
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.5)
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     with ExitStack() as stack, pytest.raises(OperationalError):
         world.catch_up((70, 120), between=breaks_at(world, stack, 70))
     assert "each batch that this run committed is in the table once" in caplog.text
-    assert (world.green(), world.offsets()) == ([], kept(0, 120))
+    assert (world.materialized_ranges(), world.offsets()) == ([], written_rows(0, 120))
     assert world.catch_up((70, 120), between=lambda _batch: pytest.fail("read again")) is None
-    assert (world.green(), world.offsets()) == ([(70, 120)], kept(0, 120))
+    assert (world.materialized_ranges(), world.offsets()) == ([(70, 120)], written_rows(0, 120))
 
 
 def test_a_tick_of_the_sensor_fails_with_one_error_and_the_next_goes_on(world):

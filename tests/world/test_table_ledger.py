@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.ledger import Account, LedgerError
+from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.sensor import table_ledger
-from kafka_liveness_dagster.sensor.table_ledger import TableLook
+from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.spark.table import ledger
-from kafka_liveness_dagster.spark.table.ledger import TableLedger, newest
+from kafka_liveness_dagster.spark.table.ledger import TableLedger, latest_summaries
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 
 TP = TopicPartition("orders", 0)
 
@@ -22,7 +22,7 @@ TP = TopicPartition("orders", 0)
 def put(spark, ledger, start, end):
     """A row for each of these offsets, written and told by this ledger; the snapshot that it gave."""
     frame = f"SELECT 'orders' AS topic, 0 AS partition, id AS offset FROM range({start}, {end})"
-    write(spark, ledger.target, [OffsetRange(*TP, start, end)], lambda: spark.sql(frame), ledger=ledger)
+    write_table(spark, ledger.target, [OffsetRange(*TP, start, end)], lambda: spark.sql(frame), ledger=ledger)
     return IcebergTable(ledger.target).snapshot_id(spark)
 
 
@@ -63,13 +63,15 @@ def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, k
     writer.append()
     theirs = IcebergTable(table).snapshot_id(spark)
     anew = TableLedger(IcebergTable(table), lambda: spark)
-    with pytest.raises(LedgerError, match=rf"^snapshot {theirs} says .* snapshot_ids => ARRAY\({theirs}\)"):
-        anew.accounts([TP])
+    with pytest.raises(
+        UnknownLedgerFormatError, match=rf"^snapshot {theirs} says .* snapshot_ids => ARRAY\({theirs}\)"
+    ):
+        anew.entries([TP])
     add(spark, table, 11, 12)
     expire(spark, table, [theirs])
-    assert not anew.accounts([TP])[TP].complete
+    assert not anew.entries([TP])[TP].is_complete
     put(spark, anew, 20, 30)
-    assert anew.accounts([TP])[TP].done == (Span(20, 30),)
+    assert anew.entries([TP])[TP].written == (Span(20, 30),)
     assert spark.table(table).count() == 22
 
 
@@ -82,11 +84,11 @@ def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
     offsets = (10, 20, 30)
     put(spark, lane, 0, 10)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (offsets[0], offsets[1]))
-    assert lane.accounts([TP])[TP].done == (Span(0, 30),)
+    assert lane.entries([TP])[TP].written == (Span(0, 30),)
     set_back(spark, table, back_to, [rolled_away])
     with pytest.raises(RowsMissingError, match="lacks orders:0:20-30"):
         put(spark, lane, 30, 40)
-    assert TableLedger(IcebergTable(table), lambda: spark).accounts([TP])[TP].done == (Span(0, 20),)
+    assert TableLedger(IcebergTable(table), lambda: spark).entries([TP])[TP].written == (Span(0, 20),)
 
 
 def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
@@ -95,27 +97,29 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
     first = put(spark, lane, 0, 10)
     second = put(spark, other, 10, 20)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (20, 30))
-    lane.accounts([TP])
+    lane.entries([TP])
     set_back(spark, table, back_to, [first, second, rolled_away])
     with pytest.raises(RowsMissingError, match="30-40"):
         put(spark, lane, 40, 50)
-    anew = TableLedger(IcebergTable(table), lambda: spark).accounts([TP]).get(TP, Account())
-    assert not any(span.end > 30 for span in anew.done)
+    anew = TableLedger(IcebergTable(table), lambda: spark).entries([TP]).get(TP, LedgerEntry())
+    assert not any(span.end > 30 for span in anew.written)
 
 
 def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_looks(spark, table, monkeypatch):
     """A process looks now and then; what was current when it wrote in between was current too."""
-    monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger._LOOK_SHARE", 1e-6)  # the next look is the one below
+    monkeypatch.setattr(
+        "kafka_liveness_dagster.spark.table.ledger._READ_TIMEOUT_SHARE", 1e-6
+    )  # the next look is the one below
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
-    lane.accounts([TP])
+    lane.entries([TP])
     second, back_to, third = put(spark, lane, 10, 20), add(spark, table, 20, 30), put(spark, lane, 30, 40)
     rolled_away = [third, add(spark, table, 40, 50), put(spark, lane, 50, 60)]
     set_back(spark, table, back_to, [first, second, *rolled_away])
     add(spark, table, 60, 70)
     put(spark, lane, 70, 80)  # not odd: a snapshot that it never saw
     with pytest.raises(RowsMissingError, match="lacks orders:0:10-20,orders:0:30-40,orders:0:50-60"):
-        lane.accounts([TP])
+        lane.entries([TP])
 
 
 def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spark, table):
@@ -127,8 +131,8 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
 
         expired: list[int] = []  # noqa: RUF012 - a dataclass that is frozen
 
-        def current(self, session):
-            found = super().current(session)
+        def current_snapshot_id(self, session):
+            found = super().current_snapshot_id(session)
             if found != first and not self.expired:
                 self.expired += [first, found]
                 add(session, self.name, 20, 30)
@@ -136,12 +140,12 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
             return found
 
     lane, ranges = TableLedger(Table(table), lambda: spark), [OffsetRange(*TP, 10, 20)]
-    entry = lane.entry(spark, first, ranges)
+    entry = lane.record_for_write(spark, first, ranges)
     add(spark, table, 10, 20)  # as these ranges' write
-    lane.accounts([TP])
+    lane.entries([TP])
     assert Table.expired
-    lane.landed(entry)
-    assert lane.accounts([TP])[TP] == Account(complete=False), "nobody can tell"
+    lane.mark_committed(entry)
+    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
 
 
 def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
@@ -153,28 +157,28 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     known = add(spark, table, 10, 20)
     expire(spark, table, [first])
     lane, ranges = TableLedger(IcebergTable(table), lambda: spark), [OffsetRange(*TP, 20, 30)]
-    assert not lane.accounts([TP])[TP].complete
-    lane.believe({TP: Account((Span(0, 20),))})
-    assert lane.accounts([TP])[TP] == Account((Span(0, 20),))
-    entry = lane.entry(spark, known, ranges)
+    assert not lane.entries([TP])[TP].is_complete
+    lane.assume_written({TP: LedgerEntry((Span(0, 20),))})
+    assert lane.entries([TP])[TP] == LedgerEntry((Span(0, 20),))
+    entry = lane.record_for_write(spark, known, ranges)
     landed = add(spark, table, 20, 30)  # as these ranges' write
     add(spark, table, 30, 30)
     expire(spark, table, [known, landed])
-    assert lane.accounts([TP])[TP] == Account(complete=False), "nobody can tell"
-    lane.landed(entry)
-    assert lane.accounts([TP])[TP] == Account(complete=False), "nor was it told as of a snapshot that is there"
+    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
+    lane.mark_committed(entry)
+    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nor was it told as of a snapshot that is there"
 
 
 def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, table, monkeypatch):
     """The sensor's looks: of a table that is at rest each is one question; one that was set back says what it has."""
     read = []
-    monkeypatch.setattr(ledger, "newest", lambda *asked: read.append(asked) or newest(*asked))
-    monkeypatch.setattr(table_ledger, "_readings", {})
+    monkeypatch.setattr(ledger, "latest_summaries", lambda *asked: read.append(asked) or latest_summaries(*asked))
+    monkeypatch.setattr(table_ledger, "_snapshots", {})
 
     def looked():
-        look = TableLook(table, SimpleNamespace(running=lambda: "sc://here"))
+        look = TableLedgerReader(table, SimpleNamespace(running_address=lambda: "sc://here"))
         look._session = lambda: spark
-        return look.accounts([TP])[TP].done
+        return look.entries([TP])[TP].written
 
     writer = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, writer, 0, 10)

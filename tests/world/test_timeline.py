@@ -16,9 +16,9 @@ import psutil
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 
-from definitions.timeline.events import Event, Telling, What
-from definitions.timeline.picture import draw
-from definitions.timeline.verdict import judge
+from definitions.timeline.events import Recording, TimelineEvent, What
+from definitions.timeline.picture import draw_svg
+from definitions.timeline.verdict import judge_recording
 from tests.timeouts import seconds
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -245,14 +245,14 @@ def test_the_consumer_does_not_outlive_its_command(ended):
 
 def without(*what, between=(1, 180)):
     """A change: these were not seen in that stretch of the documented run."""
-    return lambda events: [e for e in events if not (e.what in what and between[0] < e.at < between[1])]
+    return lambda events: [e for e in events if not (e.kind in what and between[0] < e.at < between[1])]
 
 
 def moved(what, seconds):
     """A change: the first of these after the batch was seen so much later."""
 
     def change(events):
-        first = next(e for e in events if e.what is what and e.at > 1)
+        first = next(e for e in events if e.kind is what and e.at > 1)
         return [replace(e, at=e.at + seconds) if e is first else e for e in events]
 
     return change
@@ -260,14 +260,14 @@ def moved(what, seconds):
 
 def also(what, at):
     """A change: this was seen, too."""
-    return lambda events: [*events, Event(at, what)]
+    return lambda events: [*events, TimelineEvent(at, what)]
 
 
 def other(what, number, instead):
     """A change: the nth of these was something else."""
 
     def change(events):
-        nth = [e for e in events if e.what is what][number]
+        nth = [e for e in events if e.kind is what][number]
         return [replace(e, **instead) if e is nth else e for e in events]
 
     return change
@@ -291,7 +291,7 @@ def other(what, number, instead):
         pytest.param(moved(What.GROUP_EMPTY, -10), ["the broker sees it go then"], id="the broker dropped it"),
         pytest.param(also(What.HEARTBEAT_SENT, 100), ["outside the group no heartbeat is sent"], id="beats outside"),
         pytest.param(
-            other(What.COMMIT_REFUSED, 0, {"what": What.BATCH_COMMITTED}),
+            other(What.COMMIT_REFUSED, 0, {"kind": What.BATCH_COMMITTED}),
             ["the late commit is refused", "committed in time, it counts"],
             id="the late commit was accepted",
         ),
@@ -318,11 +318,11 @@ def other(what, number, instead):
 )
 def test_every_law_can_be_broken(change, broken):
     """What was seen decides, law by law: a verdict that cannot fail would prove nothing."""
-    seen = Telling.from_json(RUNS["classic"])
+    seen = Recording.from_json(RUNS["classic"])
     told = replace(seen, events=tuple(sorted(change(list(seen.events)), key=lambda event: event.at)))
-    verdict = judge(told)
-    assert [law.says for law in verdict.laws if not law.holds] == broken
-    assert verdict.holds is not bool(broken)
+    verdict = judge_recording(told)
+    assert [law.statement for law in verdict.expectations if not law.is_met] == broken
+    assert verdict.all_met is not bool(broken)
     json.dumps(verdict.as_json(), allow_nan=False)
 
 
@@ -330,8 +330,10 @@ def test_the_page_shows_the_recorded_runs():
     """Picture and figures are those of the recorded runs; `picture` draws it again after a change."""
     page = (DOCS / "liveness-timeline.md").read_text(encoding="utf-8")
     drawn = (DOCS / "images" / "liveness-timeline.svg").read_text(encoding="utf-8")
-    assert drawn == draw(Telling.from_json(RUNS["classic"]))
-    classic, consumer = (judge(Telling.from_json(RUNS[protocol])).figures for protocol in ("classic", "consumer"))
+    assert drawn == draw_svg(Recording.from_json(RUNS["classic"]))
+    classic, consumer = (
+        judge_recording(Recording.from_json(RUNS[protocol])).measurements for protocol in ("classic", "consumer")
+    )
     for row in (
         lambda found: f"{found.heartbeats_while_stalled}, at most {found.longest_silence:.2f} s apart",
         lambda found: f"{found.left_after:.2f} s after the batch",

@@ -13,11 +13,11 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
-from kafka_liveness_dagster.kafka.timestamps import held_back
+from kafka_liveness_dagster.kafka.timestamps import open_transactions
 from tests.remotes import spark_at
 from tests.waiting import wait_for
-from tests.world.both_lanes import Tables, await_log_end, owe_everything, records
-from tests.world.one_group import SECONDS, World, join
+from tests.world.both_lanes import Tables, await_log_end, records, skip_to_log_end
+from tests.world.one_group import SECONDS, KafkaGroup, join
 
 
 class Transaction:
@@ -66,15 +66,15 @@ def test_an_open_transaction_at_the_seam_is_the_live_lanes(world, transaction, s
     w.grow_to(120)
     with w.live() as consumer:
         join(w, consumer)
-        assert (consumer.position(w.topic, 3), w.first_log()[0]) == (100, 100)
+        assert (consumer.position(w.topic, 3), w.live_log()[0]) == (100, 100)
         assert consumer.end_offsets(w.topic, 3) == 100, "the last stable offset, though the log goes on to 120"
-        assert w.spans(consumer.jumped) == w.spans(consumer.owed(w.topic, 3)) == [(70, 100)]
+        assert w.spans(consumer.crash_lag) == w.spans(consumer.pending(w.topic, 3)) == [(70, 100)]
         assert consumer.poll(0.5) is None, "nothing behind an open transaction is to be read"
         assert tables.catch_up(table, (70, 100), max_poll_records=500) == [((70, 100), 30)]
         getattr(transaction, end)()
         await_log_end(w, 121)
         assert tables.live(table, consumer, 121) == [((100, 121), 20 if end == "commit" else 10)]
-        assert consumer.owed(w.topic, 3) == ()
+        assert consumer.pending(w.topic, 3) == ()
         assert consumer.committed(w.topic, 3) == 121
     paid = [(100 + n, value, "live") for n, value in enumerate(values("paid", 10))]
     assert [(row["offset"], row["value"], row["lane"]) for row in rows(table)] == [
@@ -108,8 +108,8 @@ def test_both_lanes_read_the_same_of_transactions(services, world, transaction, 
         assert Tables(w, spark).live(table, consumer, 30) == [((0, 18), 11), ((18, 30), 3)]
     assert records(rows(table)) == expected
 
-    owing = World(services, w.topic, produce)
-    owe_everything(owing, 30)
+    owing = KafkaGroup(services, w.topic, produce)
+    skip_to_log_end(owing, 30)
     caught_up = f"{table}_caught_up"
     batches = Tables(owing, spark).catch_up(caught_up, (0, 30), max_poll_records=13)
     assert batches == [((0, 13), 11), ((13, 26), 1), ((26, 30), 2)]
@@ -145,13 +145,13 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
         await_log_end(w, 96)
         [event] = run("orders_job").asset_materializations_for_node("orders")
         assert (event.metadata["batches"].value, event.metadata["rows_written"].value) == (1, 0)
-        assert w.first_log()[0] == 96
+        assert w.live_log()[0] == 96
         key = f"{w.topic}:3:70-83"
         instance.add_dynamic_partitions("orders_crash_lag", [key])
         assert run("orders_crash_lag_job", partition_key=key).success
         assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}
     assert rows(table) == []
-    assert w.kafka.cluster().facts(w.group, [w.tp])[w.tp].outstanding == ()
+    assert w.kafka.cluster().partition_states(w.group, [w.tp])[w.tp].outstanding == ()
 
 
 def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transaction):
@@ -209,7 +209,7 @@ def test_an_open_transaction_that_is_young_is_no_alarm(world, transaction):
 def test_what_has_come_since_the_look_is_behind_no_transaction(world):
     """A busy topic has grown when its very end is asked for."""
     world.grow_to(100)
-    assert held_back(world.kafka.cluster(), world.group, {world.tp: 90}) == ()
+    assert open_transactions(world.kafka.cluster(), world.group, {world.tp: 90}) == ()
 
 
 def lag_of(world):

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_layout import Layout
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark.connect.job import SparkJob
 from kafka_liveness_dagster.spark.errors import (
     KafkaSourceError,
@@ -25,10 +25,10 @@ from kafka_liveness_dagster.spark.errors import (
     TransformError,
     UnreadableRecordError,
 )
-from kafka_liveness_dagster.spark.sink import replace
-from kafka_liveness_dagster.spark.sql_transform import query
-from kafka_liveness_dagster.spark.table.write import write
-from kafka_liveness_dagster.spark.transform import Transformed
+from kafka_liveness_dagster.spark.sink import replace_rows
+from kafka_liveness_dagster.spark.sql_transform import run_select
+from kafka_liveness_dagster.spark.table.write import write_table
+from kafka_liveness_dagster.spark.transform import TransformedBatch
 from tests.timeouts import connect
 
 LONG_MAX = 2**63 - 1
@@ -37,10 +37,10 @@ LAST_OF_SPARK = LONG_MAX // 1000  # milliseconds; Spark counts microseconds
 
 @pytest.fixture
 def made(warm_spark, services, make_topic):
-    """What a transform makes of a batch of 50 offsets: ``made(transform) -> Transformed``."""
+    """What a transform makes of a batch of 50 offsets: ``made(transform) -> TransformedBatch``."""
     ranges = (OffsetRange("orders", 3, 70, 120), OffsetRange("orders", 4, 0, 9))
     options = {"kafka.bootstrap.servers": services.bootstrap_servers}
-    return lambda transform: Transformed(transform, warm_spark, ranges, options, (dg.RetryRequested,))
+    return lambda transform: TransformedBatch(transform, warm_spark, ranges, options, (dg.RetryRequested,))
 
 
 async def asynchronous(batch):
@@ -142,10 +142,10 @@ def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, se
         batch.count()
         return batch
 
-    kept, looked_at = (Transformed(transform, warm_spark, ranges, options) for transform in (lambda b: b, looks))
+    kept, looked_at = (TransformedBatch(transform, warm_spark, ranges, options) for transform in (lambda b: b, looks))
     for fails in (
-        lambda: write(warm_spark, table, ranges, kept),
-        lambda: kept.failure(ranges),
+        lambda: write_table(warm_spark, table, ranges, kept),
+        lambda: kept.failure_of(ranges),
         looked_at,
     ):
         with pytest.raises(SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector") as told:
@@ -180,24 +180,24 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
 
     def transformed(*ranges):
         keep = ("topic", "partition", "offset", "timestamp")
-        return Transformed(lambda batch: batch.select(*keep), warm_spark, ranges, options)
+        return TransformedBatch(lambda batch: batch.select(*keep), warm_spark, ranges, options)
 
     ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 9)
     written: list[int] = []
     with pytest.raises(
         UnreadableRecordError, match=rf"record at offset 6 of {topic}:1 .*9,223,372,036,854,775 ms"
     ) as told:
-        write(warm_spark, table, ranges, transformed(*ranges))
+        write_table(warm_spark, table, ranges, transformed(*ranges))
     assert f"write-off GROUP {topic}:1:6-7" in str(told.value)
     assert isinstance(told.value.__cause__, PySparkException)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
-        replace(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))
-    looks = Transformed(lambda batch: batch.limit(batch.count()), warm_spark, ranges, options)
+        replace_rows(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))
+    looks = TransformedBatch(lambda batch: batch.limit(batch.count()), warm_spark, ranges, options)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         looks()
     assert (warm_spark.catalog.tableExists(table), written) == (False, [])
     ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 6), OffsetRange(topic, 1, 7, 9)
-    assert write(warm_spark, table, ranges, transformed(*ranges)).rows == 13
+    assert write_table(warm_spark, table, ranges, transformed(*ranges)).rows == 13
 
 
 def by_view(batch):
@@ -226,7 +226,7 @@ BRANCHING = {
     "cache": lambda batch: kept(batch, lambda one: one.cache()),
     "checkpoint": lambda batch: kept(batch, lambda one: one.localCheckpoint()),
     "scalar": lambda batch: batch.where(F.col("offset") <= batch.agg(F.max("offset")).scalar()),
-    "sql": lambda batch: query(batch, "SELECT * FROM batch WHERE offset IN (SELECT offset FROM batch)"),
+    "sql": lambda batch: run_select(batch, "SELECT * FROM batch WHERE offset IN (SELECT offset FROM batch)"),
     "except": lambda batch: batch.exceptAll(batch.where("false")),
     "look": lambda batch: batch.limit(batch.count()).unionByName(batch.where("false")),
     "first": lambda batch: batch.crossJoin(batch.limit(1).selectExpr("value AS first")),
@@ -238,14 +238,14 @@ UNKNOWN = {"view": (None, None), "first": (1.0, None)}
 
 @pytest.fixture
 def orders_of_two_hours(services, timestamps):
-    """What a transform makes of eleven records of one byte: ``of(transform) -> Transformed``, and the oldest's time."""
+    """What a transform makes of 11 records of one byte: ``of(transform) -> TransformedBatch``, the oldest's time."""
     oldest = round(time.time()) * 1000 - 7_200_000
     topic = timestamps({0: [oldest + 3_600_000 + n for n in range(7)], 1: [oldest + n for n in range(4)]})
     options = {"kafka.bootstrap.servers": services.bootstrap_servers}
     ranges = OffsetRange(topic, 0, 0, 7), OffsetRange(topic, 1, 0, 4)
 
     def of(session, transform):
-        return Transformed(transform, session, ranges, options, weighs=True, dates=True)
+        return TransformedBatch(transform, session, ranges, options, measures_bytes=True, measures_oldest=True)
 
     return of, oldest
 
@@ -260,7 +260,7 @@ def test_a_transform_may_use_its_batch_twice(warm_spark, orders_of_two_hours, ta
         extra = {"join": "last", "self_join": "before", "first": "first"}.get(name, "value")
         columns = "topic", "partition", "offset", f"CAST({extra} AS string) AS extra"
         rows = of(warm_spark, lambda batch: BRANCHING[name](batch).selectExpr(*columns))  # noqa: B023 - called in here
-        written = write(warm_spark, table, rows.ranges, rows, layout=Layout(snapshots=snapshots))
+        written = write_table(warm_spark, table, rows.ranges, rows, layout=TableLayout(snapshots=snapshots))
         weight, age = rows.mean_bytes(), rows.oldest_ms()
         assert (written.rows, written.attempts) == (11, 1), name
         assert (weight, age) == (1.0, oldest) or (weight, age) == UNKNOWN.get(name), name
@@ -281,7 +281,7 @@ def test_a_sink_may_use_its_rows_twice(warm_spark, orders_of_two_hours):
         replacement.rows.limit(1).collect()
         return doubled.count()
 
-    assert replace(sink, rows.ranges, rows).rows == 22
+    assert replace_rows(sink, rows.ranges, rows).rows == 22
     assert (rows.mean_bytes(), rows.oldest_ms()) == (1.0, oldest)
 
 
@@ -321,23 +321,26 @@ def test_records_that_are_gone_are_the_fault_of_no_transform(services, warm_spar
         (OffsetRange(expired, 7, 0, 20), "no longer"),
         (OffsetRange(f"{expired}-gone", 0, 0, 20), "no longer"),
     ):
-        rows = Transformed(transform, warm_spark, [where], options)
-        for fails in (lambda r=rows: write(warm_spark, table, r.ranges, r), lambda r=rows: r.failure(r.ranges)):
+        rows = TransformedBatch(transform, warm_spark, [where], options)
+        for fails in (
+            lambda r=rows: write_table(warm_spark, table, r.ranges, r),
+            lambda r=rows: r.failure_of(r.ranges),
+        ):
             with pytest.raises(KafkaSourceError, match=f"{where}.*{says}") as told:
                 fails()
             assert told.value.is_lost
             assert isinstance(told.value.__cause__, PySparkException)
-    rows = Transformed(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options)
-    assert rows.failure(rows.ranges) == ""
+    rows = TransformedBatch(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options)
+    assert rows.failure_of(rows.ranges) == ""
 
 
 def test_brokers_that_spark_does_not_reach_are_the_fault_of_no_transform(warm_spark, table):
     """Nor of a record: nobody looks for one."""
     fast = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
     ranges = (OffsetRange("orders", 0, 0, 20),)
-    rows = Transformed(looks, warm_spark, ranges, {"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
+    rows = TransformedBatch(looks, warm_spark, ranges, {"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
     with pytest.raises(KafkaSourceError, match=r"127\.0\.0\.1:1.*advertised\.listeners") as told:
-        write(warm_spark, table, ranges, rows)
+        write_table(warm_spark, table, ranges, rows)
     assert not told.value.is_lost
 
 
@@ -358,7 +361,7 @@ def test_a_transform_that_stops_its_session_is_told_so(services, make_topic, pro
         session = connect(services.spark_remote)
         says = rf"{transform.__name__} stopped .*leave out `spark\.stop\(\)`"
         with pytest.raises(TransformError, match=says), SparkJob(session):
-            write(session, table, ranges, Transformed(transform, session, ranges, options))
+            write_table(session, table, ranges, TransformedBatch(transform, session, ranges, options))
 
 
 def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, produce, table):
@@ -367,16 +370,16 @@ def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, pr
     produce(services.bootstrap_servers, topic, 0, "abc")
     keys = [f"max({name}) AS {name}" for name in ("topic", "partition", "offset")]
     ranges = (OffsetRange(topic, 0, 0, 3),)
-    totals = Transformed(lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options)
+    totals = TransformedBatch(lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options)
     for fails in (
-        lambda: write(warm_spark, table, ranges, totals),
-        lambda: replace(lambda r: r.rows.count(), ranges, totals),
+        lambda: write_table(warm_spark, table, ranges, totals),
+        lambda: replace_rows(lambda r: r.rows.count(), ranges, totals),
     ):
         with pytest.raises(RowsOutsideBatchError, match=r"row of null:null:null, which is not.*GROUP BY topic"):
             fails()
-    half = Transformed(
+    half = TransformedBatch(
         lambda batch: batch.selectExpr("topic", "partition", "nullif(offset, 1) AS offset"),
         *(warm_spark, ranges, options),
     )
     with pytest.raises(RowsOutsideBatchError, match=f"row of {topic}:0:null, which is not"):
-        write(warm_spark, table, ranges, half)
+        write_table(warm_spark, table, ranges, half)

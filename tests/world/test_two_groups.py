@@ -9,23 +9,23 @@ from click.testing import CliRunner
 
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import OtherGroupError
+from kafka_liveness_dagster.core.partition_state import GroupMismatchError
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import TableWrite, write
-from tests.world.forgetful import Forgetful, kept
+from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
+from tests.world.forgetful import GroupWithTable, written_rows
 
 
 @pytest.fixture
 def world(services, produce, rows, warm_spark):
     """A group with a table."""
-    return Forgetful(services, produce, rows, warm_spark)
+    return GroupWithTable(services, produce, rows, warm_spark)
 
 
 @pytest.fixture(autouse=True)
 def _two_instances(monkeypatch):
     """The assets of two Dagster instances are never in one process, where loading the second one would be refused."""
-    monkeypatch.setattr("kafka_liveness_dagster.assets.definitions.take_group", lambda declared: None)
+    monkeypatch.setattr("kafka_liveness_dagster.assets.definitions.claim_group", lambda declared: None)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def beside(services, produce, rows, warm_spark):
     """Make a group next to another one: the same topic and table, or only the same table."""
 
     def make(world, *, topic=True):
-        other = Forgetful(services, produce, rows, warm_spark)
+        other = GroupWithTable(services, produce, rows, warm_spark)
         other.table = world.table
         if topic:
             other.topic, other.tp, other.log_end = world.topic, world.tp, world.log_end
@@ -63,10 +63,10 @@ def test_a_second_group_is_refused_before_it_replaces_a_row(world, beside, comma
     other = beside(world)
     other.value = "'of another group'"
     refused = other.live()
-    assert isinstance(refused, OtherGroupError), refused
+    assert isinstance(refused, GroupMismatchError), refused
     assert f"contains rows of topic {world.topic} that group {world.group} wrote" in str(refused)
     assert f"kafka-liveness adopt {other.group} {world.table}" in str(refused)
-    assert world.offsets() == kept(0, 60)
+    assert world.offsets() == written_rows(0, 60)
     assert other.committed() is None
     assert certified(command("audit", world.group, "--json"))
     told = command("audit", other.group, "--table", world.table, "--topic", world.topic, "--json")
@@ -79,8 +79,8 @@ def test_the_catch_up_lane_and_a_replay_of_a_second_group_are_refused(world, bes
     assert world.live() is None
     other = beside(world)
     for again in ("", "@replay-20261126T120000Z"):
-        assert isinstance(other.catch_up((0, 60), again=again), OtherGroupError)
-    assert world.offsets() == kept(0, 60)
+        assert isinstance(other.catch_up((0, 60), again=again), GroupMismatchError)
+    assert world.offsets() == written_rows(0, 60)
 
 
 def test_groups_with_different_topics_may_share_a_table(world, beside, command):
@@ -92,18 +92,18 @@ def test_groups_with_different_topics_may_share_a_table(world, beside, command):
 
 
 def test_a_successor_adopts_the_rows_and_the_pending_ranges(world, beside, command):
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     other = beside(world)
     told = command("adopt", other.group, world.table, "--yes")
     assert told.exit_code == 0, told.output
     assert f"{world.topic}: copied the commits of 1 partition from {world.group}" in told.stdout
-    assert (other.committed(), other.owed()) == (120, [(70, 120)])
+    assert (other.committed(), other.pending_by_live_log()) == (120, [(70, 120)])
     other.grow_to(130)
     assert other.live() is None
     assert other.catch_up((70, 120)) is None
-    assert world.offsets() == kept(0, 130)
+    assert world.offsets() == written_rows(0, 130)
     assert certified(command("audit", other.group, "--json"))
-    assert isinstance(world.live(), OtherGroupError)
+    assert isinstance(world.live(), GroupMismatchError)
     told = command("adopt", other.group, world.table, "--yes")
     assert (told.exit_code, "has no rows that another group" in told.output) == (1, True)
 
@@ -118,15 +118,15 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
     partitions = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     first, second = (TableLedger(IcebergTable(table), lambda: spark, group_id=group) for group in ("g-a", "g-b"))
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}").collect()
-    write(spark, table, *rows_of(spark, 7, 0, 1), ledger=TableLedger(IcebergTable(table), lambda: spark))
+    write_table(spark, table, *rows_of(spark, 7, 0, 1), ledger=TableLedger(IcebergTable(table), lambda: spark))
     for ledger in (first, second):
-        ledger.accounts(partitions)
+        ledger.entries(partitions)
     ranges, frame = rows_of(spark, 1, 0, 10)
     begun = TableWrite(spark, IcebergTable(table), ranges, frame, lambda: None, lambda: None, ledger=second)
-    execute = begun.begin()
-    write(spark, table, *rows_of(spark, 0, 0, 10), ledger=first)
-    begun.finish(execute)
+    execute = begun.prepare()
+    write_table(spark, table, *rows_of(spark, 0, 0, 10), ledger=first)
+    begun.execute_with_retries(execute)
     for ledger, other in ((second, "g-a"), (first, "g-b")):
-        with pytest.raises(OtherGroupError, match=f"that group {other} wrote"):
-            write(spark, table, *rows_of(spark, 0, 0, 20), ledger=ledger)
-    assert TableLedger(IcebergTable(table), lambda: spark).accounts(partitions)[partitions[0]].done == (Span(0, 10),)
+        with pytest.raises(GroupMismatchError, match=f"that group {other} wrote"):
+            write_table(spark, table, *rows_of(spark, 0, 0, 20), ledger=ledger)
+    assert TableLedger(IcebergTable(table), lambda: spark).entries(partitions)[partitions[0]].written == (Span(0, 10),)

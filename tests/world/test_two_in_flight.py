@@ -12,7 +12,7 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.spark.errors import TransformError
-from kafka_liveness_dagster.spark.table.table import described
+from kafka_liveness_dagster.spark.table.table import describe_table
 from tests.waiting import PATIENCE, wait_for
 from tests.world.live_runs import SIZE, LiveRuns
 
@@ -186,9 +186,9 @@ def test_batches_go_on_while_the_table_is_asked_what_it_has(world, rows, spark):
 
     def describe(*known):
         asked.append(third.wait(PATIENCE))
-        return described(*known)
+        return describe_table(*known)
 
-    with patch("kafka_liveness_dagster.spark.table.table.described", describe):
+    with patch("kafka_liveness_dagster.spark.table.table.describe_table", describe):
         run, _ = found.run(transform)
     assert run.success
     assert asked[0], "the third batch was begun before the table had said what it has"

@@ -17,13 +17,13 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.waiting import wait_for
-from tests.world.forgetful import CrashError, Forgetful, kept
+from tests.world.forgetful import CrashError, GroupWithTable, written_rows
 
 HOUR, MINUTE = 3600, 60
 MENDED = "concat('mended ', cast(value AS string))"
 
 
-class Hourly(Forgetful):
+class HourlyGroup(GroupWithTable):
     """Its records are a minute apart, from four hours ago on; the hours are told."""
 
     def __init__(self, services, produce, rows, spark, settings=None, **completeness):
@@ -60,13 +60,13 @@ class Hourly(Forgetful):
             self.instance.report_runless_asset_event(event)
         return result
 
-    def told(self, hours=3):
+    def completed_windows(self, hours=3):
         """What a tick told of the first hours."""
         keys = [self.key(hour) for hour in range(hours)]
         events = [one for one in self.tick().asset_events if isinstance(one, dg.AssetMaterialization)]
         return {keys.index(one.partition): one.metadata for one in events if one.partition in keys}
 
-    def waits(self):
+    def waiting_windows(self):
         """Why the next hour is not told, as the topic's asset says it a minute later."""
         with patch("kafka_liveness_dagster.sensor.sensor._OBSERVE_SECONDS", 0.0):
             seen = [one for one in self.tick().asset_events if isinstance(one, dg.AssetObservation)]
@@ -98,7 +98,7 @@ class Hourly(Forgetful):
 @pytest.fixture
 def made(services, produce, rows, warm_spark):
     """Makes a group whose hours are told."""
-    return lambda **completeness: Hourly(services, produce, rows, warm_spark, **completeness)
+    return lambda **completeness: HourlyGroup(services, produce, rows, warm_spark, **completeness)
 
 
 @pytest.fixture
@@ -110,19 +110,19 @@ def world(made):
 def test_an_hour_that_a_crash_cut_is_told_when_its_crash_lag_is_done(world):
     """Each once, in order, with its offsets; and until then it is said what is waited for."""
     world.crash_at_70()
-    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {0: 60}
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items()} == {0: 60}
     until = f"told to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
-    assert world.waits() == f"{until}; {world.key(1)} waits for 30 offsets of {world.topic}:0"
+    assert world.waiting_windows() == f"{until}; {world.key(1)} waits for 30 offsets of {world.topic}:0"
     world.grow_to(150)
     assert world.live() is None
-    assert world.told() == {}
-    assert world.waits().endswith(f"50 offsets of {world.topic}:0, 50 of them owed")
+    assert world.completed_windows() == {}
+    assert world.waiting_windows().endswith(f"50 offsets of {world.topic}:0, 50 of them owed")
     assert world.catch_up((70, 150)) is None
-    told = world.told()
+    told = world.completed_windows()
     assert {hour: one["offsets"].value for hour, one in told.items()} == {1: 60, 2: 30}
     assert told[1]["ranges"].value.records[0].data["range"] == "60-120"
     assert told[1]["late_records"].value == 0
-    assert world.told() == {}
+    assert world.completed_windows() == {}
 
 
 def test_a_cursor_that_is_lost_tells_nothing_twice(world):
@@ -130,10 +130,10 @@ def test_a_cursor_that_is_lost_tells_nothing_twice(world):
     world.grow_to(130)
     assert world.live() is None
     before = world.cursor
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     for lost in (before, None):
         world.cursor = lost
-        assert world.told() == {}
+        assert world.completed_windows() == {}
 
 
 def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
@@ -173,7 +173,7 @@ def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
         aggregate()
         world.tick()
         aggregate()
-    assert [one for one in counted if one[0] < 2] == [(0, len(kept(0, 60))), (1, len(kept(60, 120)))]
+    assert [one for one in counted if one[0] < 2] == [(0, len(written_rows(0, 60))), (1, len(written_rows(60, 120)))]
     assert len({hour for hour, _ in counted}) == len(counted)
 
 
@@ -183,28 +183,30 @@ def test_hours_from_before_the_group_are_told_of_nobody(world):
     assert world.live(offsets=kl.Offsets(auto_offset_reset="latest")) is None
     world.grow_to(150)
     assert world.live() is None
-    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 30}
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items()} == {2: 30}
 
 
 def test_hours_before_the_first_record_are_not_marked_complete(world):
     """Neither while the first batch is at work, nor later: there is no table yet, and downstream would fail."""
     world.produce_at(*range(130, 150))
-    assert world.told() == {}
+    assert world.completed_windows() == {}
     until = f"{world.key(2)[:10]} {world.key(2)[11:]} UTC"
-    assert f"windows before {until} are not marked complete: the group's first record is later" in world.waits()
+    assert (
+        f"windows before {until} are not marked complete: the group's first record is later" in world.waiting_windows()
+    )
     assert world.live() is None
-    assert {hour: told["offsets"].value for hour, told in world.told(4).items()} == {2: 20, 3: 0}
-    assert f"windows before {until} are not marked complete" in world.waits(), "as long as someone may wonder"
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows(4).items()} == {2: 20, 3: 0}
+    assert f"windows before {until} are not marked complete" in world.waiting_windows(), "as long as someone may wonder"
     assert world.instance.get_materialized_partitions(world.by_hour) == {world.key(2), world.key(3)}
 
 
 def test_hours_wait_for_the_first_record_of_a_topic(world):
     """A producer that fills a new topic begins with its oldest record."""
-    assert world.told() == {}
-    assert world.waits() == "the first record is waited for"
+    assert world.completed_windows() == {}
+    assert world.waiting_windows() == "the first record is waited for"
     world.produce_at(*range(30, 70))
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
 
 
 def test_a_start_of_years_ago_is_passed_in_one_tick(made):
@@ -214,7 +216,9 @@ def test_a_start_of_years_ago_is_passed_in_one_tick(made):
     assert world.live(offsets=kl.Offsets(auto_offset_reset="latest")) is None
     world.produce_at(*range(60, 70), *range(130, 140))
     assert world.live() is None
-    assert {hour: told["offsets"].value for hour, told in world.told().items()} == {2: 10}, "it began within the second"
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items()} == {2: 10}, (
+        "it began within the second"
+    )
 
 
 def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
@@ -226,13 +230,13 @@ def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
 
     assert isinstance(world.live(die), TransformError)
     assert world.live() is None
-    assert world.owed() == [(0, 30)]
-    world.forgive(0, 30)
-    assert world.told() == {}
-    assert world.waits().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
+    assert world.pending_by_live_log() == [(0, 30)]
+    world.write_off(0, 30)
+    assert world.completed_windows() == {}
+    assert world.waiting_windows().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
     world.produce_at(*range(200, 210))
     assert world.live() is None
-    assert world.told()[0]["written_off_offsets"].value == 30
+    assert world.completed_windows()[0]["written_off_offsets"].value == 30
 
 
 @pytest.mark.parametrize(("settings", "marked"), [({}, [0, 1, 2]), ({"mark_empty": False}, [0, 2])])
@@ -241,8 +245,8 @@ def test_an_empty_hour_between_others_is_marked_complete_or_left_out(made, setti
     world = made(**settings)
     world.produce_at(30, 150)
     assert world.live() is None
-    assert sorted(world.told()) == marked
-    assert world.told() == {}
+    assert sorted(world.completed_windows()) == marked
+    assert world.completed_windows() == {}
 
 
 def test_an_open_transaction_may_be_of_the_hour(world):
@@ -250,11 +254,11 @@ def test_an_open_transaction_may_be_of_the_hour(world):
     world.grow_to(30)
     open_one = world.produce_at(40, **{"transactional.id": world.name})
     assert world.live() is None
-    assert world.told() == {}
+    assert world.completed_windows() == {}
     open_one.commit_transaction(120)
     world.log_end += 1  # its marker
     assert world.live() is None
-    assert {hour: told["offsets"].value for hour, told in world.told().items() if hour == 0} == {0: 31}, (
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items() if hour == 0} == {0: 31}, (
         "its marker is of today"
     )
 
@@ -264,7 +268,7 @@ def test_partitions_without_records_hold_nobody_up(world):
     world.grow_to(70)
     assert world.live() is None
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
-    assert sorted(world.told()) == [0, 1, 2], "all that is over is known"
+    assert sorted(world.completed_windows()) == [0, 1, 2], "all that is over is known"
     assert world.late(0) == []
 
 
@@ -273,10 +277,10 @@ def test_a_record_in_an_added_partition_is_waited_for(world):
     assert world.live() is None
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     world.produce_at(5, partition=1)
-    assert world.told() == {}
-    assert world.waits().endswith(f"waits for 1 offsets of {world.topic}:1")
+    assert world.completed_windows() == {}
+    assert world.waiting_windows().endswith(f"waits for 1 offsets of {world.topic}:1")
     assert world.live() is None
-    assert world.told()[0]["offsets"].value == 61
+    assert world.completed_windows()[0]["offsets"].value == 61
 
 
 def test_records_out_of_order_within_the_lateness_are_in_time(made):
@@ -284,7 +288,7 @@ def test_records_out_of_order_within_the_lateness_are_in_time(made):
     world = made(allowed_lateness_seconds=600.0)
     world.produce_at(50, 61, 55, 69, 59, 71, 75)
     assert world.live() is None
-    told = world.told()
+    told = world.completed_windows()
     assert told[0]["offsets"].value == 5
     assert told[1]["offsets"].value == 6, "from the first record of the second hour on"
     assert world.late(0) == []
@@ -296,20 +300,20 @@ def test_records_that_come_later_are_counted_on_their_hour(made, reopens):
     world = made(reopen_on_late=reopens)
     world.grow_to(70)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     world.produce_at(30, 31, 100)
     assert world.live() is None
     assert (world.late(0), world.late(1)) == ([2], [1])
-    assert {hour: told["late_records"].value for hour, told in world.told().items()} == (
+    assert {hour: told["late_records"].value for hour, told in world.completed_windows().items()} == (
         {0: 2, 1: 1} if reopens else {}
     )
     world.produce_at(32)
     assert world.live() is None
     assert world.late(0) == [2, 3]
-    told = world.told()
+    told = world.completed_windows()
     assert {hour: one["late_records"].value for hour, one in told.items()} == ({0: 3} if reopens else {})
     assert [one["offsets"].value for one in told.values()] == ([60] if reopens else []), "and all that was told before"
-    assert world.told() == {}
+    assert world.completed_windows() == {}
 
 
 def test_what_is_late_is_counted_though_its_run_dies_before_it_commits(made):
@@ -317,17 +321,17 @@ def test_what_is_late_is_counted_though_its_run_dies_before_it_commits(made):
     world = made(reopen_on_late=True)
     world.grow_to(70)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     world.produce_at(*[30] * 5)
     with patch(
         "kafka_liveness_dagster.kafka.live.consumer.LivenessConsumer.commit", side_effect=kl.CommitRefusedError("no")
     ):
         assert world.live() is not None
     assert world.late(0) == [5]
-    assert world.told() == {}, "it is told again when it counts as done"
+    assert world.completed_windows() == {}, "it is told again when it counts as done"
     assert world.live() is None
     assert world.late(0) == [5, 10]
-    assert {hour: told["late_records"].value for hour, told in world.told().items()} == {0: 10}
+    assert {hour: told["late_records"].value for hour, told in world.completed_windows().items()} == {0: 10}
 
 
 class DiedError(Exception):
@@ -340,7 +344,7 @@ def dying(monkeypatch):
 
     @contextmanager
     def during(ready=lambda: True):
-        landed = Pipeline._landed
+        landed = Pipeline._finish_write
 
         def land_and_die(*told):
             landed(*told)
@@ -348,7 +352,7 @@ def dying(monkeypatch):
             raise DiedError
 
         with monkeypatch.context() as patched:
-            patched.setattr(Pipeline, "_landed", land_and_die)
+            patched.setattr(Pipeline, "_finish_write", land_and_die)
             with pytest.raises(DiedError):
                 yield
 
@@ -360,39 +364,41 @@ def test_a_crash_before_the_offset_commit_hides_no_late_record(made, dying):
     world = made(reopen_on_late=True, settings={"batching": kl.Batching(in_flight=2)})
     world.grow_to(70)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     world.produce_at(*[30] * 40)
-    with dying(lambda: len(world.offsets()) == len(kept(0, 110))):
+    with dying(lambda: len(world.offsets()) == len(written_rows(0, 110))):
         world.live(max_poll_records=20)
     assert (world.committed(), world.late(0)) == (70, [])
     world.produce_at(*[200] * 40)
     assert world.live() is None
-    assert world.owed() == [(110, 150)], "the live lane skipped ahead, and its rows of 70-110 stay"
+    assert world.pending_by_live_log() == [(110, 150)], "the live lane skipped ahead, and its rows of 70-110 stay"
     assert world.late(0) == [40]
     world.produce_at(*[200] * 5)
     assert world.live() is None
     assert world.late(0) == [40], "once they are committed no run counts them again"
-    assert {hour: told["late_records"].value for hour, told in world.told().items() if hour == 0} == {0: 40}
+    assert {hour: told["late_records"].value for hour, told in world.completed_windows().items() if hour == 0} == {
+        0: 40
+    }
 
 
 def test_a_crash_in_the_catch_up_lane_hides_no_late_record(made, dying):
     """Crash lag is in the table and not in the second log; the next run of its partition has nothing left to write."""
     world = made(reopen_on_late=True)
     world.crash_at_70()
-    assert sorted(world.told()) == [0]
+    assert sorted(world.completed_windows()) == [0]
     world.produce_at(*[30] * 20)
     assert world.live() is None
-    assert world.owed() == [(70, 120)]
+    assert world.pending_by_live_log() == [(70, 120)]
     with dying():
         world.catch_up((70, 120))
-    assert world.offsets() == kept(0, 120)
+    assert world.offsets() == written_rows(0, 120)
     assert world.live() is None
-    assert world.owed() == [(70, 120)], "until a catch-up run has recorded them"
-    assert world.told() == {}, "an hour is complete when the commit logs agree with the table"
+    assert world.pending_by_live_log() == [(70, 120)], "until a catch-up run has recorded them"
+    assert world.completed_windows() == {}, "an hour is complete when the commit logs agree with the table"
     assert world.catch_up((70, 120)) is None
     assert world.late(0) == [20]
     assert world.late(1) == [], "records that were in time are not late"
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     assert world.catch_up((70, 120)) is None
     assert world.late(0) == [20]
 
@@ -402,7 +408,7 @@ def test_late_records_that_the_broker_has_deleted_are_named(made, dying):
     world = made()
     world.grow_to(70)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     world.produce_at(*[30] * 40)
     with dying():
         world.live()
@@ -418,21 +424,21 @@ def test_an_hour_by_hand_is_processed_again(world):
     """Exactly its offsets, by today's code; nothing of it is late, and neither commit log changes."""
     world.grow_to(150)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
-    before, world.value = (world.committed(), world.second_log(), world.owed()), MENDED
+    assert sorted(world.completed_windows()) == [0, 1, 2]
+    before, world.value = (world.committed(), world.catch_up_log(), world.pending_by_live_log()), MENDED
     assert world.materialize(1) is None
     mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]
-    assert (mended, world.offsets()) == (kept(60, 120), kept(0, 150))
-    assert (world.committed(), world.second_log(), world.owed()) == before
+    assert (mended, world.offsets()) == (written_rows(60, 120), written_rows(0, 150))
+    assert (world.committed(), world.catch_up_log(), world.pending_by_live_log()) == before
     assert world.late(1) == []
-    assert world.told() == {}
+    assert world.completed_windows() == {}
 
 
 def test_materialize_all_leaves_complete_hours_alone(world):
     """It reads none of them from Kafka again, and they stay as they were marked; one by hand is still processed."""
     world.grow_to(150)
     assert world.live() is None
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
     before, world.value = world.snapshots(), MENDED
     assert world.materialize(0, 2, world.materialize_all()) is None
     assert world.snapshots() == before
@@ -445,7 +451,7 @@ def test_materialize_all_leaves_complete_hours_alone(world):
 def test_materialize_all_leaves_other_hours_to_the_sensor(world):
     """An hour that a crash cut is not complete, and one after it may be empty: the complete one stays so."""
     world.crash_at_70()
-    assert sorted(world.told()) == [0]
+    assert sorted(world.completed_windows()) == [0]
     before = world.snapshots()
     error = world.materialize(0, 2, world.materialize_all())
     assert isinstance(error, IncompleteWindowError)
@@ -456,7 +462,7 @@ def test_materialize_all_leaves_other_hours_to_the_sensor(world):
 
 def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     """With the numbers, and before anything is touched."""
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     before = world.snapshots()
     error = world.materialize(1)
     assert isinstance(error, IncompleteWindowError)
@@ -470,17 +476,17 @@ def test_an_hour_by_hand_with_old_dead_letters(made):
     world.value = f"if(offset = 5, raise_error('bad'), {world.value})"
     world.grow_to(70)
     assert world.live() is None
-    assert world.told() == {}
+    assert world.completed_windows() == {}
     error = world.materialize(0)
     assert isinstance(error, IncompleteWindowError)
     assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
     assert f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`" in str(error)
-    world.forgive(5, 6)
-    assert world.told()[0]["written_off_offsets"].value == 1
+    world.write_off(5, 6)
+    assert world.completed_windows()[0]["written_off_offsets"].value == 1
     world.value = f"if(offset = 5, raise_error('bad'), {MENDED})"
     assert world.materialize(0) is None
     mended = [offset for offset, value in world.values().items() if value.startswith("mended ")]
-    assert mended == [offset for offset in kept(0, 60) if offset != 5]
+    assert mended == [offset for offset in written_rows(0, 60) if offset != 5]
 
 
 def test_an_hour_by_hand_that_has_expired_is_refused(world):
@@ -502,11 +508,11 @@ def test_nothing_is_told_while_the_table_cannot_be_asked(world):
     nobody = kl.SparkConnectResource(remote="sc://127.0.0.1:1")
     told = [one for one in world.tick(nobody).asset_events if isinstance(one, dg.AssetMaterialization)]
     assert told == []
-    assert sorted(world.told()) == [0, 1, 2]
+    assert sorted(world.completed_windows()) == [0, 1, 2]
 
 
 def test_rows_that_the_table_has_lost_hold_their_hour_up(world):
     world.grow_to(70)
     assert world.live() is None
     world.drop_table()
-    assert world.told() == {}
+    assert world.completed_windows() == {}

@@ -16,18 +16,18 @@ from click.testing import CliRunner
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.group_commands import status
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.core.commit_metadata import Mark
-from kafka_liveness_dagster.core.partition_state import OtherTableError, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.commit_metadata import OwnerState
+from kafka_liveness_dagster.core.partition_state import RowsMissingError, TableMismatchError, TopicRecreatedError
 from kafka_liveness_dagster.core.timeouts import BrokerLimits
 from kafka_liveness_dagster.kafka.live import planner
 from kafka_liveness_dagster.lanes import runs
-from kafka_liveness_dagster.lanes.assignment_wait import Waiting
+from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 from kafka_liveness_dagster.lanes.row_check import check_rows
 from kafka_liveness_dagster.runs.tags import FENCED_TAG
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from tests.waiting import wait_for
-from tests.world.forgetful import SPARK_UI, Forgetful, kept
+from tests.world.forgetful import SPARK_UI, GroupWithTable, written_rows
 from tests.world.one_group import NO_SPARK
 
 on_both_protocols = pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def forgetful(request, services, produce, warm_spark, make_group):
 
     def make(**settings):
         group = make_group(30, 0.5) if protocol == "consumer" else None
-        return Forgetful(services, produce, rows, warm_spark, protocol=protocol, group=group, **settings)
+        return GroupWithTable(services, produce, rows, warm_spark, protocol=protocol, group=group, **settings)
 
     return make
 
@@ -51,9 +51,9 @@ def forgetful(request, services, produce, warm_spark, make_group):
 def is_exact_once_drained(world, *spans):
     """Everything is in the table when the live lane has run and these partitions, and what is owed, are green."""
     assert world.live() is None
-    for span in {*spans, *world.owed()}:
+    for span in {*spans, *world.pending_by_live_log()}:
         assert world.catch_up(span) is None
-    assert world.offsets() == kept(0, world.log_end)
+    assert world.offsets() == written_rows(0, world.log_end)
     well = world.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]))
     assert well
     assert not any(FENCED_TAG in run.tags for run in well), "nothing was the matter with them"
@@ -66,12 +66,12 @@ def is_exact_once_drained(world, *spans):
 def test_a_strangers_commit_forgets_nothing(forgetful, offset):
     """At the same offset, back to the beginning, forward to the end: the partition that stands gets its rows."""
     world = forgetful()
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     world.grow_to(150)
-    world.stranger_commits(offset)
+    world.commit_externally(offset)
     error = world.catch_up((70, 120))
-    assert error is not None or set(kept(70, 120)) <= set(world.offsets())
-    assert error is None or not world.green()
+    assert error is not None or set(written_rows(70, 120)) <= set(world.offsets())
+    assert error is None or not world.materialized_ranges()
     is_exact_once_drained(world, (70, 120))
 
 
@@ -79,20 +79,20 @@ def test_a_strangers_commit_forgets_nothing(forgetful, offset):
 def test_what_a_stranger_made_the_group_forget_is_owed_again(forgetful):
     """The live lane owes it in the commit with which it goes on; and both lanes' debts are known to the log."""
     world = forgetful()
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     world.grow_to(150)
-    world.stranger_commits(120)
+    world.commit_externally(120)
     assert world.live() is None
-    assert (world.committed(), world.owed()) == (150, [(70, 120)])
-    assert world.offsets() == kept(0, 70) + kept(120, 150)
+    assert (world.committed(), world.pending_by_live_log()) == (150, [(70, 120)])
+    assert world.offsets() == written_rows(0, 70) + written_rows(120, 150)
 
 
 @on_both_protocols
 def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
     """It has the partitions for a while, commits what it polled, and goes."""
     world = forgetful()
-    world.owe_70_to_120()
-    world.stranger_joins()
+    world.crash_and_resume_at_120()
+    world.join_externally()
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
 
@@ -101,21 +101,21 @@ def test_a_stray_consumer_with_auto_commit_costs_nothing(forgetful):
 def test_a_stray_consumer_in_the_second_log_costs_nothing(forgetful):
     """Both lanes write the log anew from the table; the sensor goes on, and reports what it found."""
     world = forgetful()
-    world.owe_70_to_120()
-    world.stranger_joins(of_second_log=True)
-    stray = world.second_log()
+    world.crash_and_resume_at_120()
+    world.join_externally(of_second_log=True)
+    stray = world.catch_up_log()
     assert (stray.offset, stray.metadata) == (120, ""), "above all pending offsets, and without a word"
     _, exact = told(world.tick(), "")
     assert f"{world.topic}:0: an external commit replaced the second commit log (offset 120" in exact.description
     assert (exact.passed, exact.severity, world.keys()) == (False, dg.AssetCheckSeverity.WARN, [(70, 120)])
     assert world.catch_up((70, 120)) is None
-    assert world.offsets() == kept(0, 120)
-    done = world.second_log()
+    assert world.offsets() == written_rows(0, 120)
+    done = world.catch_up_log()
     assert (done.offset, done.metadata.split(" ")[:2]) == (120, ["kl1", "done"])
-    world.stranger_commits(0, "not ours", of_second_log=True)
+    world.commit_externally(0, "not ours", of_second_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
-    assert world.second_log().metadata.endswith(f" target {world.table}")
+    assert world.catch_up_log().metadata.endswith(f" target {world.table}")
     world.cursor = None
     assert is_well(world.tick())
 
@@ -127,9 +127,9 @@ def test_without_a_ledger_a_stray_commit_is_removed_by_hand(forgetful):
     world.crash_at_70()
     world.grow_to(120)
     assert world.live() is None
-    world.stranger_joins(of_second_log=True)
+    world.join_externally(of_second_log=True)
     for error in (world.live(), world.catch_up((70, 120))):
-        assert isinstance(error, kl.ForeignCommitError), error
+        assert isinstance(error, kl.ExternalCommitError), error
         assert f"has an external commit: {world.tp}, offset 120, metadata ''" in str(error)
         assert f"--topic {world.tp} --group {world.group}.catch-up --delete-offsets" in str(error)
     tick = world.tick()
@@ -137,7 +137,7 @@ def test_without_a_ledger_a_stray_commit_is_removed_by_hand(forgetful):
     world.delete_offsets(of_second_log=True)
     given.clear()
     assert world.live() is None
-    assert world.owed() == [(70, 120)]
+    assert world.pending_by_live_log() == [(70, 120)]
     assert world.catch_up((70, 120)) is None
     assert [str(r.span) for r in given] == ["70-120"]
 
@@ -145,15 +145,15 @@ def test_without_a_ledger_a_stray_commit_is_removed_by_hand(forgetful):
 def test_text_of_another_program_in_the_first_log_is_removed_by_hand(forgetful):
     """The error names it; at the same offset without metadata the table brings pending offsets back."""
     world = forgetful()
-    world.owe_70_to_120()
-    world.stranger_commits(120, "checkpoint-7")
+    world.crash_and_resume_at_120()
+    world.commit_externally(120, "checkpoint-7")
     for error in (world.live(), world.catch_up((70, 120))):
-        assert isinstance(error, kl.ForeignCommitError), error
+        assert isinstance(error, kl.ExternalCommitError), error
         assert f"the first commit log of group {world.group} has an external commit: {world.tp}, offset 120" in str(
             error
         )
         assert f"--topic {world.tp} --group {world.group} --reset-offsets --to-current --execute" in str(error)
-    world.stranger_commits(120)
+    world.commit_externally(120)
     is_exact_once_drained(world, (70, 120))
 
 
@@ -162,12 +162,12 @@ def test_text_of_another_program_in_the_first_log_is_removed_by_hand(forgetful):
 def test_the_offsets_of_either_group_may_be_deleted(forgetful, of_second_log):
     """Or expire: what is owed stays owed, and what is done is not owed again."""
     world = forgetful()
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     world.delete_offsets(of_second_log=of_second_log)
     is_exact_once_drained(world, (70, 120))
     world.delete_offsets(of_second_log=of_second_log)
     assert world.live() is None
-    assert world.owed() == []
+    assert world.pending_by_live_log() == []
 
 
 @on_both_protocols
@@ -176,16 +176,16 @@ def test_an_expired_first_log_does_not_skip_to_the_latest(forgetful):
     world = forgetful(offsets=kl.Offsets(auto_offset_reset="latest"))
     world.grow_to(10)
     assert world.live() is None
-    world.stranger_commits(0)
+    world.commit_externally(0)
     world.grow_to(50)
     assert world.live() is None
-    assert world.offsets() == kept(0, 50)
+    assert world.offsets() == written_rows(0, 50)
     world.delete_offsets()
     world.grow_to(80)
     assert world.live() is None
-    assert world.owed() == [(50, 80)]
+    assert world.pending_by_live_log() == [(50, 80)]
     assert world.catch_up((50, 80)) is None
-    assert world.offsets() == kept(0, 80)
+    assert world.offsets() == written_rows(0, 80)
 
 
 def test_a_topic_made_anew_touches_no_old_row(forgetful):
@@ -194,11 +194,11 @@ def test_a_topic_made_anew_touches_no_old_row(forgetful):
     world.grow_to(50)
     assert world.live() is None
     before = world.values()
-    world.make_topic_anew(80)
+    world.recreate_topic(80)
     for error in (world.live(), world.catch_up((10, 40))):
         assert isinstance(error, TopicRecreatedError), error
         assert world.topic_id() in str(error)
-    assert (world.values(), world.committed(), world.green()) == (before, None, [])
+    assert (world.values(), world.committed(), world.materialized_ranges()) == (before, None, [])
 
 
 @on_both_protocols
@@ -211,11 +211,11 @@ def test_a_topic_made_anew_between_two_batches_is_named(forgetful):
     def make_anew(_batch):
         seen.append(len(seen))
         if len(seen) == 2:
-            world.make_topic_anew(200)
+            world.recreate_topic(200)
 
     error = world.live(make_anew)
     assert isinstance(error, TopicRecreatedError), error
-    assert {n: value for n, value in world.values().items() if n < 25} == {n: str(n) for n in kept(0, 25)}
+    assert {n: value for n, value in world.values().items() if n < 25} == {n: str(n) for n in written_rows(0, 25)}
     assert world.committed() is None
 
 
@@ -235,9 +235,9 @@ def test_a_table_that_is_gone_is_named_and_its_rows_are_owed(forgetful, replaced
     assert "0-50" in str(error)
     assert (world.committed(), world.offsets()) == (50, [])
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
-    assert world.owed() == [(0, 50)]
+    assert world.pending_by_live_log() == [(0, 50)]
     assert world.catch_up((0, 50)) is None
-    assert world.offsets() == kept(0, 80)
+    assert world.offsets() == written_rows(0, 80)
 
 
 def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forgetful):
@@ -250,7 +250,7 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
     assert isinstance(error, RowsMissingError), error
     assert f"{world.topic}:0:30-50, 20 offsets" in str(error)
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
-    assert (world.owed(), world.offsets()) == ([(30, 50)], kept(0, 30))
+    assert (world.pending_by_live_log(), world.offsets()) == ([(30, 50)], written_rows(0, 30))
     assert world.catch_up((30, 50)) is None
     is_exact_once_drained(world)
 
@@ -279,8 +279,8 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forg
     assert f"{world.table} lacks {world.topic}:0:30-50, 20 committed offsets. Fix:" in shown("--table", world.table)
     ledger = TableLedger(IcebergTable(world.table), lambda: warm_spark)
     for witness, committed, owed in ((None, 50, ()), (ledger, 30, (kl.OffsetRange(*world.tp, 30, 50),))):
-        with world.kafka.consumer(topics=[world.topic], group_id=world.group, witness=witness) as consumer:
-            assert (consumer.committed(*world.tp), consumer.owed(*world.tp)) == (committed, owed)
+        with world.kafka.consumer(topics=[world.topic], group_id=world.group, ledger=witness) as consumer:
+            assert (consumer.committed(*world.tp), consumer.pending(*world.tp)) == (committed, owed)
 
 
 def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
@@ -292,11 +292,11 @@ def test_what_the_broker_has_not_either_is_reported_as_lost(forgetful):
     world.expire(20)
     world.grow_to(60)
     assert world.live() is None
-    assert world.owed() == [(20, 50)]
+    assert world.pending_by_live_log() == [(20, 50)]
     assert world.catch_up((20, 50)) is None
     for _ in range(2):
         assert world.live() is None
-        assert (world.owed(), world.offsets()) == ([], kept(20, 60))
+        assert (world.pending_by_live_log(), world.offsets()) == ([], written_rows(20, 60))
 
 
 @pytest.mark.parametrize("befall", ["drop_table", "roll_back"])
@@ -331,7 +331,7 @@ def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, mo
     for log_end in (20, 50):
         world.grow_to(log_end)
         assert world.live() is None
-    goes_on, idle = Waiting.goes_on, []
+    goes_on, idle = AssignmentWait.should_continue, []
 
     def roll_back_once(waiting):
         if not idle:
@@ -339,15 +339,15 @@ def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, mo
             world.roll_back(snapshots)
         return goes_on(waiting)
 
-    monkeypatch.setattr(Waiting, "goes_on", roll_back_once)
+    monkeypatch.setattr(AssignmentWait, "should_continue", roll_back_once)
     world.grow_to(50 + new)
     error = world.live()
     assert isinstance(error, RowsMissingError), error
     assert f"{world.topic}:0:{lacks}" in str(error)
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
-    for span in world.owed():
+    for span in world.pending_by_live_log():
         assert world.catch_up(span) is None
-    assert world.offsets() == kept(0, world.log_end)
+    assert world.offsets() == written_rows(0, world.log_end)
 
 
 def test_after_the_last_commit_nothing_can_make_a_crash_of_a_run(forgetful, monkeypatch):
@@ -355,13 +355,13 @@ def test_after_the_last_commit_nothing_can_make_a_crash_of_a_run(forgetful, monk
     world, marks = forgetful(), []
 
     def check(*given):
-        marks.append((world.first_mark(), len(world.kafka.cluster().members(world.group))))
+        marks.append((world.first_owner_state(), len(world.kafka.cluster().members(world.group))))
         check_rows(*given)
 
     monkeypatch.setattr(runs, "check_rows", check)
     world.grow_to(50)
     assert world.live() is None
-    assert marks == [(Mark.RELEASED, 0)]
+    assert marks == [(OwnerState.RELEASED, 0)]
     [told] = world.instance.fetch_materializations(dg.AssetKey(world.name), limit=10).records
     assert told.asset_materialization.metadata["lag"].value == 0
 
@@ -369,31 +369,31 @@ def test_after_the_last_commit_nothing_can_make_a_crash_of_a_run(forgetful, monk
 def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(forgetful, monkeypatch):
     """The second log alone said it until then; the run learned it, and writes it into the ledger."""
     world = forgetful(max_poll_records=10)
-    world.owe_70_to_120()
-    monkeypatch.setattr(planner, "_FORGET_SECONDS", 0.0)
+    world.crash_and_resume_at_120()
+    monkeypatch.setattr(planner, "_PRUNE_SECONDS", 0.0)
     world.grow_to(150)
     seen = []
 
     def befalls(_batch):
         seen.append(len(seen))
         if len(seen) == 1:
-            world.forgive(70, 120)
+            world.write_off(70, 120)
         if len(seen) == 2:
-            world.stranger_commits(150, of_second_log=True)
+            world.commit_externally(150, of_second_log=True)
 
     assert world.live(befalls) is None
     assert world.live() is None
-    assert (world.owed(), world.offsets()) == ([], kept(0, 70) + kept(120, 150))
+    assert (world.pending_by_live_log(), world.offsets()) == ([], written_rows(0, 70) + written_rows(120, 150))
 
 
 def test_what_was_forgiven_and_is_known_to_nobody_is_owed_again(forgetful):
     """The external commit replaced the only record of it; neither lane stops for that."""
     world = forgetful()
-    world.owe_70_to_120()
-    world.forgive(70, 120)
+    world.crash_and_resume_at_120()
+    world.write_off(70, 120)
     assert world.live() is None
-    assert world.owed() == []
-    world.stranger_commits(150, of_second_log=True)
+    assert world.pending_by_live_log() == []
+    world.commit_externally(150, of_second_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
 
@@ -401,26 +401,31 @@ def test_what_was_forgiven_and_is_known_to_nobody_is_owed_again(forgetful):
 def test_two_tables_are_two_groups(forgetful):
     """Refused before it joins, in both lanes, whatever it may owe; a table that was renamed is told by hand."""
     world = forgetful()
-    world.owe_70_to_120()
-    second, renamed = world.second_log(), f"{world.table}_renamed"
+    world.crash_and_resume_at_120()
+    second, renamed = world.catch_up_log(), f"{world.table}_renamed"
     for error in (
         world.live(table=renamed),
         world.live(table=renamed, offsets=kl.Offsets(on_missing_rows="crash_lag")),
         world.catch_up((70, 120), table=renamed),
     ):
-        assert isinstance(error, OtherTableError), error
+        assert isinstance(error, TableMismatchError), error
         assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(error)
-    assert (world.committed(), world.owed(), world.second_log(), world.green()) == (120, [(70, 120)], second, [])
+    assert (world.committed(), world.pending_by_live_log(), world.catch_up_log(), world.materialized_ranges()) == (
+        120,
+        [(70, 120)],
+        second,
+        [],
+    )
     world.settings["table"] = renamed
     for _ in range(2):  # and its sensor starts nothing
-        with pytest.raises(OtherTableError):
+        with pytest.raises(TableMismatchError):
             world.tick()
     del world.settings["table"]
     world.tick()
 
     move = ["move", world.group, renamed, "--bootstrap-servers", world.servers]
     with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
-        wait_for(lambda: consumer.poll(0.0) is None and consumer.joined)
+        wait_for(lambda: consumer.poll(0.0) is None and consumer.is_joined)
         refused = CliRunner().invoke(main, move)
         assert (refused.exit_code, "has 1 member (" in refused.output) == (1, True), refused.output
     world.sql(f"ALTER TABLE {{t}} RENAME TO {renamed.partition('.')[2]}")
@@ -428,7 +433,7 @@ def test_two_tables_are_two_groups(forgetful):
     assert (told.exit_code, told.output) == (0, f"{world.tp}: {world.table} -> {renamed}\n")
     again = CliRunner().invoke(main, move)
     assert "no commit of group" in again.output
-    assert isinstance(world.live(), OtherTableError)
+    assert isinstance(world.live(), TableMismatchError)
     world.table = renamed
     is_exact_once_drained(world, (70, 120))
 
@@ -437,7 +442,7 @@ def test_two_tables_are_two_groups(forgetful):
 def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
     """What was caught up before is not owed again, and no row is missing."""
     world = forgetful(max_poll_records=10)
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     world.grow_to(150)
     seen = []
@@ -449,7 +454,7 @@ def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
 
     assert world.live(delete) is None
     assert world.live() is None
-    assert (world.owed(), world.offsets()) == ([], kept(0, 150))
+    assert (world.pending_by_live_log(), world.offsets()) == ([], written_rows(0, 150))
 
 
 MAINTENANCE = {
@@ -477,15 +482,15 @@ MAINTENANCE["compacted, expired, compacted, expired"] = MAINTENANCE["compacted a
 def test_maintenance_is_no_loss(forgetful, steps):
     """Whoever maintains the table between two runs, nothing is owed for it, and nothing is missing."""
     world = forgetful(max_poll_records=10)
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     for step in steps:
         world.sql(step)
     world.grow_to(150)
     assert world.live() is None
-    assert world.owed() == [(70, 120)]
+    assert world.pending_by_live_log() == [(70, 120)]
     assert world.catch_up((70, 120)) is None
     assert world.live() is None
-    assert (world.owed(), world.offsets()) == ([], kept(0, 150))
+    assert (world.pending_by_live_log(), world.offsets()) == ([], written_rows(0, 150))
 
 
 def test_offsets_without_rows_are_proven_too(forgetful):
@@ -495,9 +500,9 @@ def test_offsets_without_rows_are_proven_too(forgetful):
     assert world.live() is None
     world.grow_to(8)  # its row is dropped
     assert world.live() is None
-    world.stranger_commits(8)
+    world.commit_externally(8)
     assert world.live() is None
-    assert (world.committed(), world.owed(), world.offsets()) == (8, [], kept(0, 8))
+    assert (world.committed(), world.pending_by_live_log(), world.offsets()) == (8, [], written_rows(0, 8))
 
 
 def told(result, name):
@@ -516,9 +521,9 @@ def is_well(result):
 def test_the_sensor_tells_what_was_forgotten_until_it_is_done(forgetful):
     """An event once, a check that fails, and a partition, before any run; all well when it is in the table."""
     world = forgetful()
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     assert is_well(world.tick())
-    world.stranger_commits(120)
+    world.commit_externally(120)
     events, exact = told(world.tick(), "forgotten")
     assert f"{world.topic}:0:70-120, 50 offsets, is not in the table and was forgotten" in events[0]
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.ERROR)
@@ -542,7 +547,7 @@ def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(forgetful
     assert f"the table lacks {world.topic}:0:0-50, 50 offsets" in exact.description
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert world.catch_up((0, 50)) is None
-    world.make_topic_anew(80)
+    world.recreate_topic(80)
     with pytest.raises(TopicRecreatedError, match=world.topic_id()):
         world.tick()
 
@@ -550,7 +555,7 @@ def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(forgetful
 def test_a_tick_goes_on_while_spark_is_away(forgetful):
     """The check says that it cannot tell, and why; everything else is as it was."""
     world = forgetful()
-    world.owe_70_to_120()
+    world.crash_and_resume_at_120()
     _, exact = told(world.tick(spark=NO_SPARK), "")
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert "cannot tell: no Spark Connect server answered at sc://localhost:1" in exact.description
@@ -578,12 +583,12 @@ def test_a_sink_that_says_what_it_holds_is_a_witness_too(forgetful):
     world.crash_at_70()
     world.grow_to(120)
     assert world.live() is None
-    assert world.owed() == [(70, 120)]
-    world.stranger_commits(120)
+    assert world.pending_by_live_log() == [(70, 120)]
+    world.commit_externally(120)
     assert world.live() is None
-    assert world.owed() == [(70, 120)]
+    assert world.pending_by_live_log() == [(70, 120)]
     assert world.catch_up((70, 120)) is None
-    assert world.green() == [(70, 120)]
+    assert world.materialized_ranges() == [(70, 120)]
     sink.held = sink.held[1:]
     error = world.live()
     assert isinstance(error, RowsMissingError), error
@@ -597,7 +602,7 @@ def test_without_a_witness_a_standing_partition_is_processed_again(forgetful):
     world.crash_at_70()
     world.grow_to(120)
     assert world.live() is None
-    world.stranger_commits(120)
+    world.commit_externally(120)
     assert world.live() is None
     given.clear()
     assert world.catch_up((70, 120)) is None
@@ -610,19 +615,19 @@ def test_the_second_log_is_committed_anew_under_a_live_member(forgetful):
     world = forgetful()
     world.grow_to(10)
     with world.kafka.consumer(topics=[world.topic], group_id=world.group) as consumer:
-        consumer.settings = replace(consumer.settings, renew_seconds=0.0)
+        consumer.settings = replace(consumer.settings, recommit_seconds=0.0)
         consumer.commit(consumer.poll(120))
-        before = world.second_log()
+        before = world.catch_up_log()
         world.delete_offsets(of_second_log=True)
-        assert world.second_log() is None
+        assert world.catch_up_log() is None
         assert consumer.poll(0.0) is None
-        assert world.second_log() == before
+        assert world.catch_up_log() == before
 
 
 def test_how_often_it_is_committed_anew_follows_the_broker(forgetful):
     """A quarter of the time that the broker keeps it, an hour at most."""
-    assert forgetful().kafka.cluster().broker_limits().renew_seconds == 3_600
-    assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).renew_seconds == 30
+    assert forgetful().kafka.cluster().broker_limits().recommit_seconds == 3_600
+    assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).recommit_seconds == 30
 
 
 def test_status_names_a_topic_made_anew(forgetful, services):
@@ -640,7 +645,7 @@ def test_status_names_a_topic_made_anew(forgetful, services):
         world.table,
     ]
     assert CliRunner().invoke(status, asked).exit_code == 0
-    world.make_topic_anew(80)
+    world.recreate_topic(80)
     with pytest.raises(TopicRecreatedError, match=world.topic_id()):
         CliRunner().invoke(status, asked, catch_exceptions=False)
 
@@ -650,7 +655,7 @@ def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(for
     """With the mode off too: what passed the live lane is processed, though that log says that it is done."""
     world = forgetful()
     world.grow_to(50)
-    world.stranger_commits(200, "kl1 done @-", of_second_log=True)
+    world.commit_externally(200, "kl1 done @-", of_second_log=True)
     live = {"topics": [world.topic], "group_id": world.group, "max_poll_records": 20}
     with world.kafka.consumer(**live) as consumer:
         consumer.commit(consumer.poll(120))
@@ -660,6 +665,6 @@ def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(for
         batch = consumer.poll(120)
         assert batch.ranges[0].start == 21
         consumer.commit(batch)
-    assert world.owed() == [(20, 21)]
+    assert world.pending_by_live_log() == [(20, 21)]
     with world.kafka.catch_up(group_id=world.group, ranges=[poison]) as lane:
         assert lane.poll().ranges == (poison,)

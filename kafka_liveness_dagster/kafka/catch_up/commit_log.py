@@ -14,81 +14,84 @@ from confluent_kafka import Consumer
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
-    DoneLog,
+    CatchUpCommitMetadata,
     ExternalCommit,
-    Origin,
-    external_commit,
+    GroupOrigin,
+    external_commit_error,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import made
-from kafka_liveness_dagster.kafka.committer import Committing
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, named
+from kafka_liveness_dagster.kafka.clients import create_client
+from kafka_liveness_dagster.kafka.committer import Committer
+from kafka_liveness_dagster.kafka.errors import CommitRefusedError, to_package_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from logging import Logger
 
     from kafka_liveness_dagster.core.batch_planning import Batch
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts
-    from kafka_liveness_dagster.kafka.group_description import Commit
+    from kafka_liveness_dagster.core.partition_state import PartitionState
+    from kafka_liveness_dagster.kafka.group_description import CommittedOffset
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_WRITES = 5
-_SILENT_SECONDS = 30.0
+_MAX_WRITES = 5
+_COMMIT_TIMEOUT_SECONDS = 30.0
 REWRITTEN = "Rewrote the second commit log of group %s, %d external commits had replaced it: %s"
 """Logged with the group, the number, and each partition with its offset and metadata."""
 
 
-class NotOwedError(InvalidSettingError):
+class NotPendingError(InvalidSettingError):
     """A range was named that the group does not owe."""
 
 
-class SecondLog:
+class CatchUpCommitLog:
     """The second commit log of one group."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
-        config = kafka.committer(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
+        config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
         self._cluster, self._kafka, self._group_id = Cluster(kafka), kafka, group_id
-        self._client = made(Consumer, config)
+        self._client = create_client(Consumer, config)
         group = group_id + CATCH_UP_SUFFIX
-        self._committing = Committing(self._client, group, kafka.bootstrap_servers, _SILENT_SECONDS)
-        self._seen: dict[TopicPartition, DoneLog] = {}
+        self._committer = Committer(self._client, group, kafka.bootstrap_servers, _COMMIT_TIMEOUT_SECONDS)
+        self._last_written: dict[TopicPartition, CatchUpCommitMetadata] = {}
 
-    def record(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
+    def mark_done(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
         """Write down that owed ranges are done; what is not owed any more is left as it is.
 
         Raises:
             CommitRefusedError: the record did not last; the ranges stay owed.
-            ForeignCommitError: an external commit replaced the log, and this process has not read it before.
+            ExternalCommitError: an external commit replaced the log, and this process has not read it before.
         """
-        done = by_partition(ranges)
-        for _ in range(_WRITES):
+        done = spans_by_partition(ranges)
+        for _ in range(_MAX_WRITES):
             may_go_on()
-            facts = self._facts(list(done))
+            facts = self._partition_states(list(done))
             missing = {tp: spans for tp, spans in done.items() if intersection(facts[tp].outstanding, spans)}
             if not missing:
                 return
-            logs = {tp: facts[tp].second.record(facts[tp].owed, spans) for tp, spans in missing.items()}
-            self._write({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
-        raise self._lost_writes("done")
+            logs = {
+                tp: facts[tp].catch_up_log.mark_done(facts[tp].pending_by_live_log, spans)
+                for tp, spans in missing.items()
+            }
+            self._commit({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
+        raise self._lost_writes_error("done")
 
-    def check_room(self, batch: Batch) -> None:
+    def require_room(self, batch: Batch) -> None:
         """Whether the log can say what of a batch is done, and what not.
 
         Raises:
             BadRecordError: it cannot; nothing was written.
         """
-        done = by_partition(batch.done)
-        for tp, facts in self._facts(list(done)).items():
-            log = facts.second.record(facts.owed, done[tp])
+        done = spans_by_partition(batch.processed)
+        for tp, facts in self._partition_states(list(done)).items():
+            log = facts.catch_up_log.mark_done(facts.pending_by_live_log, done[tp])
             log = replace(log, origin=log.origin or facts.origin)
-            if DoneLog.decode(log.watermark, log.encode()).done != log.done:
-                raise no_room(batch.left_out)
+            if CatchUpCommitMetadata.decode(log.watermark, log.encode()).done != log.done:
+                raise no_room_error(batch.skipped)
 
-    def put(self, logs: Mapping[TopicPartition, tuple[DoneLog, DoneLog]]) -> None:
+    def write(self, logs: Mapping[TopicPartition, tuple[CatchUpCommitMetadata, CatchUpCommitMetadata]]) -> None:
         """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
 
         An external commit is always replaced.
@@ -96,13 +99,13 @@ class SecondLog:
         Raises:
             CommitRefusedError: the broker refused.
         """
-        self._seen.update({tp: after for tp, (_, after) in logs.items()})
-        changed = {tp: after for tp, (before, after) in logs.items() if _differs(before, after)}
+        self._last_written.update({tp: after for tp, (_, after) in logs.items()})
+        changed = {tp: after for tp, (before, after) in logs.items() if _has_changed(before, after)}
         if changed:
-            self._write(changed)
+            self._commit(changed)
 
-    def tell(
-        self, reported: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
+    def write_off(
+        self, ranges: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
     ) -> None:
         """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
 
@@ -110,25 +113,25 @@ class SecondLog:
 
         Raises:
             CommitRefusedError: the broker refused, or what was told did not last.
-            ForeignCommitError: an external commit replaced the log, and this process has not read it before.
+            ExternalCommitError: an external commit replaced the log, and this process has not read it before.
         """
-        if not self._change(reported, _with_reported, may_go_on):
-            raise self._lost_writes("told as lost or forgiven")
+        if not self._update(ranges, _with_written_off, may_go_on):
+            raise self._lost_writes_error("told as lost or forgiven")
 
-    def record_missing(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
+    def mark_missing_rows(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
 
         Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises nothing: the
         error of the run says more.
         """
-        spans, failed = by_partition(ranges), "The missing rows could not be recorded in the second commit log"
+        spans, failed = spans_by_partition(ranges), "The missing rows could not be recorded in the second commit log"
         try:
-            if spans and not self._change(spans, _with_missing):
-                log.error("%s: it lost %d writes to other runs", failed, _WRITES)
+            if spans and not self._update(spans, _with_missing_rows):
+                log.error("%s: it lost %d writes to other runs", failed, _MAX_WRITES)
         except KafkaLivenessError:
             log.exception(failed)
 
-    def move(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
+    def change_target(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
         """Say of what is committed that it is about ``target`` from now on; gives what it was about before.
 
         Logs that are about no table stay so: the next run that has one says which.
@@ -137,12 +140,12 @@ class SecondLog:
             CommitRefusedError: the broker refused.
         """
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        logs = {tp: self._read(tp, commit) for tp, commit in found.items()}
+        logs = {tp: self._decode(tp, commit) for tp, commit in found.items()}
         moved = {tp: log for tp, log in logs.items() if log.target not in {None, target}}
-        self.put({tp: (log, replace(log, target=target)) for tp, log in moved.items()})
+        self.write({tp: (log, replace(log, target=target)) for tp, log in moved.items()})
         return {tp: log.target or "" for tp, log in moved.items()}
 
-    def renew(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ExternalCommit]:
+    def recommit(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ExternalCommit]:
         """Commit what is there once more: the offsets of a group without members expire.
 
         What is not there any more, or was replaced, is written as it was seen last.
@@ -153,25 +156,25 @@ class SecondLog:
         if not partitions:
             return {}
         found = self._cluster.commits(self._group_id + CATCH_UP_SUFFIX, partitions)
-        now = {tp: self._read(tp, commit) for tp, commit in found.items()}
-        self._seen.update({tp: log for tp, log in now.items() if log.external is None})
-        self._write({tp: self._seen[tp] for tp in partitions if tp in self._seen})
-        return {tp: log.external for tp, log in now.items() if log.external is not None and tp in self._seen}
+        now = {tp: self._decode(tp, commit) for tp, commit in found.items()}
+        self._last_written.update({tp: log for tp, log in now.items() if log.external is None})
+        self._commit({tp: self._last_written[tp] for tp in partitions if tp in self._last_written})
+        return {tp: log.external for tp, log in now.items() if log.external is not None and tp in self._last_written}
 
-    def check_owed(
-        self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionFacts]
+    def require_pending(
+        self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionState]
     ) -> None:
         """Whether the ranges may be owed: what is not done, and above the first log, was never skipped.
 
         Someone mistyped it, or the group's offsets were set back and the live lane will come to it.
 
         Raises:
-            NotOwedError: with what is owed.
+            NotPendingError: with what is owed.
         """
         for tp, spans in asked.items():
             first = facts[tp].committed or 0
-            if unknown := difference(facts[tp].left_of(spans), (Span(0, first),)):
-                raise NotOwedError(
+            if unknown := difference(facts[tp].not_done(spans), (Span(0, first),)):
+                raise NotPendingError(
                     f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane is at "
                     f"{first}, and it owes {', '.join(map(str, facts[tp].outstanding)) or 'nothing'} of {tp}. Nothing "
                     "was processed; if the partition was added by hand, delete it; if the group's offsets were reset, "
@@ -180,88 +183,97 @@ class SecondLog:
 
     def close(self) -> None:
         """Disconnect; there is no group to leave."""
-        if not self._committing.silent:
+        if not self._committer.timed_out:
             self._client.close()
 
-    def _read(self, tp: TopicPartition, commit: Commit) -> DoneLog:
-        log = DoneLog.read(commit.offset, commit.metadata)
-        if log.external is not None and log.external.is_newer:
-            raise external_commit(self._group_id, tp, log.external, self._kafka.bootstrap_servers)
+    def _decode(self, tp: TopicPartition, commit: CommittedOffset) -> CatchUpCommitMetadata:
+        log = CatchUpCommitMetadata.read(commit.offset, commit.metadata)
+        if log.external is not None and log.external.is_from_newer_version:
+            raise external_commit_error(self._group_id, tp, log.external, self._kafka.bootstrap_servers)
         return log
 
-    def _facts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
+    def _partition_states(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionState]:
         """Both commit logs now; in the place of an external commit, what this process knows besides.
 
         Offsets that were done are not among it: the owner of the partition may have them pending again since.
         """
-        facts = self._cluster.facts(self._group_id, partitions)
+        facts = self._cluster.partition_states(self._group_id, partitions)
         for tp, one in facts.items():
-            if (external := one.second.external) is None:
+            if (external := one.catch_up_log.external) is None:
                 continue
-            if (seen := self._seen.get(tp)) is None or external.is_newer:
-                raise external_commit(self._group_id, tp, external, self._kafka.bootstrap_servers)
-            facts[tp] = replace(one, second=replace(seen, watermark=0, done=(), external=external))
+            if (seen := self._last_written.get(tp)) is None or external.is_from_newer_version:
+                raise external_commit_error(self._group_id, tp, external, self._kafka.bootstrap_servers)
+            facts[tp] = replace(one, catch_up_log=replace(seen, watermark=0, done=(), external=external))
         return facts
 
-    def _change(
+    def _update(
         self,
         spans: Mapping[TopicPartition, tuple[Span, ...]],
-        changed: Callable[[PartitionFacts, tuple[Span, ...]], DoneLog],
+        changed: Callable[[PartitionState, tuple[Span, ...]], CatchUpCommitMetadata],
         may_go_on: Callable[[], None] = lambda: None,
     ) -> bool:
         """Write the logs as they must be after ``spans``, until they are so; return whether that lasted."""
-        for _ in range(_WRITES):
+        for _ in range(_MAX_WRITES):
             may_go_on()
-            facts = self._facts(list(spans))
-            logs = {tp: (one.second, changed(one, spans[tp])) for tp, one in facts.items()}
-            if not any(_differs(before, after) for before, after in logs.values()):
+            facts = self._partition_states(list(spans))
+            logs = {tp: (one.catch_up_log, changed(one, spans[tp])) for tp, one in facts.items()}
+            if not any(_has_changed(before, after) for before, after in logs.values()):
                 return True
-            self.put(logs)
+            self.write(logs)
         return False
 
-    def _lost_writes(self, what: str) -> CommitRefusedError:
+    def _lost_writes_error(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_WRITES} writes to other runs: what was "
+            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other runs: what "
+            "was "
             f"{what} stays owed; run its backfill again"
         )
 
-    def _write(self, logs: Mapping[TopicPartition, DoneLog]) -> None:
+    def _commit(self, logs: Mapping[TopicPartition, CatchUpCommitMetadata]) -> None:
         offsets = {tp: (second.watermark, second.encode()) for tp, second in logs.items()}
-        if (error := self._committing.commit(offsets)) is not None:
-            raise named(error, f"committing to {self._group_id + CATCH_UP_SUFFIX}", self._kafka.bootstrap_servers)
+        if (error := self._committer.commit(offsets)) is not None:
+            raise to_package_error(
+                error, f"committing to {self._group_id + CATCH_UP_SUFFIX}", self._kafka.bootstrap_servers
+            )
 
 
-def _with_reported(facts: PartitionFacts, reported: tuple[Span, ...]) -> DoneLog:
+def _with_written_off(facts: PartitionState, reported: tuple[Span, ...]) -> CatchUpCommitMetadata:
     """The second log as it must be when these are accounted for."""
-    log, owed = facts.second, intersection(facts.outstanding, reported)
-    recorded = log.record(facts.owed, owed) if owed else log
-    return replace(recorded, reported=union((*log.reported, *reported)), origin=_origin(facts))
+    log, owed = facts.catch_up_log, intersection(facts.outstanding, reported)
+    recorded = log.mark_done(facts.pending_by_live_log, owed) if owed else log
+    return replace(recorded, written_off=union((*log.written_off, *reported)), origin=_group_origin(facts))
 
 
-def _with_missing(facts: PartitionFacts, found: tuple[Span, ...]) -> DoneLog:
+def _with_missing_rows(facts: PartitionState, found: tuple[Span, ...]) -> CatchUpCommitMetadata:
     """The second log after rows of these offsets were found missing: pending ones are not done any more."""
     committed = intersection(found, (Span(0, facts.committed or 0),))
-    log = facts.second.without(intersection(committed, facts.owed))
-    return replace(log, missing=union((*log.missing, *difference(committed, facts.owed))), origin=_origin(facts))
+    log = facts.catch_up_log.reopen(intersection(committed, facts.pending_by_live_log))
+    return replace(
+        log,
+        missing=union((*log.missing, *difference(committed, facts.pending_by_live_log))),
+        origin=_group_origin(facts),
+    )
 
 
-def _origin(facts: PartitionFacts) -> Origin:
+def _group_origin(facts: PartitionState) -> GroupOrigin:
     # Commits without an origin do not say where the group's life began: nothing below is held against the table
-    return facts.second.origin or facts.origin or Origin(facts.committed or 0, facts.topic_id)
+    return facts.catch_up_log.origin or facts.origin or GroupOrigin(facts.committed or 0, facts.topic_id)
 
 
-def _differs(before: DoneLog, after: DoneLog) -> bool:
+def _has_changed(before: CatchUpCommitMetadata, after: CatchUpCommitMetadata) -> bool:
     return before.external is not None or (before.watermark, before.encode()) != (after.watermark, after.encode())
 
 
-def warn_of_external(log: Logger, group_id: str, found: Mapping[TopicPartition, ExternalCommit | None]) -> None:
+def warn_about_external_commits(
+    log: Logger, group_id: str, found: Mapping[TopicPartition, ExternalCommit | None]
+) -> None:
     """Log the external commits that were replaced, if there were any."""
     replaced = [f"{tp}, {external}" for tp, external in found.items() if external is not None]
     if replaced:
-        log.warning(REWRITTEN, f"{group_id} ({group_id}{CATCH_UP_SUFFIX})", len(replaced), listed(replaced))
+        log.warning(REWRITTEN, f"{group_id} ({group_id}{CATCH_UP_SUFFIX})", len(replaced), join_some(replaced))
 
 
-def no_room(left_out: Iterable[OffsetRange]) -> BadRecordError:
+def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
     """The error for offsets that no commit can say are owed."""
     outcome = (
         "They were to be passed, but the group owes too many ranges to owe them too, and nothing of their batch was "
@@ -270,7 +282,7 @@ def no_room(left_out: Iterable[OffsetRange]) -> BadRecordError:
     return BadRecordError(left_out, "", outcome)
 
 
-def by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:
+def spans_by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:
     """The same offsets, as the fewest spans of each partition."""
     found: dict[TopicPartition, tuple[Span, ...]] = {}
     for r in sorted(ranges):

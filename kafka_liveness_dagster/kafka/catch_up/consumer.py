@@ -12,21 +12,25 @@ import threading
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakSet
 
-from kafka_liveness_dagster.core.batch_planning import Batch, Rotation, plan
+from kafka_liveness_dagster.core.batch_planning import Batch, Rotation, plan_ranges
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog, by_partition, warn_of_external
-from kafka_liveness_dagster.kafka.catch_up.completion import Proof
+from kafka_liveness_dagster.kafka.catch_up.commit_log import (
+    CatchUpCommitLog,
+    spans_by_partition,
+    warn_about_external_commits,
+)
+from kafka_liveness_dagster.kafka.catch_up.completion import CompletionCheck
 from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.live.planner import LANDED, Found
-from kafka_liveness_dagster.kafka.record_reader import RecordReader, Records
-from kafka_liveness_dagster.kafka.run_context import RunLink, now_ms
+from kafka_liveness_dagster.kafka.live.planner import WRITTEN_UNCOMMITTED_LINE, ResumeReport
+from kafka_liveness_dagster.kafka.record_reader import BatchRecords, RecordReader
+from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
 if TYPE_CHECKING:
@@ -34,15 +38,15 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.partition_state import Witness
-    from kafka_liveness_dagster.core.timeouts import Budget
-    from kafka_liveness_dagster.kafka.catch_up.completion import Facts
+    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.timeouts import RunBudget
+    from kafka_liveness_dagster.kafka.catch_up.completion import PartitionStates
     from kafka_liveness_dagster.kafka.live.assignment import Finish
-    from kafka_liveness_dagster.kafka.live.planner import Recovery
+    from kafka_liveness_dagster.kafka.live.planner import OnRecovered
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 
-class Again:
+class Reprocess:
     """The ranges of one catch-up run that are processed whole, whatever is owed of them.
 
     Args:
@@ -50,17 +54,18 @@ class Again:
     """
 
     def __init__(self, ranges: Iterable[OffsetRange]) -> None:
-        self._asked = by_partition(ranges)
-        self._did: dict[TopicPartition, tuple[Span, ...]] = {}
+        self._requested = spans_by_partition(ranges)
+        self._written: dict[TopicPartition, tuple[Span, ...]] = {}
 
-    def left(self, facts: Facts) -> dict[TopicPartition, tuple[Span, ...]]:
+    def remaining(self, facts: PartitionStates) -> dict[TopicPartition, tuple[Span, ...]]:
         """What of them is still to be processed.
 
         Raises:
             DataExpiredError: the broker has deleted some of it; what is there stays.
         """
         left = {
-            tp: difference(spans, (*self._did.get(tp, ()), *facts[tp].reported)) for tp, spans in self._asked.items()
+            tp: difference(spans, (*self._written.get(tp, ()), *facts[tp].written_off))
+            for tp, spans in self._requested.items()
         }
         gone = [
             OffsetRange(*tp, *span)
@@ -70,28 +75,28 @@ class Again:
         if gone:
             at = gone[0].topic_partition
             raise DataExpiredError(
-                f"{listed(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and cannot be: "
+                f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and cannot be: "
                 f"{at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: materialize the "
                 "other partitions without these; `kafka-liveness write-off GROUP PARTITION --reason …` closes these"
             )
         return left
 
-    def wrote(self, ranges: Iterable[OffsetRange]) -> None:
+    def mark_written(self, ranges: Iterable[OffsetRange]) -> None:
         """These are done, now."""
-        for tp, spans in by_partition(ranges).items():
-            self._did[tp] = union((*self._did.get(tp, ()), *spans))
+        for tp, spans in spans_by_partition(ranges).items():
+            self._written[tp] = union((*self._written.get(tp, ()), *spans))
 
 
-_STAYS = "the batch stays pending: it is retried with the next poll, or by the next run of its partitions"
-_open: WeakSet[CatchUpConsumer] = WeakSet()  # of this process
-_opening = threading.Lock()  # a set that grows while it is read raises
+_REMAINS_PENDING = "the batch stays pending: it is retried with the next poll, or by the next run of its partitions"
+_open_lanes: WeakSet[CatchUpConsumer] = WeakSet()  # of this process
+_open_lanes_lock = threading.Lock()  # a set that grows while it is read raises
 
 
 def is_open(kafka: KafkaSettings, group_id: str) -> bool:
     """Return whether this process has a catch-up lane of the group open; clusters that share an address are one."""
     servers = set(kafka.bootstrap_servers.split(","))
-    with _opening:
-        return any(one.group_id == group_id and not servers.isdisjoint(one.servers) for one in _open)
+    with _open_lanes_lock:
+        return any(one.group_id == group_id and not servers.isdisjoint(one.servers) for one in _open_lanes)
 
 
 class PausedPartitionError(KafkaLivenessError):
@@ -103,13 +108,14 @@ class CatchUpConsumer:
 
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
-        again: those of them that are processed whole, done or not. Their rows are replaced, neither commit log changes.
+        reprocess: those of them that are processed whole, done or not. Their rows are replaced, neither commit log
+            changes.
         on_data_loss: offsets that expired before they were caught up are an error, or are recorded and reported.
-        witness: who knows what is in the table; None where the two commit logs alone say what is done.
+        ledger: who knows what is in the table; None where the two commit logs alone say what is done.
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
-        bad: offsets that were left out, each of which fails alone.
+        bad_offsets: offsets that were left out, each of which fails alone.
         lost: what expired before it was caught up, with ``on_data_loss="write_off"``.
         recovered: ranges that a dead run had written and not recorded, and that this run does not write again.
     """
@@ -120,60 +126,62 @@ class CatchUpConsumer:
         group_id: str,
         ranges: Sequence[OffsetRange],
         *,
-        again: Sequence[OffsetRange] = (),
+        reprocess: Sequence[OffsetRange] = (),
         max_poll_records: int,
-        budget: Budget,
-        link: RunLink,
+        budget: RunBudget,
+        run_context: RunContext,
         on_data_loss: Literal["raise", "write_off"] = "raise",
-        witness: Witness | None = None,
+        ledger: SinkLedger | None = None,
     ) -> None:
         self.budget, self.group_id, self.servers = budget, group_id, frozenset(kafka.bootstrap_servers.split(","))
         self.quarantined: list[OffsetRange] = []
-        self.bad: list[OffsetRange] = []
+        self.bad_offsets: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
-        self._found = Found()
-        self.recovered = self._found.recovered
-        self._asked, self._again = by_partition(ranges), Again(again)
-        self._max_records, self._on_data_loss, self._log = max_poll_records, on_data_loss, link.log
+        self._resume_report = ResumeReport()
+        self.recovered = self._resume_report.recovered
+        self._requested, self._reprocess = spans_by_partition(ranges), Reprocess(reprocess)
+        self._max_records, self._on_data_loss, self._run_log = max_poll_records, on_data_loss, run_context.log
         self._cluster = Cluster(kafka)
-        self._proof = Proof(self._cluster, group_id, self._asked, witness)
-        self._second = SecondLog(kafka, group_id, link.client_id)
+        self._completion = CompletionCheck(self._cluster, group_id, self._requested, ledger)
+        self._catch_up_log = CatchUpCommitLog(kafka, group_id, run_context.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
-        self._rotation, self._unrecovered = Rotation(), set(self._asked)
-        self._wrote: list[OffsetRange] = []
-        self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), link.ends_at_ms)
-        self._watchdog = Watchdog(self._timer, link, lambda _reason: None, outcome=_STAYS)
-        self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", begun=True)
-        self._reader = RecordReader(kafka, group_id, link.client_id)
-        self._records = Records(self._reader, self._fence)
+        self._rotation, self._unrecovered = Rotation(), set(self._requested)
+        self._written: list[OffsetRange] = []
+        self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), run_context.ends_at_ms)
+        self._watchdog = Watchdog(self._timer, run_context, lambda _reason: None, outcome=_REMAINS_PENDING)
+        self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", has_started=True)
+        self._reader = RecordReader(kafka, group_id, run_context.client_id)
+        self._records = BatchRecords(self._reader, self._fence)
 
     check = delegated("_fence", Fence.check)
-    check_open = delegated("_fence", Fence.check_open)
-    is_open = delegated("_fence", Fence.is_open)
+    check_batch = delegated("_fence", Fence.check_batch)
+    is_batch_current = delegated("_fence", Fence.is_batch_current)
     on_fence = delegated("_fence", Fence.on_fence)
     heartbeat = delegated("_fence", Fence.heartbeat)
-    records = delegated("_records", Records.records)
-    check_room = delegated("_second", SecondLog.check_room)
+    records = delegated("_records", BatchRecords.records)
+    require_room = delegated("_catch_up_log", CatchUpCommitLog.require_room)
 
     def __enter__(self) -> Self:
         try:
-            facts = self._proof.look()
-            self._second.check_owed(self._asked, facts)
-            self._again.left(facts)
+            facts = self._completion.read_all()
+            self._catch_up_log.require_pending(self._requested, facts)
+            self._reprocess.remaining(facts)
             # Nothing is written: they are noted, for the case that a later one has to be
-            self._second.put({tp: (log, log) for tp, one in facts.items() if not (log := one.second).external})
+            self._catch_up_log.write(
+                {tp: (log, log) for tp, one in facts.items() if not (log := one.catch_up_log).external}
+            )
         except BaseException:
             self.close()
             raise
         failpoint(Failpoint.AFTER_JOIN)
         self._watchdog.start()
-        with _opening:
-            _open.add(self)
+        with _open_lanes_lock:
+            _open_lanes.add(self)
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
         if isinstance(error, RowsMissingError):
-            self._second.record_missing(error.ranges, self._log)
+            self._catch_up_log.mark_missing_rows(error.ranges, self._run_log)
         self.close()
 
     def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:
@@ -201,45 +209,46 @@ class CatchUpConsumer:
 
     def _next(self, max_records: int | None, *, ahead: bool) -> Batch | None:
         began_ms = now_ms()
-        self._begin_again_if_too_slow()
-        facts = self._proof.known()
-        if self._recover(facts):
-            facts = self._proof.known()
-        left, facts = self._outstanding(facts)
+        self._replan_if_too_slow()
+        facts = self._completion.read_commits()
+        if self._recover_unrecorded(facts):
+            facts = self._completion.read_commits()
+        left, facts = self._update_outstanding(facts)
         pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
-        ranges, self._rotation.planned = plan(pending, bound, self._rotation.planned)
+        ranges, self._rotation.planned = plan_ranges(pending, bound, self._rotation.planned)
         if not ranges:
             if ahead:
                 return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)])
-            if self._proof.holds((*self.quarantined, *self.bad)):
-                self._second.record(self._wrote, self._watchdog.check)  # another run's record may have replaced it
+            if self._completion.verify((*self.quarantined, *self.bad_offsets)):
+                # another run's record may have replaced it
+                self._catch_up_log.mark_done(self._written, self._watchdog.check)
                 return None
-            self._begin_again()
+            self._reset_plan()
             return self._next(max_records, ahead=False)
-        self._plan(ranges)
-        deadline_seconds, planning_seconds = self._timer.left_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
+        self._plan_batch(ranges)
+        deadline_seconds, planning_seconds = self._timer.remaining_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
         of_now = (self._fence.epoch, self._rotation.planned)
         return Batch(ranges, deadline_seconds, *of_now, planning_seconds=planning_seconds)
 
-    def on_recovered(self, repeat: Recovery) -> None:
+    def on_recovered(self, callback: OnRecovered) -> None:
         """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
 
         Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it returned.
         """
-        self._found.on_recovered = repeat
+        self._resume_report.on_recovered = callback
 
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
         self.quarantined.append(poison)
-        self._plan((poison,))
+        self._plan_batch((poison,))
 
-    def plan_again(self) -> None:
+    def replan(self) -> None:
         """Plan what is not recorded again with the next poll, which reads the log's ends and the topic's id anew."""
-        self._begin_again()
+        self._reset_plan()
 
-    def before_revoke(self, finish: Finish) -> None:
+    def before_revoke(self, callback: Finish) -> None:
         """Nothing is ever revoked: there is no group."""
 
     def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature
@@ -260,52 +269,54 @@ class CatchUpConsumer:
             FencedError: this process may not commit any more.
             CommitRefusedError: the record did not last; the range stays owed and is processed again.
         """
-        self.check_open(batch)
-        self._proof.check_identity(batch.ranges)
-        self._second.record(batch.done, self._watchdog.check)
-        self._proof.wrote(batch.done)
-        self._again.wrote(batch.done)
-        self._wrote += batch.done
-        self.bad += batch.left_out
-        self._rotation.committed = batch.last
+        self.check_batch(batch)
+        self._completion.check_identity(batch.ranges)
+        self._catch_up_log.mark_done(batch.processed, self._watchdog.check)
+        self._completion.mark_written(batch.processed)
+        self._reprocess.mark_written(batch.processed)
+        self._written += batch.processed
+        self.bad_offsets += batch.skipped
+        self._rotation.committed = batch.rotation_start
         return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
         """What of the asked ranges is still to be done, by both commit logs and the table, or once more; sorted."""
-        left, _ = self._outstanding(self._proof.known())
+        left, _ = self._update_outstanding(self._completion.read_commits())
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
 
     def done_ranges(self) -> list[OffsetRange]:
         """What of the asked ranges is processed by now, by whomever: neither owed, nor forgiven, nor lost."""
-        return self._proof.done((*self.quarantined, *self.bad))
+        return self._completion.done_ranges((*self.quarantined, *self.bad_offsets))
 
-    def kept_ranges(self) -> list[OffsetRange]:
+    def kept_former_rows(self) -> list[OffsetRange]:
         """What this run left out although it was processed before: its former rows are in the table."""
-        done = self._proof.done(())
-        return [one for one in (*self.quarantined, *self.bad) if any(one.overlaps(before) for before in done)]
+        done = self._completion.done_ranges(())
+        return [one for one in (*self.quarantined, *self.bad_offsets) if any(one.overlaps(before) for before in done)]
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
-        with _opening:
-            _open.discard(self)
+        with _open_lanes_lock:
+            _open_lanes.discard(self)
         self._watchdog.stop()
         self._reader.close()
-        self._second.close()
+        self._catch_up_log.close()
 
-    def _outstanding(self, facts: Facts) -> tuple[dict[TopicPartition, tuple[Span, ...]], Facts]:
-        left = {tp: facts[tp].left_of(spans) for tp, spans in self._asked.items()}
+    def _update_outstanding(
+        self, facts: PartitionStates
+    ) -> tuple[dict[TopicPartition, tuple[Span, ...]], PartitionStates]:
+        left = {tp: facts[tp].not_done(spans) for tp, spans in self._requested.items()}
         expired = [
             OffsetRange(*tp, *span)
             for tp, spans in left.items()
             for span in intersection(spans, (Span(0, facts[tp].log_start),))
         ]
         if expired:
-            self._lose(expired, facts)
+            self._write_off_expired(expired, facts)
             left = {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}
-        again = self._again.left(facts)
+        again = self._reprocess.remaining(facts)
         return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, facts
 
-    def _lose(self, expired: list[OffsetRange], facts: Facts) -> None:
+    def _write_off_expired(self, expired: list[OffsetRange], facts: PartitionStates) -> None:
         first = expired[0]
         told = (
             f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before they were "
@@ -316,13 +327,13 @@ class CatchUpConsumer:
                 f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness write-off "
                 f"{self.group_id} {first} --reason …`, or on_data_loss='write_off'"
             )
-        spans = by_partition(expired)
-        self._second.tell(spans, self._watchdog.check)
-        self._proof.lost(spans)
+        spans = spans_by_partition(expired)
+        self._catch_up_log.write_off(spans, self._watchdog.check)
+        self._completion.write_off(spans)
         self.lost += expired
-        self._log.error("lost: %s; recorded as done", told)
+        self._run_log.error("lost: %s; recorded as done", told)
 
-    def _recover(self, facts: Facts) -> bool:
+    def _recover_unrecorded(self, facts: PartitionStates) -> bool:
         """Record what the table had when this run began and no run has recorded since; once for each partition.
 
         A rebuilt second log is written after that, since it says that all of it is done.
@@ -331,20 +342,20 @@ class CatchUpConsumer:
             Whether it wrote anything.
         """
         due = sorted(tp for tp in self._unrecovered if not facts[tp].is_paused)
-        spans = {tp: facts[tp].recovered(self._asked[tp]) for tp in due}
-        rebuilt = {tp: intersection(facts[tp].rebuilt_done, self._asked[tp]) for tp in due}
+        spans = {tp: facts[tp].unrecorded_of(self._requested[tp]) for tp in due}
+        rebuilt = {tp: intersection(facts[tp].done_in_rebuilt_log, self._requested[tp]) for tp in due}
         both = {tp: (*spans[tp], *rebuilt[tp]) for tp in due}
-        if found := self._found.recover(both, {tp: facts[tp].log_start for tp in due}):
-            self._begin_again_if_too_slow()  # what it took is not the next batch's
-            self._log.warning(LANDED, listed(found), sum(r.size for r in found))
-        logs = {tp: facts[tp].second for tp in due if facts[tp].second.external}
+        if found := self._resume_report.recover(both, {tp: facts[tp].log_start for tp in due}):
+            self._replan_if_too_slow()  # what it took is not the next batch's
+            self._run_log.warning(WRITTEN_UNCOMMITTED_LINE, join_some(found), sum(r.size for r in found))
+        logs = {tp: facts[tp].catch_up_log for tp in due if facts[tp].catch_up_log.external}
         if logs:
-            self._second.put({tp: (log, self._proof.about(log)) for tp, log in logs.items()})
-            warn_of_external(self._log, self.group_id, {tp: log.external for tp, log in logs.items()})
+            self._catch_up_log.write({tp: (log, self._completion.with_target(log)) for tp, log in logs.items()})
+            warn_about_external_commits(self._run_log, self.group_id, {tp: log.external for tp, log in logs.items()})
         recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
         if recorded:
             ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
-            self._second.record(ranges, self._watchdog.check)
+            self._catch_up_log.mark_done(ranges, self._watchdog.check)
         self._unrecovered.difference_update(due)
         return bool(logs or recorded)
 
@@ -355,19 +366,19 @@ class CatchUpConsumer:
                 "everything else that was asked for is done. resume() it in the live lane, then run this again"
             )
 
-    def _begin_again_if_too_slow(self) -> None:
-        if self._fence.still_polling():
+    def _replan_if_too_slow(self) -> None:
+        if self._fence.record_poll():
             return
-        self._fence.cut_off(FenceReason.POLL_TIMEOUT)
-        self._begin_again()
-        self._watchdog.rearm()
+        self._fence.start_epoch(FenceReason.POLL_TIMEOUT)
+        self._reset_plan()
+        self._watchdog.reset()
 
-    def _begin_again(self) -> None:
+    def _reset_plan(self) -> None:
         """What is not done comes again."""
         self._planned.clear()
-        self._rotation.deal_again()
-        self._plan((*self.quarantined, *self.bad))
+        self._rotation.reset()
+        self._plan_batch((*self.quarantined, *self.bad_offsets))
 
-    def _plan(self, ranges: Iterable[OffsetRange]) -> None:
+    def _plan_batch(self, ranges: Iterable[OffsetRange]) -> None:
         for r in ranges:
             self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))

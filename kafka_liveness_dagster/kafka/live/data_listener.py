@@ -21,60 +21,60 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
-LOOK_SECONDS, LISTENING_LOOK_SECONDS = 0.2, 5.0
-_QUIET_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
+REFRESH_SECONDS, LISTENING_REFRESH_SECONDS = 0.2, 5.0
+_CAUGHT_UP_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
 
 
-class Listening:
+class DataListener:
     """Which partitions of a member's client are fetched: none, but while there is nothing to read of them.
 
     Attributes:
-        has_news: a record has come since the last look.
-        look_seconds: how long after it the next one is due, without news.
+        has_new_data: a record has come since the last look.
+        refresh_seconds: how long after it the next one is due, without news.
     """
 
     def __init__(self, client: Consumer) -> None:
         self._client = client
-        self._at: dict[TopicPartition, int] = {}
-        self._wanted: Mapping[TopicPartition, int] = {}
-        self._quiet_since = time.monotonic()
-        self.has_news, self.look_seconds = False, LOOK_SECONDS
+        self._positions: dict[TopicPartition, int] = {}
+        self._requested: Mapping[TopicPartition, int] = {}
+        self._caught_up_since = time.monotonic()
+        self.has_new_data, self.refresh_seconds = False, REFRESH_SECONDS
 
-    def looked(self, ends: Mapping[TopicPartition, int]) -> None:
+    def on_caught_up(self, ends: Mapping[TopicPartition, int]) -> None:
         """There is nothing to read of these partitions up to their log ends; of none where there is something."""
         now = time.monotonic()
         if not ends:
-            self._quiet_since = now
-        is_quiet = now - self._quiet_since >= _QUIET_SECONDS
-        self._wanted, self.look_seconds = (ends, LISTENING_LOOK_SECONDS) if is_quiet else ({}, LOOK_SECONDS)
-        self.has_news = False
+            self._caught_up_since = now
+        is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS
+        self._requested, self.refresh_seconds = (ends, LISTENING_REFRESH_SECONDS) if is_quiet else ({}, REFRESH_SECONDS)
+        self.has_new_data = False
 
     def stop(self) -> None:
         """Partitions have come, or a record: what there is is to be looked at first."""
-        self._quiet_since = time.monotonic()
-        self._wanted, self.look_seconds = {}, LOOK_SECONDS
+        self._caught_up_since = time.monotonic()
+        self._requested, self.refresh_seconds = {}, REFRESH_SECONDS
 
-    def begin(self) -> None:
+    def apply(self) -> None:
         """Before a poll, by who may use the client: listen where there was nothing."""
-        if self._wanted == self._at:
+        if self._requested == self._positions:
             return
-        if self._at:
-            self._client.pause([KafkaTopicPartition(*tp) for tp in self._at])
-        self._at = dict(self._wanted)
+        if self._positions:
+            self._client.pause([KafkaTopicPartition(*tp) for tp in self._positions])
+        self._positions = dict(self._requested)
         try:
-            for tp, offset in self._at.items():
+            for tp, offset in self._positions.items():
                 self._client.seek(KafkaTopicPartition(*tp, offset))
-            if self._at:
-                self._client.resume([KafkaTopicPartition(*tp) for tp in self._at])
+            if self._positions:
+                self._client.resume([KafkaTopicPartition(*tp) for tp in self._positions])
         except KafkaException:  # one is not ready to be fetched, or no longer ours
-            self._at = {}
+            self._positions = {}
             self.stop()
 
-    def hear(self, message: Message | None) -> KafkaError | None:
+    def on_message(self, message: Message | None) -> KafkaError | None:
         """After it, what it gave: a record is news, an error is to be told."""
         error = None if message is None else message.error()
         if message is not None and error is None:
             self.stop()
-            self.begin()
-            self.has_news = True
+            self.apply()
+            self.has_new_data = True
         return error

@@ -11,45 +11,51 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_liveness_dagster.core.batch_planning import Batch, Wanted, plan
-from kafka_liveness_dagster.core.commit_metadata import LiveMark, Mark
+from kafka_liveness_dagster.core.batch_planning import Batch, BatchRequest, plan_ranges
+from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.fencing import FenceReason
-from kafka_liveness_dagster.core.ledger import Account
-from kafka_liveness_dagster.core.names import listed
+from kafka_liveness_dagster.core.ledger import LedgerEntry
+from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection
-from kafka_liveness_dagster.core.partition_state import TopicRecreatedError, check_log, recreated
-from kafka_liveness_dagster.core.resume import Owned, resume, still_owed
+from kafka_liveness_dagster.core.partition_state import (
+    TopicRecreatedError,
+    check_offset_in_log,
+    topic_recreated_message,
+)
+from kafka_liveness_dagster.core.resume import OwnedPartition, decide_resume, pending_to_keep
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
-from kafka_liveness_dagster.kafka.catch_up.commit_log import warn_of_external
+from kafka_liveness_dagster.kafka.catch_up.commit_log import warn_about_external_commits
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
-from kafka_liveness_dagster.kafka.partition_states import witnessed
+from kafka_liveness_dagster.kafka.partition_states import partition_states_with_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from logging import Logger
 
     from kafka_liveness_dagster.core.batch_planning import Rotation
-    from kafka_liveness_dagster.core.commit_metadata import DoneLog
-    from kafka_liveness_dagster.core.partition_state import PartitionFacts, Witness
-    from kafka_liveness_dagster.core.resume import Resumed
+    from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata
+    from kafka_liveness_dagster.core.partition_state import PartitionState, SinkLedger
+    from kafka_liveness_dagster.core.resume import ResumeDecision
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+    from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
     from kafka_liveness_dagster.kafka.live.member import Member
     from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 
-CRASH_LAG = "crash lag %s, %d offsets, is owed, a partition for each range; live goes on behind it"
-FORGOTTEN = (
+CRASH_LAG_LINE = "crash lag %s, %d offsets, is owed, a partition for each range; live goes on behind it"
+FORGOTTEN_PENDING_LINE = (
     "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit replaced what "
     "was owed, or the table lost it. It is owed again, a partition for each range"
 )
-LANDED = "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
-LOST = "lost: %s, %d offsets, expired before it was processed; going on without it"
-IN_ORDER = "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
-PAUSED = "paused in both lanes until resume() lets it go on: %s"
+WRITTEN_UNCOMMITTED_LINE = (
+    "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
+)
+LOST_LINE = "lost: %s, %d offsets, expired before it was processed; going on without it"
+IN_ORDER_LINE = "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
+PAUSED_LINE = "paused in both lanes until resume() lets it go on: %s"
 
 
-class Recovery(Protocol):
+class OnRecovered(Protocol):
     """Repeats what a dead writer of rows may have skipped between the table's commit and the commit of the offsets."""
 
     def __call__(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange], /) -> None:
@@ -57,29 +63,29 @@ class Recovery(Protocol):
 
 
 @dataclass
-class Found:
+class ResumeReport:
     """What one consumer found.
 
     Attributes:
-        jumped: crash lag, in the order of finding.
+        crash_lag: crash lag, in the order of finding.
         lost: what expired before it was processed.
-        forgotten: what is owed again: the commit that said so was replaced, or the table has lost it.
+        forgotten_pending: what is owed again: the commit that said so was replaced, or the table has lost it.
         recovered: ranges that were in the table and in neither commit log.
         on_recovered: repeats what their dead writer may have skipped; called before they are committed.
-        debts: what this consumer last wrote down as owed, of each partition it ever had.
+        pending: what this consumer last wrote down as owed, of each partition it ever had.
         topic_ids: of the topics as it first saw them.
-        began: positions at which its live lane began to read, as far as they matter: the last, and those inside of
-            crash lag.
+        group_start_positions: positions at which its live lane began to read, as far as they matter: the last, and
+            those inside of crash lag.
     """
 
-    jumped: list[OffsetRange] = field(default_factory=list)
+    crash_lag: list[OffsetRange] = field(default_factory=list)
     lost: list[OffsetRange] = field(default_factory=list)
-    forgotten: list[OffsetRange] = field(default_factory=list)
+    forgotten_pending: list[OffsetRange] = field(default_factory=list)
     recovered: list[OffsetRange] = field(default_factory=list)
-    on_recovered: Recovery | None = None
-    debts: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
+    on_recovered: OnRecovered | None = None
+    pending: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
-    began: dict[TopicPartition, frozenset[int]] = field(default_factory=dict)
+    group_start_positions: dict[TopicPartition, frozenset[int]] = field(default_factory=dict)
 
     def recover(
         self, spans: Mapping[TopicPartition, Iterable[Span]], log_starts: Mapping[TopicPartition, int]
@@ -95,148 +101,163 @@ class Found:
         """
         known = self.recovered
         new = {tp: difference(found, [r.span for r in known if r.topic_partition == tp]) for tp, found in spans.items()}
-        ranges = _ranges(new)
+        ranges = _offset_ranges(new)
         if not ranges:
             return []
         if self.on_recovered is not None:
             deleted = {tp: intersection(found, (Span(0, log_starts[tp]),)) for tp, found in new.items()}
             there = {tp: difference(found, deleted[tp]) for tp, found in new.items()}
-            self.on_recovered(_ranges(there), _ranges(deleted))
+            self.on_recovered(_offset_ranges(there), _offset_ranges(deleted))
         self.recovered += ranges
         return ranges
 
-    def tell(self, settled: Mapping[TopicPartition, Resumed], log: Logger) -> None:
+    def add(self, settled: Mapping[TopicPartition, ResumeDecision], log: Logger) -> None:
         """These partitions were settled."""
-        self.debts.update({tp: resumed.owed for tp, resumed in settled.items()})
-        self.began.update({tp: self._began(tp, resumed) for tp, resumed in settled.items()})
-        self.lose({tp: resumed.lost for tp, resumed in settled.items()}, log)
-        forgotten = _ranges({tp: resumed.forgotten for tp, resumed in settled.items()})
-        jumped = _ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
-        landed = _ranges({tp: resumed.landed for tp, resumed in settled.items()})
-        self.forgotten += forgotten
-        self.jumped += jumped
-        for told, ranges in ((LANDED, landed), (FORGOTTEN, forgotten), (CRASH_LAG, jumped)):
+        self.pending.update({tp: resumed.pending for tp, resumed in settled.items()})
+        self.group_start_positions.update({tp: self._warn_of_start(tp, resumed) for tp, resumed in settled.items()})
+        self.add_lost({tp: resumed.lost for tp, resumed in settled.items()}, log)
+        forgotten = _offset_ranges({tp: resumed.forgotten_pending for tp, resumed in settled.items()})
+        jumped = _offset_ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
+        landed = _offset_ranges({tp: resumed.written_uncommitted for tp, resumed in settled.items()})
+        self.forgotten_pending += forgotten
+        self.crash_lag += jumped
+        for told, ranges in (
+            (WRITTEN_UNCOMMITTED_LINE, landed),
+            (FORGOTTEN_PENDING_LINE, forgotten),
+            (CRASH_LAG_LINE, jumped),
+        ):
             if ranges:
-                log.warning(told, listed(ranges), sum(found.size for found in ranges))
+                log.warning(told, join_some(ranges), sum(found.size for found in ranges))
         paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
         in_order = [f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow]
-        for told, partitions in ((PAUSED, paused), (IN_ORDER, in_order)):
+        for told, partitions in ((PAUSED_LINE, paused), (IN_ORDER_LINE, in_order)):
             if partitions:
-                log.warning(told, listed(partitions))
+                log.warning(told, join_some(partitions))
 
-    def lose(self, spans: Mapping[TopicPartition, Iterable[Span]], log: Logger) -> None:
+    def add_lost(self, spans: Mapping[TopicPartition, Iterable[Span]], log: Logger) -> None:
         """These offsets expired before they were processed."""
-        self.lost += (lost := _ranges(spans))
+        self.lost += (lost := _offset_ranges(spans))
         if lost:
-            log.error(LOST, listed(lost), sum(found.size for found in lost))
+            log.error(LOST_LINE, join_some(lost), sum(found.size for found in lost))
 
-    def _began(self, tp: TopicPartition, resumed: Resumed) -> frozenset[int]:
-        before = self.began.get(tp, ())
-        inside = {start for start in before if any(span.start < start < span.end for span in resumed.owed)}
+    def _warn_of_start(self, tp: TopicPartition, resumed: ResumeDecision) -> frozenset[int]:
+        before = self.group_start_positions.get(tp, ())
+        inside = {start for start in before if any(span.start < start < span.end for span in resumed.pending)}
         return frozenset({*inside, resumed.position})
 
 
-def _ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[OffsetRange]:
+def _offset_ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[OffsetRange]:
     return [OffsetRange(*tp, *span) for tp, found in spans.items() for span in found]
 
 
-_FORGET_SECONDS = 60.0
-BEYOND = (
+_PRUNE_SECONDS = 60.0
+PENDING_BEYOND_COMMIT_LINE = (
     "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which the live "
     "lane reads: %s"
 )
 
 
-class LiveLane:
+class LivePlanner:
     """The partitions of one member.
 
     Args:
-        found: takes what this membership comes upon.
+        report: takes what this membership comes upon.
         poison: offsets that may not stop the live lane again: owed as soon as they are settled.
         rotation: whose turn it is.
-        second: the second log, opened when it has to be written.
+        catch_up_log: the second log, opened when it has to be written.
 
     Attributes:
-        waits_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None with none.
+        data_pending_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None with
+            none.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         member: Member,
-        live: LiveSettings,
+        settings: LiveSettings,
         *,
-        found: Found,
+        report: ResumeReport,
         poison: Collection[OffsetRange],
         rotation: Rotation,
-        second: Callable[[], SecondLog],
+        catch_up_log: Callable[[], CatchUpCommitLog],
         log: Logger,
     ) -> None:
         self.member = member
-        self._cluster, self._live, self._log = cluster, live, log
-        self._found, self._poison, self._rotation, self._second = found, poison, rotation, second
-        self.waits_since: float | None = None
-        self._forgot_at = self._planned_at = self._renewed_at = time.monotonic()
+        self._cluster, self._settings, self._log = cluster, settings, log
+        self._report, self._poison, self._rotation, self._catch_up_log = report, poison, rotation, catch_up_log
+        self.data_pending_since: float | None = None
+        self._pruned_at = self._planned_at = self._recommitted_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> FenceReason:
         """End this membership, as its fence has it; return the reason as the client's last callbacks name it."""
-        self.member.leave(release=reason.releases)
-        return self.member.ended or reason if reason is FenceReason.PARTITIONS_LOST else reason
+        self.member.leave(release=reason.releases_partitions)
+        return self.member.fenced_by or reason if reason is FenceReason.PARTITIONS_LOST else reason
 
-    def settle(self) -> None:
+    def resume_assigned(self) -> None:
         """Decide where arrived partitions go on, and make it durable before the first record of theirs."""
-        arrived = dict(self.member.arrived)
+        arrived = dict(self.member.pending)
         if not arrived:
             return
         failpoint(Failpoint.AFTER_JOIN)
-        facts = self._facts(sorted(arrived))
-        resumed = {tp: resume(tp, facts[tp], self._live.policy, _spans(tp, self._poison)) for tp in arrived}
-        self._recover(facts, {tp: r.landed for tp, r in resumed.items()})
-        self._second().put({tp: (facts[tp].second, self._second_of(r)) for tp, r in resumed.items()})
-        self._warn(facts)
-        self.member.adopt(
+        facts = self._partition_states(sorted(arrived))
+        resumed = {tp: decide_resume(tp, facts[tp], self._settings.policy, _spans(tp, self._poison)) for tp in arrived}
+        self._recover(facts, {tp: r.written_uncommitted for tp, r in resumed.items()})
+        self._catch_up_log().write(
+            {tp: (facts[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
+        )
+        self._warn_about_external_commits(facts)
+        self.member.commit_start_positions(
             {
-                tp: Owned(
-                    r.position, r.position, r.owed, arrived[tp], r.paused, r.again, r.origin if self._witness else None
+                tp: OwnedPartition(
+                    r.position,
+                    r.position,
+                    r.pending,
+                    arrived[tp],
+                    r.paused,
+                    r.reprocess,
+                    r.origin if self._ledger else None,
                 )
                 for tp, r in resumed.items()
             }
         )
         adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
-        self._learn({tp: (facts[tp], resumed[tp]) for tp in adopted})
+        self._update_ledger({tp: (facts[tp], resumed[tp]) for tp in adopted})
         failpoint(Failpoint.AFTER_TOKEN_COMMIT)
-        self._found.tell({tp: resumed[tp] for tp in adopted}, self._log)
+        self._report.add({tp: resumed[tp] for tp in adopted}, self._log)
 
-    def plan(self, wanted: Wanted) -> Batch | None:
+    def plan(self, request: BatchRequest) -> Batch | None:
         """The next ranges of what is owned, None when there is less; they count as planned from now on."""
         self._planned_at = now = time.monotonic()
-        owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.paused}
+        owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.is_paused}
         bounds = self._cluster.log_bounds(owned)
         expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
-        if expired and self._live.policy.on_data_loss == "write_off":
+        if expired and self._settings.policy.on_data_loss == "write_off":
             self._pass_expired(owned, expired)
         for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
-            check_log(tp, o.position, *bounds[tp])
+            check_offset_in_log(tp, o.position, *bounds[tp])
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
-        self.waits_since = (self.waits_since or now) if records else None
-        self.member.listening.looked({} if records else {tp: o.position for tp, o in owned.items()})
-        if not wanted.is_met(records, now - (self.waits_since or now)):
+        self.data_pending_since = (self.data_pending_since or now) if records else None
+        self.member.data_listener.on_caught_up({} if records else {tp: o.position for tp, o in owned.items()})
+        if not request.is_satisfied(records, now - (self.data_pending_since or now)):
             return None
-        ranges, last = plan(pending, wanted.max_records, self._rotation.planned, greedy=self._live.greedy)
+        ranges, last = plan_ranges(
+            pending, request.max_records, self._rotation.planned, greedy=self._settings.is_greedy
+        )
         self._check_identity([r.topic_partition for r in ranges], "nothing was written or committed")
         for r in ranges:
             owned[r.topic_partition].position = r.end
-        arrivals = {r.topic_partition: owned[r.topic_partition].arrival for r in ranges}
-        self._rotation.planned, self.waits_since = last, None
-        return Batch(ranges, 0.0, last=last, arrivals=arrivals)
+        arrivals = {r.topic_partition: owned[r.topic_partition].assignment_id for r in ranges}
+        self._rotation.planned, self.data_pending_since = last, None
+        return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals)
 
     def commit(
         self,
         spans: Mapping[TopicPartition, Span],
-        arrivals: Mapping[TopicPartition, int],
-        waiting: Callable[[], None],
-        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
+        assignment_ids: Mapping[TopicPartition, int],
+        while_rebalancing: Callable[[], None],
+        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
         """Commit done spans; gives those that were handed over meanwhile, which are their new owner's to do again.
 
@@ -247,141 +268,153 @@ class LiveLane:
         outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
         with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
             self._check_identity(spans, outcome)
-        handed_over = self.member.commit(spans, arrivals, waiting, left_out)
-        self._found.debts.update({tp: self.member.owned[tp].owed for tp in spans if tp in self.member.owned})
+        handed_over = self.member.commit(spans, assignment_ids, while_rebalancing, skipped)
+        self._report.pending.update({tp: self.member.owned[tp].pending for tp in spans if tp in self.member.owned})
         if handed_over:
             message = "handed over before the commit, replayed by the new owner: %s"
             self._log.info(message, ", ".join(map(str, handed_over)))
         return handed_over
 
-    def confirm(self, batch: Batch, waiting: Callable[[], None]) -> None:
+    def confirm(self, batch: Batch, while_rebalancing: Callable[[], None]) -> None:
         """Commit nothing new, unless something was planned so lately that nobody can have been given the batch since.
 
         Raises:
             FencedError: a part of it is another member's: all of it is planned again, as far as it is still ours.
             CommitRefusedError: the group goes on without this member.
         """
-        if time.monotonic() - self._planned_at < self.member.sure_seconds and self.member.still_owns(batch.arrivals):
+        if time.monotonic() - self._planned_at < self.member.membership_certain_seconds and self.member.owns(
+            batch.assignment_ids
+        ):
             return
-        handed_over = self.member.confirm(batch.arrivals, waiting)
+        handed_over = self.member.verify_ownership(batch.assignment_ids, while_rebalancing)
         if handed_over:
-            self.plan_again()
+            self.replan()
             names = ", ".join(map(str, handed_over))
             raise FencedError(FenceReason.HANDED_OVER, f"{names}, before the batch was written")
 
-    def plan_again(self) -> None:
+    def replan(self) -> None:
         """What is planned and not committed comes again."""
         for owned in dict(self.member.owned).values():
             owned.position = owned.committed
 
-    def hold(self, tp: TopicPartition, *, paused: bool) -> None:
+    def set_paused(self, tp: TopicPartition, *, paused: bool) -> None:
         """Pause or resume an owned partition, for whoever owns it later too.
 
         Raises:
             CommitRefusedError: the mark could not be committed; nothing is paused or resumed.
         """
         owned = self.member.owned[tp]
-        before, owned.paused = owned.paused, paused
+        before, owned.is_paused = owned.is_paused, paused
         try:
-            self.member.commit({tp: Span(owned.committed, owned.committed)}, {tp: owned.arrival})
+            self.member.commit({tp: Span(owned.committed, owned.committed)}, {tp: owned.assignment_id})
         except BaseException:
-            owned.paused = before
+            owned.is_paused = before
             raise
 
-    def forget_done(self) -> None:
+    def prune_pending(self) -> None:
         """Now and then drop owed ranges that are done, and keep the second log from expiring: it has no members."""
         now = time.monotonic()
-        if now - self._renewed_at >= self._live.renew_seconds:
-            self._renewed_at = now
-            warn_of_external(self._log, self._live.group_id, self._second().renew(list(self.member.owned)))
-        if now - self._forgot_at < _FORGET_SECONDS:
+        if now - self._recommitted_at >= self._settings.recommit_seconds:
+            self._recommitted_at = now
+            warn_about_external_commits(
+                self._log, self._settings.group_id, self._catch_up_log().recommit(list(self.member.owned))
+            )
+        if now - self._pruned_at < _PRUNE_SECONDS:
             return
-        self._forgot_at = now
-        owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.owed}
-        facts = self._facts(list(owing))
-        if self._witness is not None:
-            self._witness.learn({tp: Account(reported=one.second.reported) for tp, one in facts.items()})
-        self._rewrite(facts)
+        self._pruned_at = now
+        owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.pending}
+        facts = self._partition_states(list(owing))
+        if self._ledger is not None:
+            self._ledger.add_known(
+                {tp: LedgerEntry(written_off=one.catch_up_log.written_off) for tp, one in facts.items()}
+            )
+        self._write_rebuilt_logs(facts)
         for tp, owned in owing.items():
-            self._found.debts[tp] = owned.owed = still_owed(_as_owned(facts[tp], owned))
+            self._report.pending[tp] = owned.pending = pending_to_keep(_with_owned(facts[tp], owned))
 
     @property
-    def _witness(self) -> Witness | None:
-        return self._live.witness
+    def _ledger(self) -> SinkLedger | None:
+        return self._settings.ledger
 
-    def _second_of(self, found: Resumed | PartitionFacts) -> DoneLog:
-        target = found.second.target if self._witness is None else self._witness.target
-        return replace(found.second, target=target)
+    def _catch_up_log_of(self, found: ResumeDecision | PartitionState) -> CatchUpCommitMetadata:
+        target = found.catch_up_log.target if self._ledger is None else self._ledger.target
+        return replace(found.catch_up_log, target=target)
 
     def _recover(
-        self, facts: Mapping[TopicPartition, PartitionFacts], landed: Mapping[TopicPartition, tuple[Span, ...]]
+        self, facts: Mapping[TopicPartition, PartitionState], written: Mapping[TopicPartition, tuple[Span, ...]]
     ) -> None:
         """Repeat what dead runs of both lanes may have skipped, before a commit says that their rows are done."""
-        spans = {tp: (*landed.get(tp, ()), *one.rebuilt_done) for tp, one in facts.items()}
-        self._found.recover(spans, {tp: one.log_start for tp, one in facts.items()})
+        spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in facts.items()}
+        self._report.recover(spans, {tp: one.log_start for tp, one in facts.items()})
 
-    def _rewrite(self, facts: Mapping[TopicPartition, PartitionFacts]) -> None:
+    def _write_rebuilt_logs(self, facts: Mapping[TopicPartition, PartitionState]) -> None:
         """Write the second logs that were rebuilt; the others stay as they are."""
-        if logs := {tp: (one.second, self._second_of(one)) for tp, one in facts.items() if one.second.external}:
+        if logs := {
+            tp: (one.catch_up_log, self._catch_up_log_of(one)) for tp, one in facts.items() if one.catch_up_log.external
+        }:
             self._recover(facts, {})
-            self._second().put(logs)
-            self._warn(facts)
+            self._catch_up_log().write(logs)
+            self._warn_about_external_commits(facts)
 
-    def _warn(self, facts: Mapping[TopicPartition, PartitionFacts]) -> None:
+    def _warn_about_external_commits(self, facts: Mapping[TopicPartition, PartitionState]) -> None:
         """Log what other clients have written into both commit logs."""
-        warn_of_external(self._log, self._live.group_id, {tp: one.second.external for tp, one in facts.items()})
-        if beyond := [str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.beyond]:
-            self._log.warning(BEYOND, self._live.group_id, listed(beyond))
+        warn_about_external_commits(
+            self._log, self._settings.group_id, {tp: one.catch_up_log.external for tp, one in facts.items()}
+        )
+        if beyond := [str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.pending_beyond_commit]:
+            self._log.warning(PENDING_BEYOND_COMMIT_LINE, self._settings.group_id, join_some(beyond))
 
-    def _facts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionFacts]:
-        facts = witnessed(self._cluster, self._live.group_id, partitions, self._witness)
-        self._identify({tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed")
-        return {tp: replace(one, remembered=self._found.debts.get(tp, ())) for tp, one in facts.items()}
+    def _partition_states(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionState]:
+        facts = partition_states_with_ledger(self._cluster, self._settings.group_id, partitions, self._ledger)
+        self._check_topic_id({tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed")
+        return {tp: replace(one, remembered_pending=self._report.pending.get(tp, ())) for tp, one in facts.items()}
 
-    def _learn(self, settled: Mapping[TopicPartition, tuple[PartitionFacts, Resumed]]) -> None:
+    def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
         """What is known besides what the table says goes into it with the next write.
 
         Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word, or by its
         own. Of what is owed a catch-up run may have written what is in no log yet.
         """
-        if self._witness is None:
+        if self._ledger is None:
             return
         known, believed = {}, {}
-        for tp, (facts, r) in settled.items():
+        for tp, (facts, r) in resumed.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
-            known[tp] = Account((), r.second.reported, r.origin.start, r.origin.topic_id)
-            if not (facts.account is None or facts.account.complete or r.owed):
-                done = intersection(facts.said_done(r.second.reported), (Span(0, r.position),))
-                believed[tp] = replace(known[tp], done=done)
-        self._witness.learn(known)
-        self._witness.believe(believed)
+            known[tp] = LedgerEntry((), r.catch_up_log.written_off, r.origin.start, r.origin.topic_id)
+            if not (facts.ledger_entry is None or facts.ledger_entry.is_complete or r.pending):
+                done = intersection(facts.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
+                believed[tp] = replace(known[tp], written=done)
+        self._ledger.add_known(known)
+        self._ledger.assume_written(believed)
 
     def _check_identity(self, partitions: Collection[TopicPartition], outcome: str) -> None:
         if partitions:
             ids = self._cluster.topic_ids({tp.topic for tp in partitions})
-            self._identify({tp: ids[tp.topic] for tp in partitions}, outcome)
+            self._check_topic_id({tp: ids[tp.topic] for tp in partitions}, outcome)
 
-    def _identify(self, ids: Mapping[TopicPartition, str], outcome: str) -> None:
+    def _check_topic_id(self, ids: Mapping[TopicPartition, str], outcome: str) -> None:
         for tp, now in ids.items():
-            was = self._found.topic_ids.setdefault(tp.topic, now)
+            was = self._report.topic_ids.setdefault(tp.topic, now)
             if was and now and was != now:
-                raise TopicRecreatedError(recreated(tp, was, now, "this run", outcome))
+                raise TopicRecreatedError(topic_recreated_message(tp, was, now, "this run", outcome))
 
-    def _pass_expired(self, owned: Mapping[TopicPartition, Owned], starts: Mapping[TopicPartition, int]) -> None:
+    def _pass_expired(
+        self, owned: Mapping[TopicPartition, OwnedPartition], starts: Mapping[TopicPartition, int]
+    ) -> None:
         """Between two batches: go on at the log starts, and report what is gone."""
         lost = {tp: (Span(owned[tp].position, start),) for tp, start in starts.items()}
-        self._second().tell(lost)
-        if self._witness is not None:
-            self._witness.learn({tp: Account(reported=spans) for tp, spans in lost.items()})
-        self._found.lose(lost, self._log)
+        self._catch_up_log().write_off(lost)
+        if self._ledger is not None:
+            self._ledger.add_known({tp: LedgerEntry(written_off=spans) for tp, spans in lost.items()})
+        self._report.add_lost(lost, self._log)
         for tp in starts:
             owned[tp].committed = owned[tp].position = starts[tp]
 
 
-def _as_owned(facts: PartitionFacts, owned: Owned) -> PartitionFacts:
+def _with_owned(facts: PartitionState, owned: OwnedPartition) -> PartitionState:
     """The facts as they will be with the owner's next commit."""
-    mark = LiveMark(Mark.RUNNING, "0" * 8, owned.owed, owned.again, owned.origin)
-    return replace(facts, committed=owned.committed, mark=mark)
+    mark = LiveCommitMetadata(OwnerState.RUNNING, "0" * 8, owned.pending, owned.reprocess, owned.origin)
+    return replace(facts, committed=owned.committed, live_metadata=mark)
 
 
 def _spans(tp: TopicPartition, ranges: Collection[OffsetRange]) -> tuple[Span, ...]:

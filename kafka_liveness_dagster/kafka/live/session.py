@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from kafka_liveness_dagster.core.batch_planning import Batch
-from kafka_liveness_dagster.core.commit_metadata import owed_before
-from kafka_liveness_dagster.core.errors import first_line
-from kafka_liveness_dagster.core.fencing import RETRIED, FenceReason
+from kafka_liveness_dagster.core.commit_metadata import pending_before
+from kafka_liveness_dagster.core.errors import summary_line
+from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.run_ids import place_of, run_mark, run_of_place
-from kafka_liveness_dagster.kafka.catch_up.commit_log import no_room
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance, short_run_id
+from kafka_liveness_dagster.kafka.catch_up.commit_log import no_room_error
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
-from kafka_liveness_dagster.kafka.live.member import SERVE_SECONDS
+from kafka_liveness_dagster.kafka.live.member import POLL_SECONDS
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
 if TYPE_CHECKING:
@@ -36,42 +36,47 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.batch_planning import Rotation
     from kafka_liveness_dagster.core.fencing import PollTimer
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.resume import Owned
+    from kafka_liveness_dagster.core.resume import OwnedPartition
     from kafka_liveness_dagster.core.timeouts import Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.catch_up.commit_log import SecondLog
+    from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
     from kafka_liveness_dagster.kafka.live.assignment import Finish
-    from kafka_liveness_dagster.kafka.live.planner import Found, LiveLane
-    from kafka_liveness_dagster.kafka.run_context import RunLink
+    from kafka_liveness_dagster.kafka.live.planner import LivePlanner, ResumeReport
+    from kafka_liveness_dagster.kafka.run_context import RunContext
     from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 
-class Commits:
+class ConsumerCommits:
     """The commits of one consumer.
 
     Args:
         cluster: where the group is; ``group_id``: its name.
-        memberships: by which it commits to the first log.
+        session: by which it commits to the first log.
         rotation: is told whose turn it was in what is committed.
-        found: where the live lane of this consumer began.
-        second: the second log, opened when it has to be written.
-        link: the run, which is told of its first commit.
+        resume_report: where the live lane of this consumer began.
+        catch_up_log: the second log, opened when it has to be written.
+        run_context: the run, which is told of its first commit.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         group_id: str,
-        memberships: Memberships,
+        session: GroupSession,
         rotation: Rotation,
         *,
-        found: Found,
-        second: Callable[[], SecondLog],
-        link: RunLink,
+        resume_report: ResumeReport,
+        catch_up_log: Callable[[], CatchUpCommitLog],
+        run_context: RunContext,
     ) -> None:
-        self._cluster, self._group_id, self._memberships = cluster, group_id, memberships
-        self._rotation, self._found, self._second, self._link = rotation, found, second, link
-        self._fence, self._told_work = memberships.fence, False
+        self._cluster, self._group_id, self._session = cluster, group_id, session
+        self._rotation, self._resume_report, self._catch_up_log, self._run_context = (
+            rotation,
+            resume_report,
+            catch_up_log,
+            run_context,
+        )
+        self._fence, self._has_reported_work = session.fence, False
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: position, mark and owed ranges in one request.
@@ -93,11 +98,11 @@ class Commits:
         if not isinstance(done, Batch):
             return self._commit_offsets(done)
         self._fence.check_epoch(done)
-        handed_over = self._commit_live(done.spans, done.arrivals, done.owing)
-        self._rotation.committed = done.last
-        if not self._told_work:
-            self._told_work = True
-            self._link.worked()
+        handed_over = self._commit_live(done.spans, done.assignment_ids, done.pending_of)
+        self._rotation.committed = done.rotation_start
+        if not self._has_reported_work:
+            self._has_reported_work = True
+            self._run_context.on_first_commit()
         return handed_over
 
     def confirm(self, batch: Batch) -> None:
@@ -106,41 +111,44 @@ class Commits:
         Raises:
             FencedError: others have it by now, or this process may not commit any more.
         """
-        self._fence.check_open(batch)
+        self._fence.check_batch(batch)
         try:
-            self._memberships.with_group(lambda lane: lane.confirm(batch, self._fence.heartbeat))
+            self._session.commit_as_member(lambda lane: lane.confirm(batch, self._fence.heartbeat))
         except FencedError as fenced:  # what was planned after it comes again too
-            self._fence.cut_off(fenced.reason)
+            self._fence.start_epoch(fenced.reason)
             raise
 
-    def check_room(self, batch: Batch) -> None:
+    def require_room(self, batch: Batch) -> None:
         """Ask whether the commit of this batch can say what it leaves out, before that is passed.
 
         Raises:
             BadRecordError: it cannot.
             FencedError: this process may not commit any more.
         """
-        self._fence.check_open(batch)
-        if not all(owned.has_room(batch.owing(tp)) for tp, owned in dict(self._memberships.owned).items()):
-            raise no_room(batch.left_out)
+        self._fence.check_batch(batch)
+        if not all(owned.fits_commit_metadata(batch.pending_of(tp)) for tp, owned in dict(self._session.owned).items()):
+            raise no_room_error(batch.skipped)
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        held = dict(self._memberships.owned)
+        held = dict(self._session.owned)
         new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
-        facts = self._cluster.facts(self._group_id, list(new))
+        facts = self._cluster.partition_states(self._group_id, list(new))
         pending = {tp: one.outstanding for tp, one in facts.items()}
-        owed = {tp: owed_before(offset, pending[tp], self._found.began.get(tp, ())) for tp, offset in new.items()}
-        mine = {tp: self._in_hand(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None}
+        owed = {
+            tp: pending_before(offset, pending[tp], self._resume_report.group_start_positions.get(tp, ()))
+            for tp, offset in new.items()
+        }
+        mine = {tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None}
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
-            self._second().record(caught_up, self._fence.check)
+            self._catch_up_log().mark_done(caught_up, self._fence.check)
         if not mine:
             return ()
         spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
-        return self._commit_live(spans, {tp: owned.arrival for tp, owned in mine.items()})
+        return self._commit_live(spans, {tp: owned.assignment_id for tp, owned in mine.items()})
 
-    def _in_hand(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> Owned:
+    def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
         """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
-        owned = self._memberships.owned.get(tp)
+        owned = self._session.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
             raise CommitRefusedError(
                 f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not show that "
@@ -158,50 +166,52 @@ class Commits:
     def _commit_live(
         self,
         spans: Mapping[TopicPartition, Span],
-        arrivals: Mapping[TopicPartition, int],
-        left_out: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
+        assignment_ids: Mapping[TopicPartition, int],
+        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
         # the work is done: waiting for the group is no stall
-        return self._memberships.with_group(lambda lane: lane.commit(spans, arrivals, self._fence.heartbeat, left_out))
+        return self._session.commit_as_member(
+            lambda lane: lane.commit(spans, assignment_ids, self._fence.heartbeat, skipped)
+        )
 
 
 Committed = TypeVar("Committed")
 
 
-class Memberships:
+class GroupSession:
     """The memberships of one consumer.
 
     Args:
-        timer: the poll timer, and the run it works for (``link``): what its watchdog looks at.
-        serves_while_busy: the group is answered all the time, on a thread of the watchdog's.
+        timer: the poll timer, and the run it works for (``run_context``): what its watchdog looks at.
+        answers_while_busy: the group is answered all the time, on a thread of the watchdog's.
         join: makes a new member, once everything that can be checked was checked.
         outcome: of a batch whose membership has ended, as a clause of the error.
 
     Attributes:
-        lane: what the last one works on; None before the first.
+        planner: what the last one works on; None before the first.
         watchdog: ends the one that goes on; ``fence``: what it raises.
     """
 
     def __init__(
         self,
         timer: PollTimer,
-        link: RunLink,
-        join: Callable[[], LiveLane],
+        run_context: RunContext,
+        join: Callable[[], LivePlanner],
         *,
-        serves_while_busy: bool,
-        outcome: str = RETRIED,
+        answers_while_busy: bool,
+        outcome: str = RETRY_REASONS,
     ) -> None:
-        self.lane: LiveLane | None = None
-        serve = self.answer if serves_while_busy else None
-        self.watchdog = Watchdog(timer, link, lambda _reason: None, serve, outcome)
-        self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", begun=False)
-        self._join, self._serves_while_busy = join, serves_while_busy
-        self._before_revoke: Finish | None = None
+        self.planner: LivePlanner | None = None
+        serve = self.answer_rebalance if answers_while_busy else None
+        self.watchdog = Watchdog(timer, run_context, lambda _reason: None, serve, outcome)
+        self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", has_started=False)
+        self._join, self._answers_while_busy = join, answers_while_busy
+        self._commit_before_revoke: Finish | None = None
 
     @property
-    def owned(self) -> Mapping[TopicPartition, Owned]:
+    def owned(self) -> Mapping[TopicPartition, OwnedPartition]:
         """The settled partitions."""
-        return {} if self.lane is None else self.lane.member.owned
+        return {} if self.planner is None else self.planner.member.owned
 
     def before_revoke(self, finish: Finish) -> None:
         """Register what commits the open batches when a rebalance is about to take partitions of theirs.
@@ -209,57 +219,58 @@ class Memberships:
         With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
 
         Args:
-            finish: gets what it has to call while it waits, which raises when it has to end: ``HandoverDueError`` when
-                the group would soon throw this member out, ``FencedError`` when this process may not commit any more.
+            finish: gets what it has to call while it waits, which raises when it has to end: ``RebalanceTimeoutError``
+                when the group would soon throw this member out, ``FencedError`` when this process may not commit any
+                more.
 
         Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
         """
-        self._before_revoke = None if self._serves_while_busy else finish
+        self._commit_before_revoke = None if self._answers_while_busy else finish
 
-    def serve(self, seconds: float | None = None) -> LiveLane:
+    def join_and_poll(self, seconds: float | None = None) -> LivePlanner:
         """Be a member: join when there is no membership, answer the group, settle what it assigned.
 
         Args:
             seconds: how long a member waits for news, None for a moment; who is none yet always does.
         """
-        lane = self._joined()
-        finish = None if self._before_revoke is None else self._hand_over
-        lane.member.serve(SERVE_SECONDS if seconds is None or not lane.member.joined else seconds, finish)
+        lane = self._current_or_join()
+        finish = None if self._commit_before_revoke is None else self._hand_over
+        lane.member.poll(POLL_SECONDS if seconds is None or not lane.member.is_joined else seconds, finish)
         if not self._fence_if_ended(lane):
-            self.fence.still_polling()
+            self.fence.record_poll()
             try:
-                lane.settle()
+                lane.resume_assigned()
             except CommitRefusedError:
                 if not self._fence_if_ended(lane):
                     raise
         return lane
 
-    def answer(self) -> None:
+    def answer_rebalance(self) -> None:
         """Answer the group, if nobody does at this moment.
 
         Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance.
         """
-        lane = self.lane
+        lane = self.planner
         if lane is not None:
-            lane.member.serve_if_idle()
+            lane.member.poll_if_unlocked()
             self._fence_if_ended(lane)
 
-    def with_group(self, commit: Callable[[LiveLane], Committed]) -> Committed:
+    def commit_as_member(self, commit: Callable[[LivePlanner], Committed]) -> Committed:
         """Commit by the membership that goes on. A refusal says what it means: the fence goes up when it has ended.
 
         Raises:
             FencedError: it has, or had before.
         """
-        lane = self.lane
+        lane = self.planner
         assert lane is not None  # noqa: S101 - it has a position
         try:
             committed = commit(lane)
         except BrokerUnreachableError:
             raise  # to wait for it once more, as a new member, would take as long again
         except BaseException:
-            self._check(lane)  # says more than the broker's refusal
+            self._check_fence(lane)  # says more than the broker's refusal
             raise
-        self._check(lane)
+        self._check_fence(lane)
         return committed
 
     def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
@@ -268,48 +279,52 @@ class Memberships:
         try:
             self.watchdog.stop(why)
         finally:
-            if self.lane is not None:
-                self.lane.member.leave(release=release if fenced is None else fenced.releases)
+            if self.planner is not None:
+                self.planner.member.leave(release=release if fenced is None else fenced.releases_partitions)
 
-    def _joined(self) -> LiveLane:
-        before = self.lane
-        if before is not None and self.fence.still_polling():
+    def _current_or_join(self) -> LivePlanner:
+        before = self.planner
+        if before is not None and self.fence.record_poll():
             return before
         why = self.watchdog.reason or FenceReason.POLL_TIMEOUT
         if not why.may_rejoin:
             self.watchdog.check()
         if before is not None:
             before.leave(why)  # who raised the fence may not have come to it yet
-        self.lane = self._join()
-        self.fence.cut_off(why)
-        self.watchdog.rearm(self.lane.leave)
+        self.planner = self._join()
+        self.fence.start_epoch(why)
+        self.watchdog.reset(self.planner.leave)
         if before is None:
             self.watchdog.start()
-        return self.lane
+        return self.planner
 
-    def _check(self, lane: LiveLane) -> None:
+    def _check_fence(self, lane: LivePlanner) -> None:
         self._fence_if_ended(lane)
         self.watchdog.check()
 
-    def _fence_if_ended(self, lane: LiveLane) -> bool:
-        if lane.member.ended is not None:
-            self.watchdog.fence(lane.member.ended, lane.leave)
-        return lane.member.ended is not None
+    def _fence_if_ended(self, lane: LivePlanner) -> bool:
+        if lane.member.fenced_by is not None:
+            self.watchdog.fence(lane.member.fenced_by, lane.leave)
+        return lane.member.fenced_by is not None
 
     def _hand_over(self, in_time: Callable[[], None]) -> None:
         def may_wait() -> None:
             self.fence.check()
             in_time()
 
-        if self._before_revoke is not None:
-            self._before_revoke(may_wait)
+        if self._commit_before_revoke is not None:
+            self._commit_before_revoke(may_wait)
 
 
 log = logging.getLogger("kafka_liveness_dagster")
 
 
-def place(
-    cluster: Cluster, live: LiveSettings, timeouts: Timeouts, link: RunLink, partitions: Collection[TopicPartition]
+def choose_group_instance_id(
+    cluster: Cluster,
+    live: LiveSettings,
+    timeouts: Timeouts,
+    run_context: RunContext,
+    partitions: Collection[TopicPartition],
 ) -> str | None:
     """The ``group.instance.id`` for one membership; None for a dynamic member, or one that has a name of the user's.
 
@@ -317,22 +332,22 @@ def place(
         cluster: where the group is.
         live: which group, and the user's name.
         timeouts: by which protocol.
-        link: knows which runs are gone; a script does not, and nobody could tell that it is.
+        run_context: knows which runs are gone; a script does not, and nobody could tell that it is.
         partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on under a
             name that it knows is given what that name had: the others would stand still.
     """
-    if link.take_over is None or timeouts.protocol == "consumer" or live.group_instance_id is not None:
+    if run_context.claim_instance_id is None or timeouts.protocol == "consumer" or live.group_instance_id is not None:
         return None
     members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
     dealt = {tp for member in members for tp in member.partitions}
     fits = not dealt or dealt == set(partitions)  # none: they are dealt at this moment
-    names = [name for member in members if fits and run_of_place(name := member.group_instance_id) and name]
+    names = [name for member in members if fits and run_id_of_instance(name := member.group_instance_id) and name]
     try:
-        taken = link.take_over(live.group_id, names)
+        taken = run_context.claim_instance_id(live.group_id, names)
     except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
-        log.warning("could not ask Dagster whose places in group %s are free: %s", live.group_id, first_line(error))
+        log.warning("could not ask Dagster whose places in group %s are free: %s", live.group_id, summary_line(error))
         taken = None
     if taken is not None:
-        gone = run_mark(run_of_place(taken) or "")
-        link.log.info("takes the place of run %s, which is gone: its session is not waited for", gone)
-    return taken or place_of(link.run_id, uuid4().hex[:8])
+        gone = short_run_id(run_id_of_instance(taken) or "")
+        run_context.log.info("takes the place of run %s, which is gone: its session is not waited for", gone)
+    return taken or instance_id_for_run(run_context.run_id, uuid4().hex[:8])

@@ -1,9 +1,10 @@
 """For how long may Spark say nothing? The connection of one session, which any thread can cut.
 
 A network may fall silent without a reset, and what Spark itself waits for may never answer; pyspark's calls have no
-time limit. Once the line is cut every call on it ends at once with :class:`SparkSilentError`, and every later one too.
+time limit. Once the line is cut every call on it ends at once with :class:`SparkNotRespondingError`, and every later
+one too.
 
->>> redacted("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
+>>> redact("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
 'sc://spark.example:15002/;token=***;user_id=etl'
 """
 
@@ -20,8 +21,8 @@ import grpc
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 from pyspark.sql.connect.expressions import LiteralExpression
 
-from kafka_liveness_dagster.concurrency import apart
-from kafka_liveness_dagster.spark.errors import SparkSilentError
+from kafka_liveness_dagster.concurrency import run_off_main_thread
+from kafka_liveness_dagster.spark.errors import SparkNotRespondingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,13 +42,13 @@ _OPTIONS = {
     "grpc.min_reconnect_backoff_ms": 5_000,
     "grpc.max_reconnect_backoff_ms": 5_000,
 }
-_ASIDE = {"Interrupt": 2.0, "ReleaseExecute": 5.0, "ReleaseSession": 5.0}
+_CONTROL_CALL_SECONDS = {"Interrupt": 2.0, "ReleaseExecute": 5.0, "ReleaseSession": 5.0}
 """Seconds for what no work depends on: all sessions share the threads that wait for it, which Python joins at exit."""
-_NO_ANSWER = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_NO_RESPONSE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SILENT_SECONDS = 5.0
 
 
-class Sums(Protocol):
+class SumsReceiver(Protocol):
     """A receiver of what Spark sums up while it computes rows."""
 
     @property
@@ -58,18 +59,18 @@ class Sums(Protocol):
         """Take the sums of one execution, by name."""
 
 
-class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
     """The connection of one session: a channel builder of pyspark's that listens on its channel."""
 
     def __init__(self, remote: str) -> None:
         super().__init__(remote, list(_OPTIONS.items()))
-        self.address = redacted(remote)
+        self.address = redact(remote)
         self._channel: grpc.Channel | None = None
-        self._cut: str | None = None
-        self._lock, self._opening = threading.Lock(), threading.Lock()
-        self._asked, self._waits_since = 0, 0.0
-        self._unheard = False
-        self._sums: WeakValueDictionary[str, Sums] = WeakValueDictionary()
+        self._abort_message: str | None = None
+        self._lock, self._open_lock = threading.Lock(), threading.Lock()
+        self._pending_calls, self._pending_since = 0, 0.0
+        self._silent_since = False
+        self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
         self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
         self.add_interceptor(self)
 
@@ -79,85 +80,88 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
         return self._channel
 
     @property
-    def is_cut(self) -> bool:
+    def is_aborted(self) -> bool:
         """Whether nothing can be asked any more."""
-        return self._cut is not None
+        return self._abort_message is not None
 
     @property
     def silent_seconds(self) -> float:
         """For how long Spark has owed an answer and said nothing; 0 while nothing is asked."""
         with self._lock:
-            return time.monotonic() - self._waits_since if self.owes_work else 0.0
+            return time.monotonic() - self._pending_since if self.has_pending_call else 0.0
 
     @property
-    def owes_work(self) -> bool:
+    def has_pending_call(self) -> bool:
         """Whether work waits for an answer; an interrupt, say, is none, and neither is what Python does by itself."""
-        return self._asked > 0 or self._unheard
+        return self._pending_calls > 0 or self._silent_since
 
     def check(self) -> None:
         """Pass, or raise because the line was cut.
 
         Raises:
-            SparkSilentError: it was.
+            SparkNotRespondingError: it was.
         """
-        if self._cut is not None:
-            raise SparkSilentError(self._cut)
+        if self._abort_message is not None:
+            raise SparkNotRespondingError(self._abort_message)
 
-    def cut(self, what: str) -> None:
+    def abort(self, message: str) -> None:
         """End every call at once and for good; nothing is done when it is cut already.
 
         Args:
-            what: what was waited for, for people to see.
+            message: what was waited for, for people to see.
         """
-        if self._cut is not None:
+        if self._abort_message is not None:
             return
         silent = self.silent_seconds
         says = f"has said nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "answers, but not this"
-        self._cut = (
-            f"Spark at {self.address} {says}: {what}. The connection was given up and nothing was committed; what it "
+        self._abort_message = (
+            f"Spark at {self.address} {says}: {message}. The connection was given up and nothing was committed; what "
+            "it "
             "may still write is replaced when the batch comes again. Look at the network between here and there, at "
             "the server's load, and at what it waits for itself (a thread dump tells): catalog, storage or Kafka"
         )
         if self._channel is not None:
-            with self._opening:
+            with self._open_lock:
                 self._channel.close()
 
-    def report_to(self, sums: Sums) -> None:
+    def report_to(self, sums: SumsReceiver) -> None:
         """Pass on what Spark reports under the name of these sums, as long as somebody holds them."""
-        self._sums[sums.name] = sums
+        self._sums_receivers[sums.name] = sums
 
-    def within(self, seconds: float, what: str) -> AbstractContextManager[None]:
+    def abort_after(self, seconds: float, message: str) -> AbstractContextManager[None]:
         """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
 
         While an operation waits, for its catalog say, Spark goes on telling that it does.
 
         Args:
             seconds: how long the block may take.
-            what: what is asked in it.
+            message: what is asked in it.
         """
         give_up_at = time.monotonic() + seconds
-        return self._watched(lambda: give_up_at - time.monotonic(), what)
+        return self._watchdog_thread(lambda: give_up_at - time.monotonic(), message)
 
-    def unless_silent(self, seconds: float, what: str) -> AbstractContextManager[None]:
+    def abort_if_silent(self, seconds: float, message: str) -> AbstractContextManager[None]:
         """Cut the line when Spark owes an answer and says nothing at all for so long; the block may last.
 
         Args:
             seconds: how long it may say nothing.
-            what: what is asked meanwhile.
+            message: what is asked meanwhile.
         """
         with self._lock:
-            self._unheard = self._unheard and self._asked > 0  # what somebody gave up earlier is nobody's wait now
-        return self._watched(lambda: seconds - self.silent_seconds, what)
+            self._silent_since = (
+                self._silent_since and self._pending_calls > 0
+            )  # what somebody gave up earlier is nobody's wait now
+        return self._watchdog_thread(lambda: seconds - self.silent_seconds, message)
 
     @contextmanager
-    def _watched(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
+    def _watchdog_thread(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
         ended = threading.Event()
 
         def watch() -> None:
             while (left := left_seconds()) > 0:
                 if ended.wait(left):
                     return
-            self.cut(what)
+            self.abort(what)
 
         threading.Thread(target=watch, name="kafka-liveness-line", daemon=True).start()
         try:
@@ -168,49 +172,51 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
         method = details.method.rpartition("/")[2]
-        limit, self.is_released = _ASIDE.get(method), self.is_released or method == "ReleaseSession"
-        with self._waiting(of_work=limit is None):
+        limit, self.is_released = _CONTROL_CALL_SECONDS.get(method), self.is_released or method == "ReleaseSession"
+        with self._pending_response(of_work=limit is None):
             asked = details if limit is None else details._replace(timeout=limit)
-            answered = apart(lambda: continuation(asked, request))
-            self._heard(answered.exception())
+            answered = run_off_main_thread(lambda: continuation(asked, request))
+            self._on_response(answered.exception())
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
-        with self._waiting():
-            return self._answers(apart(lambda: self._opened(continuation, details, request)))
+        with self._pending_response():
+            return self._iterate_responses(
+                run_off_main_thread(lambda: self._open_stream(continuation, details, request))
+            )
 
-    def _opened(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+    def _open_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Open a stream; gRPC 1.85 ends the process with SIGSEGV when its channel is closed already."""
-        with self._opening:
+        with self._open_lock:
             self.check()
             return continuation(details, request)
 
-    def _answers(self, answers: Any) -> Iterator[Any]:
+    def _iterate_responses(self, answers: Any) -> Iterator[Any]:
         while True:
-            with self._waiting():
+            with self._pending_response():
                 try:
-                    one = apart(lambda: next(answers, None))
+                    one = run_off_main_thread(lambda: next(answers, None))
                 except grpc.RpcError as error:
-                    self._heard(error)
+                    self._on_response(error)
                     raise
-                self._heard(None)
+                self._on_response(None)
             if one is None:
                 return
             for told in getattr(one, "observed_metrics", ()):
-                if sums := self._sums.get(told.name):
+                if sums := self._sums_receivers.get(told.name):
                     values = map(LiteralExpression._to_value, told.values)  # noqa: SLF001 - as pyspark reads them
                     sums.report(dict(zip(told.keys, values, strict=True)))
             yield one
 
     @contextmanager
-    def _waiting(self, *, of_work: bool = True) -> Iterator[None]:
+    def _pending_response(self, *, of_work: bool = True) -> Iterator[None]:
         """An answer is owed; who waits for it on a line that was cut is told so, whatever gRPC says."""
         self.check()
         with self._lock:
-            if not self.owes_work:
-                self._waits_since = time.monotonic()
-            self._asked += of_work
+            if not self.has_pending_call:
+                self._pending_since = time.monotonic()
+            self._pending_calls += of_work
         try:
             yield
         except ValueError:  # the channel was closed after the check
@@ -218,23 +224,23 @@ class Line(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnarySt
             raise
         finally:
             with self._lock:
-                self._asked -= of_work
+                self._pending_calls -= of_work
 
-    def _heard(self, error: Any) -> None:
+    def _on_response(self, error: Any) -> None:
         """Spark said something; or gRPC gave up waiting, and pyspark may ask again."""
         self.check()
         with self._lock:
-            self._unheard = isinstance(error, grpc.RpcError) and error.code() in _NO_ANSWER
-            if not self._unheard:
-                self._waits_since = time.monotonic()
+            self._silent_since = isinstance(error, grpc.RpcError) and error.code() in _NO_RESPONSE
+            if not self._silent_since:
+                self._pending_since = time.monotonic()
 
 
-def line_of(session: SparkSession) -> Line:
+def connection_of(session: SparkSession) -> SparkConnection:
     """The line of a session that ``connect`` opened."""
-    line: Line = session.client._builder  # noqa: SLF001
+    line: SparkConnection = session.client._builder  # noqa: SLF001
     return line
 
 
-def redacted(remote: str) -> str:
+def redact(remote: str) -> str:
     """The URL without its secrets, fit for a log or an error."""
     return _SECRET.sub(r"\1=***", remote)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.spark.connect.connection import line_of, redacted
-from kafka_liveness_dagster.spark.connect.session import connect, end
-from kafka_liveness_dagster.spark.error_classification import in_short, is_the_servers
+from kafka_liveness_dagster.spark.connect.connection import connection_of, redact
+from kafka_liveness_dagster.spark.connect.session import close, connect
+from kafka_liveness_dagster.spark.error_classification import is_server_error, summarize
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
 
 if TYPE_CHECKING:
@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 FIX = "Fix: restart the server; `kafka-liveness up` restarts the embedded one."
 _CONNECT_SECONDS = 10.0
 _JOB_SECONDS = 20.0  # the first job of a new server took 8 s on a machine with load
-_STOPPED = "Application error processing RPC"
+_STOPPED_MESSAGE = "Application error processing RPC"
 """gRPC's text where the server raises before it opens or finds a session: so it does when its SparkContext stopped."""
 
 
-def why_dead(session: SparkSession, seconds: float) -> str:
+def dead_reason(session: SparkSession, seconds: float) -> str:
     """Return why the server can run no job, as a sentence; empty when a job ran, or the server went away.
 
     Raises:
-        SparkSilentError: the job did not end in time. The server is busy, or hangs: a busy one is not dead.
+        SparkNotRespondingError: the job did not end in time. The server is busy, or hangs: a busy one is not dead.
     """
-    line = line_of(session)
+    line = connection_of(session)
     try:
-        with line.within(seconds, "it was to run a job of one row"):
+        with line.abort_after(seconds, "it was to run a job of one row"):
             session.range(0, 1, 1, 1).count()
     except PySparkException as error:
-        if _STOPPED in str(error):
-            return _sentence(line.address, _STOPPED)
-        if not is_the_servers(error):
-            return _sentence(line.address, in_short(error))
+        if _STOPPED_MESSAGE in str(error):
+            return _dead_message(line.address, _STOPPED_MESSAGE)
+        if not is_server_error(error):
+            return _dead_message(line.address, summarize(error))
     return ""
 
 
-def why_dead_at(remote: str) -> str:
+def dead_reason_at(remote: str) -> str:
     """Return why the server at this address can run no job, by a session that ends with this call.
 
     Raises:
-        SparkSilentError: as of `why_dead`.
+        SparkNotRespondingError: as of `dead_reason`.
         SparkUnreachableError: no session was opened.
     """
     try:
         session = connect(remote, timeout_seconds=_CONNECT_SECONDS)
     except SparkUnreachableError as error:
-        if _STOPPED in str(error):
-            return _sentence(redacted(remote), _STOPPED)
+        if _STOPPED_MESSAGE in str(error):
+            return _dead_message(redact(remote), _STOPPED_MESSAGE)
         raise
     try:
-        return why_dead(session, _JOB_SECONDS)
+        return dead_reason(session, _JOB_SECONDS)
     finally:
-        end(session)
+        close(session)
 
 
-def _sentence(address: str, why: str) -> str:
+def _dead_message(address: str, why: str) -> str:
     return f"Spark at {address} answers, but can run no job ({why})."

@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.concurrency import start
-from kafka_liveness_dagster.spark.connect.connection import line_of
-from kafka_liveness_dagster.spark.connect.session import active
-from kafka_liveness_dagster.spark.error_classification import is_cancelled, lost
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.spark.connect.connection import connection_of
+from kafka_liveness_dagster.spark.connect.session import as_active_session
+from kafka_liveness_dagster.spark.error_classification import is_cancelled, lost_server_error
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _INTERRUPT_EVERY_SECONDS = 0.2
-GIVE_UP_SECONDS = 20.0
+ABANDON_SECONDS = 20.0
 """Of answers owed after a cancel. A server that lives ends an operation in tenths of a second, a busy one in a few."""
-_LOOKS = 20
+_MAX_CHECKS = 20
 
 
 def now_ms() -> int:
@@ -43,8 +43,8 @@ class SparkJob:
 
     It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
     :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success. One
-    that does not end, while Spark owes an answer for all of ``GIVE_UP_SECONDS``, takes its session's connection with
-    it: :class:`SparkSilentError`.
+    that does not end, while Spark owes an answer for all of ``ABANDON_SECONDS``, takes its session's connection with
+    it: :class:`SparkNotRespondingError`.
 
     Args:
         session: the Spark Connect session the work runs in.
@@ -69,7 +69,7 @@ class SparkJob:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._active = ExitStack()
-        self._seen: tuple[str | None, int] = (None, 0)
+        self._seen_operations: tuple[str | None, int] = (None, 0)
         self._last_progress_ms = now_ms()
 
     @property
@@ -78,18 +78,18 @@ class SparkJob:
         return self._last_progress_ms
 
     @property
-    def is_given_up(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nothing of it can be heard any more."""
-        return line_of(self._session).is_cut
+        return connection_of(self._session).is_aborted
 
     def check(self) -> None:
         """Pass, or raise because the job was cancelled; call it before each operation.
 
         Raises:
             SparkCancelledError: the job was cancelled.
-            SparkSilentError: it was, and did not end in time.
+            SparkNotRespondingError: it was, and did not end in time.
         """
-        line_of(self._session).check()
+        connection_of(self._session).check()
         if self._cancelled.is_set():
             raise SparkCancelledError(
                 "Spark job was cancelled: nothing more is started; its batch was not committed and will be replayed"
@@ -110,8 +110,8 @@ class SparkJob:
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
-            start(self._give_up, self.tag)
-            if not start(self._interrupt_until_ended, self.tag):  # once, then
+            start_daemon_thread(self._abort_if_stuck, self.tag)
+            if not start_daemon_thread(self._interrupt_until_ended, self.tag):  # once, then
                 self._interrupt()
         return not entered or self._ended.wait(timeout_seconds)
 
@@ -120,16 +120,18 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
-        self._active.enter_context(active(self._session))  # what pyspark asks is asked this session, and no other
+        self._active.enter_context(
+            as_active_session(self._session)
+        )  # what pyspark asks is asked this session, and no other
         self._session.addTag(self.tag)
-        self._session.registerProgressHandler(self._progressed)
+        self._session.registerProgressHandler(self._on_progress_event)
         self._last_progress_ms = now_ms()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._session.removeProgressHandler(self._progressed)
+        self._session.removeProgressHandler(self._on_progress_event)
         self._session.removeTag(self.tag)
         self._active.close()
         self._ended.set()
@@ -141,12 +143,12 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if isinstance(error, PySparkException) and (gone := lost(error, line_of(self._session))):
+        if isinstance(error, PySparkException) and (gone := lost_server_error(error, connection_of(self._session))):
             raise gone from error
 
     def _interrupt_until_ended(self) -> None:
         """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
-        while not (self._ended.is_set() or self.is_given_up):
+        while not (self._ended.is_set() or self.is_abandoned):
             self._interrupt()
             self._ended.wait(_INTERRUPT_EVERY_SECONDS)
 
@@ -154,21 +156,21 @@ class SparkJob:
         with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
             self._session.interruptTag(self.tag)
 
-    def _give_up(self) -> None:
+    def _abort_if_stuck(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.
 
         A transform may be at work in Python for much longer, and ask Spark short questions: one look in between at
         which Spark owes nothing, and the time begins anew.
         """
-        line, owed = line_of(self._session), 0
-        while not self._ended.wait(GIVE_UP_SECONDS / _LOOKS):
-            owed = owed + 1 if line.owes_work else 0
-            if owed == _LOOKS:
-                told = f"a batch was cancelled, by its deadline or by its run, and did not end in {GIVE_UP_SECONDS:g} s"
-                line.cut(told)
+        line, owed = connection_of(self._session), 0
+        while not self._ended.wait(ABANDON_SECONDS / _MAX_CHECKS):
+            owed = owed + 1 if line.has_pending_call else 0
+            if owed == _MAX_CHECKS:
+                told = f"a batch was cancelled, by its deadline or by its run, and did not end in {ABANDON_SECONDS:g} s"
+                line.abort(told)
                 return
 
-    def _progressed(
+    def _on_progress_event(
         self,
         stages: Iterable[Any] | None,
         inflight_tasks: int,  # noqa: ARG002 (pyspark calls by keyword)
@@ -180,8 +182,8 @@ class SparkJob:
             return  # another job of the same session
         infos = list(stages or ())
         counts = sum(info.num_completed_tasks for info in infos), sum(info.num_tasks for info in infos)
-        before = self._seen[1] if self._seen[0] == operation_id else 0
-        self._seen = (operation_id, counts[0])
+        before = self._seen_operations[1] if self._seen_operations[0] == operation_id else 0
+        self._seen_operations = (operation_id, counts[0])
         if done or counts[0] > before:
             self._last_progress_ms = now_ms()
             if self._on_progress is not None:

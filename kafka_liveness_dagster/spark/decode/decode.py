@@ -3,7 +3,7 @@
 Of an Avro schema only the size is checked; Spark itself says whether it is valid.
 
 >>> told = '{"properties": {"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}}'
->>> type_of(Registered(1, "JSON", told)).simpleString()
+>>> spark_type_of_json_schema(SchemaWithId(1, "JSON", told)).simpleString()
 'struct<id:bigint,price:double,to:string>'
 
 The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema. Each record
@@ -20,9 +20,9 @@ from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, MapType, StringType, StructField, StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
-from kafka_liveness_dagster.spark.decode.protobuf import reader_of
-from kafka_liveness_dagster.spark.decode.schema_size import Room, too_large
+from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
+from kafka_liveness_dagster.spark.decode.protobuf import protobuf_reader
+from kafka_liveness_dagster.spark.decode.schema_size import SchemaSize, too_large_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
-def check(schema: Registered) -> None:
+def check_avro_size(schema: SchemaWithId) -> None:
     """Write out each use of a name, as Spark does, until the limit.
 
     Raises:
@@ -40,62 +40,62 @@ def check(schema: Registered) -> None:
     try:
         root = json.loads(schema.text)
     except RecursionError:
-        raise too_large(schema) from None
+        raise too_large_error(schema) from None
     except ValueError:
         return
-    _Walk(Room(schema)).over(root, "")
+    _SchemaWalk(SchemaSize(schema)).visit(root, "")
 
 
-class _Walk:
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._named: dict[str, tuple[Any, str]] = {}
-        self._open: set[str] = set()
+class _SchemaWalk:
+    def __init__(self, room: SchemaSize) -> None:
+        self._size = room
+        self._named_types: dict[str, tuple[Any, str]] = {}
+        self._open_names: set[str] = set()
 
-    def over(self, schema: Any, namespace: str) -> None:
+    def visit(self, schema: Any, namespace: str) -> None:
         """Count what a schema becomes; a name in itself is counted once, because Spark refuses it."""
-        with self._room.field():
+        with self._size.field():
             if isinstance(schema, list):
                 for one in schema:
-                    self.over(one, namespace)
+                    self.visit(one, namespace)
             elif isinstance(schema, dict):
-                self._complex(schema, namespace)
-            elif isinstance(schema, str) and (name := self._known(schema, namespace)) not in self._open:
-                self._record(name)
+                self._visit_complex(schema, namespace)
+            elif isinstance(schema, str) and (name := self._resolve(schema, namespace)) not in self._open_names:
+                self._visit_record(name)
 
-    def _complex(self, schema: dict[str, Any], namespace: str) -> None:
+    def _visit_complex(self, schema: dict[str, Any], namespace: str) -> None:
         if isinstance(fields := schema.get("fields"), list):
             within = str(schema.get("namespace", namespace))
-            name = _full(str(schema.get("name", "")), within)
-            self._named[name] = fields, name.rpartition(".")[0]
-            self._record(name)
+            name = _full_name(str(schema.get("name", "")), within)
+            self._named_types[name] = fields, name.rpartition(".")[0]
+            self._visit_record(name)
             return
         for word in ("items", "values", "type"):
             if word in schema:
-                self.over(schema[word], namespace)
+                self.visit(schema[word], namespace)
 
-    def _record(self, name: str) -> None:
-        fields, namespace = self._named.get(name, ((), ""))
-        self._open.add(name)
+    def _visit_record(self, name: str) -> None:
+        fields, namespace = self._named_types.get(name, ((), ""))
+        self._open_names.add(name)
         for one in fields:
             if isinstance(one, dict):
-                self.over(one.get("type"), namespace)
-        self._open.discard(name)
+                self.visit(one.get("type"), namespace)
+        self._open_names.discard(name)
 
-    def _known(self, name: str, namespace: str) -> str:
-        full = _full(name, namespace)
-        return full if full in self._named else name
+    def _resolve(self, name: str, namespace: str) -> str:
+        full = _full_name(name, namespace)
+        return full if full in self._named_types else name
 
 
-def _full(name: str, namespace: str) -> str:
+def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-_PLAIN: dict[str, DataType] = {"integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
-_MANY = ("oneOf", "anyOf", "allOf", "not", "if")
+_PRIMITIVE_TYPES: dict[str, DataType] = {"integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
+_COMBINING_KEYWORDS = ("oneOf", "anyOf", "allOf", "not", "if")
 
 
-def type_of(schema: Registered) -> DataType:
+def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
     """The type of the whole document, an object or an array.
 
     Raises:
@@ -104,10 +104,10 @@ def type_of(schema: Registered) -> DataType:
     try:
         root = json.loads(schema.text)
     except RecursionError:
-        raise too_large(schema) from None
+        raise too_large_error(schema) from None
     except ValueError:
         root = None
-    found = _type(root, root, (), Room(schema))
+    found = _spark_type(root, root, (), SchemaSize(schema))
     if isinstance(found, StringType):
         raise SchemaUnusableError(
             f"schema {schema.id} describes no object with properties, no map and no array: nothing was written; take "
@@ -116,42 +116,44 @@ def type_of(schema: Registered) -> DataType:
     return found
 
 
-def _type(schema: Any, root: Any, within: tuple[str, ...], room: Room) -> DataType:
+def _spark_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
     """A schema that is true, empty, or has several types is JSON as text; ``within`` are the references on the way."""
     with room.field():
-        return _one_type(schema, root, within, room)
+        return _single_type(schema, root, within, room)
 
 
-def _one_type(schema: Any, root: Any, within: tuple[str, ...], room: Room) -> DataType:
-    if not isinstance(schema, dict) or any(word in schema for word in _MANY):
+def _single_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
+    if not isinstance(schema, dict) or any(word in schema for word in _COMBINING_KEYWORDS):
         return StringType()
     if "$ref" in schema:
         name = str(schema["$ref"])
-        return StringType() if name in within else _type(_referred(name, root), root, (*within, name), room)
-    types = {*_several(schema.get("type"))} - {"null"}
+        return (
+            StringType() if name in within else _spark_type(_resolve_reference(name, root), root, (*within, name), room)
+        )
+    types = {*_union_type(schema.get("type"))} - {"null"}
     if types == {"object"} or (not types and "properties" in schema):
-        return _object(schema, root, within, room)
+        return _object_type(schema, root, within, room)
     if types == {"array"} and isinstance(schema.get("items"), dict):
-        return ArrayType(_type(schema["items"], root, within, room))
+        return ArrayType(_spark_type(schema["items"], root, within, room))
     if types == {"integer", "number"}:
         return DoubleType()
-    return _PLAIN.get(types.pop(), StringType()) if len(types) == 1 else StringType()
+    return _PRIMITIVE_TYPES.get(types.pop(), StringType()) if len(types) == 1 else StringType()
 
 
-def _object(schema: dict[str, Any], root: Any, within: tuple[str, ...], room: Room) -> DataType:
+def _object_type(schema: dict[str, Any], root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
     properties = schema.get("properties")
     if properties and isinstance(properties, dict):
-        return StructType([StructField(name, _type(one, root, within, room)) for name, one in properties.items()])
+        return StructType([StructField(name, _spark_type(one, root, within, room)) for name, one in properties.items()])
     others = schema.get("additionalProperties")
-    return MapType(StringType(), _type(others, root, within, room)) if isinstance(others, dict) else StringType()
+    return MapType(StringType(), _spark_type(others, root, within, room)) if isinstance(others, dict) else StringType()
 
 
-def _several(types: Any) -> list[str]:
+def _union_type(types: Any) -> list[str]:
     """The types by their names; what is no name is none that Spark has."""
     return [str(one) for one in types] if isinstance(types, list) else [str(types)] if types else []
 
 
-def _referred(name: str, root: Any) -> Any:
+def _resolve_reference(name: str, root: Any) -> Any:
     """What ``#/definitions/line`` points to in this document; nothing that is in another one."""
     first, *path = name.split("/")
     found = root if first == "#" else None
@@ -161,11 +163,11 @@ def _referred(name: str, root: Any) -> Any:
 
 
 FAIL = {"mode": "FAILFAST"}
-_FRAME = 5  # bytes: zero, and the id
-_PLACE = ("topic", "partition", "offset")
+_FRAME_BYTES = 5  # bytes: zero, and the id
+_LOCATION_COLUMN = ("topic", "partition", "offset")
 
 
-def writers(batch: DataFrame, column: str) -> dict[int, str]:
+def writer_schema_ids(batch: DataFrame, column: str) -> dict[int, str]:
     """By which schemas the records of a batch were written: each id with one of its records. Reads the batch, once.
 
     Raises:
@@ -177,82 +179,92 @@ def writers(batch: DataFrame, column: str) -> dict[int, str]:
         raise InvalidSettingError(
             f"column {column!r} to decode is {is_what}: wanted one of bytes, as Kafka's key and value are"
         )
-    framed = batch.where(_is_framed(column)).select(_id(column).alias("id"), _place(batch).alias("place"))
+    framed = batch.where(_is_framed(column)).select(
+        _schema_id(column).alias("id"), _record_location(batch).alias("place")
+    )
     return {
         int(row["id"]): str(row["place"]) for row in framed.groupBy("id").agg(F.min("place").alias("place")).collect()
     }
 
 
-def decoded(
-    batch: DataFrame, column: str, written_by: Sequence[Registered], reader: Registered, message: str | None = None
+def decode_column(
+    batch: DataFrame,
+    column: str,
+    writer_schemas: Sequence[SchemaWithId],
+    reader: SchemaWithId,
+    message: str | None = None,
 ) -> DataFrame:
     """The batch with the column decoded: null where it was null, and a failing row where it is not in the wire format.
 
     Args:
         batch: any frame with the column.
         column: of bytes.
-        written_by: every schema that :func:`writers` found and the registry has; a row of another one fails.
+        writer_schemas: every schema that :func:`writers` found and the registry has; a row of another one fails.
         reader: which says what columns there are.
         message: of Protobuf, the full name of the message; the first of the file unless told.
 
     Raises:
         SchemaUnusableError: the schemas are of several kinds, or of one that Spark cannot read by.
     """
-    if strange := [one for one in written_by if one.kind != reader.kind]:
+    if strange := [one for one in writer_schemas if one.schema_type != reader.schema_type]:
         raise SchemaUnusableError(
-            f"records of the batch were written by schema {strange[0].id}, of {strange[0].kind}, and the reader's is "
-            f"{reader.id}, of {reader.kind}: nothing was written; decode each kind from its own part of the batch"
+            f"records of the batch were written by schema {strange[0].id}, of {strange[0].schema_type}, and the "
+            "reader's is "
+            f"{reader.id}, of {reader.schema_type}: nothing was written; decode each kind from its own part of the "
+            "batch"
         )
-    value = _bytes(column)
+    value = _column_bytes(column)
     found = F.when(value.isNull(), F.lit(None))
-    for ids, read in _readings(column, written_by, reader, message):
-        found = found.when(_is_framed(column) & _id(column).isin(ids), read)
+    for ids, read in _readings_by_id(column, writer_schemas, reader, message):
+        found = found.when(_is_framed(column) & _schema_id(column).isin(ids), read)
     strange = F.lit(
         f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"
     )
     unknown = F.concat(
-        F.lit(" was written by schema "), _id(column), F.lit(", which the schema registry does not have")
+        F.lit(" was written by schema "), _schema_id(column), F.lit(", which the schema registry does not have")
     )
-    why = F.when(_is_framed(column), unknown).otherwise(F.concat(strange, F.hex(F.substring(value, 1, _FRAME))))
-    return batch.withColumn(column, found.otherwise(F.raise_error(F.concat(_place(batch), why))))
+    why = F.when(_is_framed(column), unknown).otherwise(F.concat(strange, F.hex(F.substring(value, 1, _FRAME_BYTES))))
+    return batch.withColumn(column, found.otherwise(F.raise_error(F.concat(_record_location(batch), why))))
 
 
-def _readings(
-    column: str, written_by: Sequence[Registered], reader: Registered, message: str | None
+def _readings_by_id(
+    column: str, written_by: Sequence[SchemaWithId], reader: SchemaWithId, message: str | None
 ) -> Iterator[tuple[list[int], Column]]:
     """Which ids are read in which way; the reader's own is among them, or there would be no type without records."""
-    schemas: Mapping[int, Registered] = {one.id: one for one in (*written_by, reader)}
-    value = _bytes(column)
-    payload = F.substring(value, _FRAME + 1, 2**31 - 1)
-    if reader.kind == "AVRO":
+    schemas: Mapping[int, SchemaWithId] = {one.id: one for one in (*written_by, reader)}
+    value = _column_bytes(column)
+    payload = F.substring(value, _FRAME_BYTES + 1, 2**31 - 1)
+    if reader.schema_type == "AVRO":
         for one in schemas.values():
-            check(one)
+            check_avro_size(one)
             yield [one.id], from_avro(payload, one.text, {"avroSchema": reader.text, **FAIL})
-    elif reader.kind == "JSON":
-        yield [*schemas], F.from_json(payload.cast("string"), type_of(reader), FAIL)
-    elif reader.kind == "PROTOBUF":
-        yield [*schemas], reader_of([*schemas.values()], reader, message)(value)
+    elif reader.schema_type == "JSON":
+        yield [*schemas], F.from_json(payload.cast("string"), spark_type_of_json_schema(reader), FAIL)
+    elif reader.schema_type == "PROTOBUF":
+        yield [*schemas], protobuf_reader([*schemas.values()], reader, message)(value)
     else:
         raise SchemaUnusableError(
-            f"schema {reader.id} is of {reader.kind}: nothing was written; wanted AVRO, PROTOBUF or JSON"
+            f"schema {reader.id} is of {reader.schema_type}: nothing was written; wanted AVRO, PROTOBUF or JSON"
         )
 
 
-def _bytes(column: str) -> Column:
+def _column_bytes(column: str) -> Column:
     return F.col("`" + column.replace("`", "``") + "`")
 
 
 def _is_framed(column: str) -> Column:
-    value = _bytes(column)
-    return (F.octet_length(value) >= _FRAME) & (F.hex(F.substring(value, 1, 1)) == "00")
+    value = _column_bytes(column)
+    return (F.octet_length(value) >= _FRAME_BYTES) & (F.hex(F.substring(value, 1, 1)) == "00")
 
 
-def _id(column: str) -> Column:
-    return F.conv(F.hex(F.substring(_bytes(column), 2, _FRAME - 1)), 16, 10).cast("long")
+def _schema_id(column: str) -> Column:
+    return F.conv(F.hex(F.substring(_column_bytes(column), 2, _FRAME_BYTES - 1)), 16, 10).cast("long")
 
 
-def _place(batch: DataFrame) -> Column:
+def _record_location(batch: DataFrame) -> Column:
     """Where a record is, while its columns are there."""
-    if not set(_PLACE) <= set(batch.columns):
+    if not set(_LOCATION_COLUMN) <= set(batch.columns):
         return F.lit("a record")
-    return F.concat(F.lit("the record at offset "), F.col("offset"), F.lit(" of "), F.concat_ws(":", *_PLACE[:2]))
+    return F.concat(
+        F.lit("the record at offset "), F.col("offset"), F.lit(" of "), F.concat_ws(":", *_LOCATION_COLUMN[:2])
+    )

@@ -41,11 +41,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from kafka_liveness_dagster.core.names import printable
-from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.core.names import escape
+from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
 from kafka_liveness_dagster.spark.decode import protobuf_udf
-from kafka_liveness_dagster.spark.decode.protobuf_udf import MessageReader
-from kafka_liveness_dagster.spark.decode.schema_size import Room
+from kafka_liveness_dagster.spark.decode.protobuf_udf import ProtobufUdf
+from kafka_liveness_dagster.spark.decode.schema_size import SchemaSize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.decode.protobuf_udf import How
 
 
-_FILE = "schema.proto"
-_GOOGLES = "google/protobuf/"
+_FILE_NAME = "schema.proto"
+_GOOGLE_PREFIX = "google/protobuf/"
 _PROTOC_SECONDS = 60.0
 _LETTERS = 300  # of what protoc says, which quotes the schema
 
 
 @functools.lru_cache(maxsize=256)
-def files_of(schema: Registered) -> FileDescriptorSet:
+def descriptor_files(schema: SchemaWithId) -> FileDescriptorSet:
     """The schema's own file, as the last, behind all that it imports.
 
     Raises:
@@ -73,36 +73,38 @@ def files_of(schema: Registered) -> FileDescriptorSet:
     try:
         own = FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
     except (DecodeError, binascii.Error):
-        return _compiled(schema)
+        return _compile(schema)
     found: dict[str, FileDescriptorProto] = {}
-    _add(own, found, schema)
+    _add_file(own, found, schema)
     return FileDescriptorSet(file=found.values())
 
 
-def messages_of(schema: Registered) -> dict[tuple[int, ...], str]:
+def message_names(schema: SchemaWithId) -> dict[tuple[int, ...], str]:
     """The full names of its messages, by the indexes with which the wire format names them."""
-    own = files_of(schema).file[-1]
-    return dict(_walk(own.message_type, (), f"{own.package}." if own.package else ""))
+    own = descriptor_files(schema).file[-1]
+    return dict(_walk_messages(own.message_type, (), f"{own.package}." if own.package else ""))
 
 
-def _walk(messages: Iterable[object], path: tuple[int, ...], before: str) -> Iterator[tuple[tuple[int, ...], str]]:
+def _walk_messages(
+    messages: Iterable[object], path: tuple[int, ...], before: str
+) -> Iterator[tuple[tuple[int, ...], str]]:
     for index, one in enumerate(messages):
         name = f"{before}{one.name}"  # type: ignore[attr-defined]
         yield (*path, index), name
-        yield from _walk(one.nested_type, (*path, index), f"{name}.")  # type: ignore[attr-defined]
+        yield from _walk_messages(one.nested_type, (*path, index), f"{name}.")  # type: ignore[attr-defined]
 
 
-def _add(file: FileDescriptorProto, found: dict[str, FileDescriptorProto], schema: Registered) -> None:
+def _add_file(file: FileDescriptorProto, found: dict[str, FileDescriptorProto], schema: SchemaWithId) -> None:
     for name in file.dependency:
         if name not in found:
-            _add(_of_protobuf(name, schema), found, schema)
+            _add_file(_well_known_file(name, schema), found, schema)
     found[file.name] = file
 
 
-def _of_protobuf(name: str, schema: Registered) -> FileDescriptorProto:
+def _well_known_file(name: str, schema: SchemaWithId) -> FileDescriptorProto:
     """A file that comes with Protobuf, like ``google/protobuf/timestamp.proto``."""
     file = FileDescriptorProto()
-    if name.startswith(_GOOGLES):
+    if name.startswith(_GOOGLE_PREFIX):
         with suppress(ImportError):
             importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR.CopyToProto(file)
     if not file.name:
@@ -113,11 +115,11 @@ def _of_protobuf(name: str, schema: Registered) -> FileDescriptorProto:
     return file
 
 
-def _compiled(schema: Registered) -> FileDescriptorSet:
+def _compile(schema: SchemaWithId) -> FileDescriptorSet:
     with tempfile.TemporaryDirectory(prefix="kafka-liveness-") as folder:
-        (Path(folder) / _FILE).write_text(schema.text, encoding="utf-8")
+        (Path(folder) / _FILE_NAME).write_text(schema.text, encoding="utf-8")
         out = Path(folder) / "descriptors"
-        options = ("-I", folder, "--include_imports", f"--descriptor_set_out={out}", _FILE)
+        options = ("-I", folder, "--include_imports", f"--descriptor_set_out={out}", _FILE_NAME)
         try:
             protoc = subprocess.run(
                 [sys.executable, "-m", "grpc_tools.protoc", *options],
@@ -133,22 +135,22 @@ def _compiled(schema: Registered) -> FileDescriptorSet:
                 "nothing was written; look at the schema in the registry, and whether this machine is busy"
             ) from None
         if protoc.returncode:
-            raise SchemaUnusableError(_why(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
+            raise SchemaUnusableError(_compile_error(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
         return FileDescriptorSet.FromString(out.read_bytes())
 
 
-def _why(schema: Registered, said: str) -> str:
+def _compile_error(schema: SchemaWithId, said: str) -> str:
     if "No module named" in said:
         return (
             f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was written; "
             "pip install 'kafka-liveness-dagster[registry]'"
         )
-    line = printable(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
+    line = escape(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
     return f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the registry"
 
 
 cloudpickle.register_pickle_by_value(protobuf_udf)  # it travels with the function
-_PLAIN: dict[int, DataType] = {
+_PRIMITIVE_TYPES: dict[int, DataType] = {
     FieldDescriptor.CPPTYPE_INT32: IntegerType(),
     FieldDescriptor.CPPTYPE_INT64: LongType(),
     FieldDescriptor.CPPTYPE_UINT32: LongType(),
@@ -159,11 +161,11 @@ _PLAIN: dict[int, DataType] = {
     FieldDescriptor.CPPTYPE_ENUM: StringType(),
 }
 _TIMESTAMP = "google.protobuf.Timestamp"
-_AS_IT_IS = ("as it is", None)
+_UNCONVERTED = ("as it is", None)
 
 
-def reader_of(
-    written_by: Sequence[Registered], reader: Registered, message: str | None = None
+def protobuf_reader(
+    writer_schemas: Sequence[SchemaWithId], reader: SchemaWithId, message: str | None = None
 ) -> Callable[[Column], Column]:
     """A function of Spark's from records to structs of the reader's message, the first of its file unless told.
 
@@ -172,60 +174,60 @@ def reader_of(
     Raises:
         SchemaUnusableError: the reader has no such message, or a schema is none.
     """
-    names = messages_of(reader)
+    names = message_names(reader)
     wanted = message or names.get((0,), "")
     if wanted not in names.values():
         raise SchemaUnusableError(
             f"schema {reader.id} has no message {wanted!r}: nothing was written; it has {', '.join(names.values())}"
         )
-    files, pool = files_of(reader), DescriptorPool()
+    files, pool = descriptor_files(reader), DescriptorPool()
     for file in files.file:
         pool.Add(file)
-    kind, how = _struct(pool.FindMessageTypeByName(wanted), (), Room(reader))
-    written = {one.id: messages_of(one) for one in written_by}
+    kind, how = _struct_type(pool.FindMessageTypeByName(wanted), (), SchemaSize(reader))
+    written = {one.id: message_names(one) for one in writer_schemas}
     read: Callable[[Column], Column] = F.udf(returnType=kind, useArrow=False)(
-        MessageReader(files.SerializeToString(), wanted, written, how)
+        ProtobufUdf(files.SerializeToString(), wanted, written, how)
     )
     return read
 
 
-def _struct(message: Descriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
+def _struct_type(message: Descriptor, within: tuple[str, ...], room: SchemaSize) -> tuple[DataType, How]:
     fields, above = [], (*within, message.full_name)
     how = []
     for field in message.fields:
         with room.field():
-            kind, shape, of_one = _field(field, above, room)
+            kind, shape, of_one = _struct_field(field, above, room)
         fields.append(StructField(field.name, kind))
         how.append((field.name, shape, of_one))
     return StructType(fields), ("struct", how)
 
 
-def _field(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, str, Any]:
+def _struct_field(field: FieldDescriptor, within: tuple[str, ...], room: SchemaSize) -> tuple[DataType, str, Any]:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        key, value = (_one(part, within, room) for part in field.message_type.fields)
+        key, value = (_element_type(part, within, room) for part in field.message_type.fields)
         return MapType(key[0], value[0]), "map", (key[1], value[1])
-    kind, how = _one(field, within, room)
+    kind, how = _element_type(field, within, room)
     if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:  # since Protobuf 7
         return ArrayType(kind), "list", how
     return kind, "optional" if field.has_presence else "always", how
 
 
-def _one(field: FieldDescriptor, within: tuple[str, ...], room: Room) -> tuple[DataType, How]:
+def _element_type(field: FieldDescriptor, within: tuple[str, ...], room: SchemaSize) -> tuple[DataType, How]:
     if (message := field.message_type) is not None:
         if message.full_name == _TIMESTAMP:
             return TimestampType(), ("timestamp", None)
-        if _is_endless(message, within):
+        if _is_recursive(message, within):
             return StringType(), ("json", None)
-        return _struct(message, within, room)
+        return _struct_type(message, within, room)
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return BinaryType(), _AS_IT_IS
+        return BinaryType(), _UNCONVERTED
     if field.enum_type is not None:
         return StringType(), ("enum", {number: one.name for number, one in field.enum_type.values_by_number.items()})
-    kind = _PLAIN.get(field.cpp_type, StringType())
-    return kind, ("decimal", None) if isinstance(kind, DecimalType) else _AS_IT_IS
+    kind = _PRIMITIVE_TYPES.get(field.cpp_type, StringType())
+    return kind, ("decimal", None) if isinstance(kind, DecimalType) else _UNCONVERTED
 
 
-def _is_endless(message: Descriptor, within: tuple[str, ...]) -> bool:
+def _is_recursive(message: Descriptor, within: tuple[str, ...]) -> bool:
     """Whether a message is within itself, directly or over others: no struct holds it, so it is JSON, as text."""
     waiting, seen = [message], set(within)
     while waiting:

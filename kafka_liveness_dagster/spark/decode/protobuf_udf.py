@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     How = tuple[str, Any]
     """How a value is made of Protobuf's: a kind, and what else it takes."""
 
-_FRAME = 5  # bytes: zero, and the schema's id
-_LAST = 128  # below it a byte is a number's last
-_LONGEST = 5  # bytes of an index, which has 32 bits
+_FRAME_BYTES = 5  # bytes: zero, and the schema's id
+_CONTINUATION_BIT = 128  # below it a byte is a number's last
+_MAX_VARINT_BYTES = 5  # bytes of an index, which has 32 bits
 
 
-class MessageReader:
+class ProtobufUdf:
     """A function from a record to a row.
 
     Attributes:
@@ -39,13 +39,13 @@ class MessageReader:
         Raises:
             ValueError: it holds another message, or none.
         """
-        if data is None or len(data) <= _FRAME or data[0] != 0:
+        if data is None or len(data) <= _FRAME_BYTES or data[0] != 0:
             return None
-        schema = int.from_bytes(data[1:_FRAME], "big")
+        schema = int.from_bytes(data[1:_FRAME_BYTES], "big")
         if schema not in self.names:
             return None
         try:
-            path, at = indexes(data, _FRAME, max(map(len, self.names[schema]), default=1))
+            path, at = read_message_indexes(data, _FRAME_BYTES, max(map(len, self.names[schema]), default=1))
             name = self.names[schema].get(path)
             found = self._message().FromString(bytes(data[at:])) if name == self.wanted else None
         except Exception as error:  # noqa: BLE001 - of the Protobuf that is there
@@ -55,7 +55,7 @@ class MessageReader:
                 f"a record of schema {schema} holds the message {name}, and not {self.wanted}: "
                 "decode(…, message=…) names the message, and where(…) leaves others out"
             )
-        return value_of(found, *self.how)
+        return to_spark_value(found, *self.how)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_class": None}  # made anew over there
@@ -71,36 +71,36 @@ class MessageReader:
         return self._class
 
 
-def indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int, ...], int]:
+def read_message_indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int, ...], int]:
     """By which indexes the message is named, and where it begins; ``deepest`` are the indexes that a message may have.
 
-    >>> indexes(bytes([0, 8, 1]), 0, 1), indexes(bytes([4, 2, 0, 8, 1]), 0, 2)
+    >>> read_message_indexes(bytes([0, 8, 1]), 0, 1), read_message_indexes(bytes([4, 2, 0, 8, 1]), 0, 2)
     (((0,), 1), ((1, 0), 3))
     """
-    count, at = _number(data, at)
+    count, at = _read_varint(data, at)
     if not 0 <= count <= deepest:
         raise ValueError(f"its message index has {count} numbers, and messages of this schema have {deepest} at most")
     path = []
     for _ in range(count):
-        index, at = _number(data, at)
+        index, at = _read_varint(data, at)
         path.append(index)
     return tuple(path) or (0,), at  # the first message alone is one byte
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     """A number with its sign in the last bit, in bytes of which all but the last are above 127."""
     found = 0
-    for shift, byte in enumerate(data[at : at + _LONGEST]):
-        found |= (byte % _LAST) << 7 * shift
-        if byte < _LAST:
+    for shift, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
+        found |= (byte % _CONTINUATION_BIT) << 7 * shift
+        if byte < _CONTINUATION_BIT:
             return (found >> 1) ^ -(found & 1), at + shift + 1
     raise ValueError("its message index does not end")
 
 
-def value_of(value: Any, kind: str, told: Any) -> Any:
+def to_spark_value(value: Any, kind: str, told: Any) -> Any:
     """What Spark takes for a value of Protobuf's."""
     if kind == "struct":
-        return tuple(_cell(value, *field) for field in told)
+        return tuple(_cell_value(value, *field) for field in told)
     if kind == "timestamp":
         from datetime import datetime, timedelta, timezone  # noqa: PLC0415
 
@@ -117,10 +117,10 @@ def value_of(value: Any, kind: str, told: Any) -> Any:
     return told.get(value, str(value)) if kind == "enum" else value
 
 
-def _cell(message: Any, name: str, shape: str, how: Any) -> Any:
+def _cell_value(message: Any, name: str, shape: str, how: Any) -> Any:
     value = getattr(message, name)
     if shape == "map":
-        return {value_of(key, *how[0]): value_of(value[key], *how[1]) for key in value}
+        return {to_spark_value(key, *how[0]): to_spark_value(value[key], *how[1]) for key in value}
     if shape == "list":
-        return [value_of(item, *how) for item in value]
-    return None if shape == "optional" and not message.HasField(name) else value_of(value, *how)
+        return [to_spark_value(item, *how) for item in value]
+    return None if shape == "optional" and not message.HasField(name) else to_spark_value(value, *how)

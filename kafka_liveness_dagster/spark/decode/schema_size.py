@@ -9,20 +9,20 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.core.schemas import Registered, SchemaUnusableError
+from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_FIELDS = 10_000
-DEEPEST = 64
+MAX_FIELDS = 10_000
+MAX_DEPTH = 64
 """Levels of types in types. Python stops at 1,000 calls, and Spark's own readers at a few hundred levels."""
 
 
-class Room:
+class SchemaSize:
     """A count of the fields and levels of one schema while its type is made."""
 
-    def __init__(self, schema: Registered) -> None:
+    def __init__(self, schema: SchemaWithId) -> None:
         self._schema, self._fields, self._depth = schema, 0, 0
 
     @contextmanager
@@ -33,16 +33,16 @@ class Room:
             SchemaUnusableError: there are more than any schema of a person has.
         """
         self._fields, self._depth = self._fields + 1, self._depth + 1
-        if self._fields > MOST_FIELDS or self._depth > DEEPEST:
-            raise too_large(self._schema)
+        if self._fields > MAX_FIELDS or self._depth > MAX_DEPTH:
+            raise too_large_error(self._schema)
         yield
         self._depth -= 1
 
 
-def too_large(schema: Registered) -> SchemaUnusableError:
+def too_large_error(schema: SchemaWithId) -> SchemaUnusableError:
     """Return the error for a schema with more fields or levels than the limits."""
     return SchemaUnusableError(
-        f"schema {schema.id} becomes a type of more than {MOST_FIELDS:,} fields or {DEEPEST} levels, because Spark "
+        f"schema {schema.id} becomes a type of more than {MAX_FIELDS:,} fields or {MAX_DEPTH} levels, because Spark "
         "writes out each use of a name: nothing was written. Fix: correct the schema in the registry, or decode the "
         "column by a function of your own"
     )

@@ -5,7 +5,7 @@ offsets in the table commits an ``append`` snapshot, which Iceberg refuses when 
 since the MERGE began; one that deletes what it finds replaces rows wherever they lie.
 
 Never decides which of them is right, and never writes twice. Who is not told whether a commit was taken asks
-``has_landed``.
+``is_committed``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 
-from kafka_liveness_dagster.spark.ranges import condition, merged
-from kafka_liveness_dagster.spark.row_guard import TAKEN
+from kafka_liveness_dagster.spark.ranges import merge_ranges, ranges_condition
+from kafka_liveness_dagster.spark.row_guard import ROWS_EXIST
 from kafka_liveness_dagster.spark.table.schema import write_options
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 ATTEMPT = "kafka-liveness.attempt"
 """In a snapshot's summary: which attempt at a batch made it."""
-_PROPERTY = "spark.sql.iceberg.snapshot-property."
-_told: WeakKeyDictionary[SparkSession, threading.Lock] = WeakKeyDictionary()
-_new = threading.Lock()
+_SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
+_session_locks: WeakKeyDictionary[SparkSession, threading.Lock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
 
 
 def overwrite(
@@ -50,15 +50,15 @@ def overwrite(
     writer = frame.writeTo(table.quoted).options(**write_options(summary, fans_out=fans_out))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
-    writer.overwrite(F.expr(condition(replaced)))
+    writer.overwrite(F.expr(ranges_condition(replaced)))
 
 
-def append_nothing(frame: DataFrame, table: IcebergTable, summary: Mapping[str, str]) -> None:
+def append_empty(frame: DataFrame, table: IcebergTable, summary: Mapping[str, str]) -> None:
     """Say that a range has no rows: a MERGE of none would be an overwrite, at which who reads a stream stops."""
     frame.limit(0).writeTo(table.quoted).options(**write_options(summary)).append()
 
 
-def has_landed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
+def is_committed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
     """Whether a snapshot of this attempt is in the table's history: of one whose catalog did not say.
 
     One that is not there may still be on its way. It began from a snapshot as an attempt after it does: whichever of
@@ -90,7 +90,7 @@ class Merge:
     def append(self) -> None:
         """Add the rows in an ``append`` snapshot, if the table has none of these offsets; it fails when it has."""
         # A condition on the match itself would have Spark broadcast the batch
-        taken = f"CASE WHEN {self._mine} THEN CAST(raise_error('{TAKEN}') AS boolean) ELSE false END"
+        taken = f"CASE WHEN {self._own_rows} THEN CAST(raise_error('{ROWS_EXIST}') AS boolean) ELSE false END"
         self._run(self.frame, taken)
 
     def replace(self) -> None:
@@ -99,7 +99,7 @@ class Merge:
         Each range is a row of the source too, which matches whatever is in it, and which is not inserted.
         """
         target = self.table.quoted
-        parts = ", ".join(f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merged(self.ranges))
+        parts = ", ".join(f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merge_ranges(self.ranges))
         columns = "_topic_gone, _partition_gone, _start_gone, _end_gone"
         holes = self.frame.sparkSession.sql(f"SELECT * FROM VALUES {parts} AS holes({columns})")
         matches = (
@@ -109,28 +109,28 @@ class Merge:
         self._run(self.frame.unionByName(holes, allowMissingColumns=True), matches, inserted="_topic_gone IS NULL")
 
     @property
-    def _mine(self) -> str:
-        return condition(self.ranges, of=self.table.quoted)
+    def _own_rows(self) -> str:
+        return ranges_condition(self.ranges, table=self.table.quoted)
 
     def _run(self, source: DataFrame, matches: str, inserted: str | None = None) -> None:
-        with _summary(source.sparkSession, self.summary):
+        with _with_summary(source.sparkSession, self.summary):
             self.may_go_on()
-            merging = source.mergeInto(self.table.quoted, F.expr(f"({self._mine}) AND {matches}"))
+            merging = source.mergeInto(self.table.quoted, F.expr(f"({self._own_rows}) AND {matches}"))
             if_not = None if inserted is None else F.expr(inserted)
             merging.whenMatched().delete().whenNotMatched(if_not).insertAll().merge()
 
 
 @contextmanager
-def _summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
+def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
     """What the snapshot is to say. A MERGE takes no options, only its session's settings: so one at a time."""
-    with _new:
-        lock = _told.setdefault(session, threading.Lock())
+    with _locks_guard:
+        lock = _session_locks.setdefault(session, threading.Lock())
     with lock:
         try:
             for name, text in summary.items():
-                session.conf.set(_PROPERTY + name, text)
+                session.conf.set(_SUMMARY_PREFIX + name, text)
             yield
         finally:
             for name in summary:
                 with suppress(Exception):  # a server that is gone has no settings either
-                    session.conf.unset(_PROPERTY + name)
+                    session.conf.unset(_SUMMARY_PREFIX + name)

@@ -15,14 +15,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
-from kafka_liveness_dagster.core.bad_records import OwedLetters
+from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.spark.error_classification import in_short, is_the_servers
+from kafka_liveness_dagster.spark.error_classification import is_server_error, summarize
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TableSchemaError
-from kafka_liveness_dagster.spark.source import read
-from kafka_liveness_dagster.spark.table.schema_check import KEY
+from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.schema_check import KEY_COLUMNS
 from kafka_liveness_dagster.spark.table.table import IcebergTable
-from kafka_liveness_dagster.spark.table.write import write
+from kafka_liveness_dagster.spark.table.write import write_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SUFFIX = "_dead_letters"
-_RECORD = ("key", "value", "headers", "timestamp")
-_WHY = ("error", "run_id")
+_RECORD_COLUMNS = ("key", "value", "headers", "timestamp")
+_ERROR = ("error", "run_id")
 _OFFSET = StructType().add("topic", StringType()).add("partition", IntegerType())
 _ERRORS = StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
 _RANGES = StructType([*_OFFSET]).add("start", LongType()).add("end", LongType())
@@ -46,16 +46,16 @@ class DeadLetterTable:
     table: IcebergTable
 
     @classmethod
-    def beside(cls, session: SparkSession, table: str) -> DeadLetterTable:
+    def of_table(cls, session: SparkSession, table: str) -> DeadLetterTable:
         """That of ``catalog.namespace.table``; there is none before the first letter."""
         return cls(session, IcebergTable(table + SUFFIX))
 
     def count(self, ranges: Sequence[OffsetRange]) -> int:
         """How many letters there are of these offsets, owed or not."""
-        with self._asked():
-            return self.table.count(self.session, ranges) if self._exists() else 0
+        with self._translated_errors():
+            return self.table.count_rows(self.session, ranges) if self._exists() else 0
 
-    def keep(
+    def replace(
         self,
         ranges: Sequence[OffsetRange],
         errors: Mapping[OffsetRange, str],
@@ -77,42 +77,49 @@ class DeadLetterTable:
 
         Raises:
             TableSchemaError: the name is another table's.
-            KafkaLivenessError: as ``iceberg.write``.
+            KafkaLivenessError: as ``write_table``.
         """
-        with self._asked():
+        with self._translated_errors():
             self._exists()
         rows = [(r.topic, r.partition, r.start, error, run) for r, error in errors.items()]
 
         def letters() -> DataFrame:
-            records = read(self.session, ranges, {**options, "includeHeaders": "true"})
+            records = read_ranges(self.session, ranges, {**options, "includeHeaders": "true"})
             why = F.broadcast(self.session.createDataFrame(rows, _ERRORS))
-            return records.join(why, list(KEY)).select(*KEY, *_RECORD, *_WHY)
+            return records.join(why, list(KEY_COLUMNS)).select(*KEY_COLUMNS, *_RECORD_COLUMNS, *_ERROR)
 
-        write(self.session, self.table, ranges, letters, may_go_on=may_go_on, may_replace=may_replace)
+        write_table(self.session, self.table, ranges, letters, may_go_on=may_go_on, may_replace=may_replace)
 
     def remove(self, ranges: Sequence[OffsetRange]) -> None:
         """Remove the letters of offsets that are processed by now, if there are any."""
         if ranges and self.count(ranges):
-            write(self.session, self.table, ranges, lambda: self.session.table(self.table.quoted).where("false"))
+            write_table(self.session, self.table, ranges, lambda: self.session.table(self.table.quoted).where("false"))
 
-    def owed(self, ranges: Iterable[OffsetRange]) -> OwedLetters:
+    def pending(self, ranges: Iterable[OffsetRange]) -> PendingDeadLetters:
         """The letters among the offsets that are owed."""
         told = [(r.topic, r.partition, r.start, r.end) for r in ranges]
-        with self._asked():
+        with self._translated_errors():
             if not told or not self._exists():
-                return OwedLetters()
+                return PendingDeadLetters()
             letters, owed = self.session.table(self.table.quoted), self.session.createDataFrame(told, _RANGES)
             is_owed = (letters["offset"] >= owed["start"]) & (letters["offset"] < owed["end"])
             same = (letters["topic"] == owed["topic"]) & (letters["partition"] == owed["partition"])
             found = letters.join(F.broadcast(owed), same & is_owed, "left_semi")
-            first = found.selectExpr(*KEY, "error", "count(*) OVER () AS letters").orderBy(*KEY).limit(_NAMED).collect()
+            first = (
+                found.selectExpr(*KEY_COLUMNS, "error", "count(*) OVER () AS letters")
+                .orderBy(*KEY_COLUMNS)
+                .limit(_NAMED)
+                .collect()
+            )
         named = tuple(OffsetRange(row["topic"], row["partition"], row["offset"], row["offset"] + 1) for row in first)
-        return OwedLetters(first[0]["letters"], named, first[0]["error"]) if first else OwedLetters()
+        return PendingDeadLetters(first[0]["letters"], named, first[0]["error"]) if first else PendingDeadLetters()
 
     def _exists(self) -> bool:
         """Whether it is there; and not something else of that name."""
         shape = self.table.shape(self.session)
-        if shape is not None and (lacks := [name for name in (*_RECORD, *_WHY) if name not in shape.columns.names]):
+        if shape is not None and (
+            lacks := [name for name in (*_RECORD_COLUMNS, *_ERROR) if name not in shape.columns.names]
+        ):
             raise TableSchemaError(
                 f"{self.table.name} is no table of dead letters, it has no {', '.join(lacks)}: nothing was written or "
                 "passed; rename one of the tables, or leave on_bad_record at 'raise'"
@@ -120,13 +127,13 @@ class DeadLetterTable:
         return shape is not None
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except PySparkException as error:
-            if is_the_servers(error):
+            if is_server_error(error):
                 raise
             raise SparkFailedError(
-                f"Spark cannot say which dead letters {self.table.name} has ({in_short(error)}): nothing was passed; "
+                f"Spark cannot say which dead letters {self.table.name} has ({summarize(error)}): nothing was passed; "
                 "mend what the reason names, the server's log has the rest"
             ) from error

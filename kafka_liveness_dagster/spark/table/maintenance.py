@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.ledger import Snapshot, lineage, since_of
-from kafka_liveness_dagster.core.table_layout import expire_before
-from kafka_liveness_dagster.spark.error_classification import in_short, is_the_servers, refusal
+from kafka_liveness_dagster.core.ledger import SnapshotSummary, decode_total_as_of, lineage
+from kafka_liveness_dagster.core.table_layout import expiry_cutoff
+from kafka_liveness_dagster.spark.error_classification import is_server_error, retry_reason, summarize
 from kafka_liveness_dagster.spark.errors import SparkFailedError
-from kafka_liveness_dagster.spark.ranges import condition, layers
-from kafka_liveness_dagster.spark.table.ledger import SINCE
+from kafka_liveness_dagster.spark.ranges import one_per_partition, ranges_condition
+from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
-_TRIES = 3
-_MOST_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
+_MAX_TRIES = 3
+_MAX_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
 _LOCAL = ("file:", "/")  # listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
-_SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{SINCE}'] FROM {{table}}.`snapshots`"
+_SNAPSHOTS = (
+    f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] FROM {{table}}.`snapshots`"
+)
 _FIGURES = (
     "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), count_if(content > 0), "
     "(SELECT count(*) FROM {table}.`manifests`), (SELECT count(*) FROM {table}.`snapshots`) FROM {table}.`files`"
 )
 
 
-class Figures(NamedTuple):
+class TableStatistics(NamedTuple):
     """A table's metadata in numbers."""
 
     files: int
@@ -48,50 +50,50 @@ class Figures(NamedTuple):
     snapshots: int
 
 
-class Policy(NamedTuple):
+class MaintenancePolicy(NamedTuple):
     """What the table's own properties say about its snapshots and files.
 
     Attributes:
-        may_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have the same
+        allows_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have the same
             files. Nessie sets it on each of its tables.
         max_age: seconds for which a snapshot is kept at least.
         min_snapshots: the number of snapshots that are kept at least.
     """
 
-    may_delete: bool
+    allows_delete: bool
     max_age: float
     min_snapshots: int
 
 
-def policy_of(properties: Mapping[str, str]) -> Policy:
+def maintenance_policy(properties: Mapping[str, str]) -> MaintenancePolicy:
     """Return what a table's properties allow."""
-    return Policy(
-        may_delete=properties.get("gc.enabled", "true").lower() != "false",
-        max_age=_number(properties.get("history.expire.max-snapshot-age-ms")) / 1000,
-        min_snapshots=max(1, _number(properties.get("history.expire.min-snapshots-to-keep"))),
+    return MaintenancePolicy(
+        allows_delete=properties.get("gc.enabled", "true").lower() != "false",
+        max_age=_to_number(properties.get("history.expire.max-snapshot-age-ms")) / 1000,
+        min_snapshots=max(1, _to_number(properties.get("history.expire.min-snapshots-to-keep"))),
     )
 
 
 @dataclass
-class Maintenance:
+class TableMaintenance:
     """The upkeep of one table, step by step.
 
     Attributes:
-        gave_way: how often a rewrite met a lane's commit and was not tried once more.
+        conflicts: how often a rewrite met a lane's commit and was not tried once more.
     """
 
     session: SparkSession
     table: IcebergTable
-    gave_way: int = 0
+    conflicts: int = 0
 
-    def figures(self) -> Figures:
+    def statistics(self) -> TableStatistics:
         """As of now."""
         found: Row = self.session.sql(_FIGURES.format(table=self.table.quoted)).collect()[0]
-        return Figures(*found)
+        return TableStatistics(*found)
 
-    def policy(self) -> Policy:
+    def policy(self) -> MaintenancePolicy:
         """Read what the table's own properties allow."""
-        return policy_of(self.table.properties(self.session))
+        return maintenance_policy(self.table.properties(self.session))
 
     def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
         """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
@@ -106,19 +108,19 @@ class Maintenance:
         self.session.conf.set(_BY_ARROW, "false")
         options = f"map('min-input-files', '{min_files}', 'remove-dangling-deletes', 'true')"
         strategy = "sort" if self._is_sorted() else "binpack"
-        for ranges in _rounds(settled, together=shape.is_by_kafka_partition):
-            where = condition(ranges).replace("\\", "\\\\").replace("'", "\\'")
+        for ranges in _compaction_rounds(settled, together=shape.is_by_kafka_partition):
+            where = ranges_condition(ranges).replace("\\", "\\\\").replace("'", "\\'")
             told = f"strategy => '{strategy}', options => {options}, where => '{where}'"
-            for row in self._unless_in_the_way(f"rewrite_data_files({{table}}, {told})"):
+            for row in self._call_with_retries(f"rewrite_data_files({{table}}, {told})"):
                 yield row["rewritten_data_files_count"], row["added_data_files_count"]
 
-    def tidy(self) -> None:
+    def rewrite_manifests(self) -> None:
         """Fewer manifests, and fewer files of deleted rows."""
-        before = self.figures()
+        before = self.statistics()
         if before.delete_files > 1:
-            self._unless_in_the_way("rewrite_position_delete_files({table})")
+            self._call_with_retries("rewrite_position_delete_files({table})")
         if before.manifests > 1:
-            self._unless_in_the_way("rewrite_manifests({table})")
+            self._call_with_retries("rewrite_manifests({table})")
 
     def expire(self, now: float, *, max_age: float, max_snapshots: int) -> None:
         """Drop old snapshots with the files that no other has; those stay that tell what the table holds.
@@ -130,17 +132,20 @@ class Maintenance:
             max_age: seconds; older ones go,
             max_snapshots: and of the others those beyond so many, see ``core.table_layout``.
         """
-        current = self.table.current(self.session)
+        current = self.table.current_snapshot_id(self.session)
         if current is None:
             return
         policy = self.policy()
         rows = self.session.sql(_SNAPSHOTS.format(table=self.table.quoted)).collect()
-        snapshots = {one: Snapshot(one, parent, since=since_of(one, since)) for one, parent, _, since in rows}
+        snapshots = {
+            one: SnapshotSummary(one, parent, total_as_of=decode_total_as_of(one, since))
+            for one, parent, _, since in rows
+        }
         at = {one: millis / 1000 for one, _, millis, _ in rows}
         found = lineage(snapshots, current)
-        before = expire_before(
+        before = expiry_cutoff(
             sorted(at.values(), reverse=True),
-            needed=[at[one] for one in (*found.path, *found.summed_up)],
+            needed_since=[at[one] for one in (*found.path, *found.totals)],
             now=now,
             max_age=max(max_age, policy.max_age),
             max_snapshots=max_snapshots,
@@ -148,36 +153,36 @@ class Maintenance:
         if policy.max_age:
             before = min(before, now - policy.max_age)
         if min(at.values()) < before:
-            kept = f"older_than => {_moment(before)}, retain_last => {policy.min_snapshots}"
-            self._unless_in_the_way(f"expire_snapshots({{table}}, {kept})")
+            kept = f"older_than => {_timestamp_literal(before)}, retain_last => {policy.min_snapshots}"
+            self._call_with_retries(f"expire_snapshots({{table}}, {kept})")
 
     def remove_orphans(self, now: float, *, min_age: float) -> int:
         """Delete what no snapshot has and nobody has written to for so long: of batches that died; gives how many."""
-        before = _moment(now - min_age)
+        before = _timestamp_literal(now - min_age)
         sql = f"SELECT file FROM {self.table.quoted}.`metadata_log_entries` LIMIT 1"
         listed = "" if self.session.sql(sql).collect()[0]["file"].startswith(_LOCAL) else _BY_PREFIX
-        return len(self._unless_in_the_way(f"remove_orphan_files({{table}}, older_than => {before}{listed})"))
+        return len(self._call_with_retries(f"remove_orphan_files({{table}}, older_than => {before}{listed})"))
 
     def _is_sorted(self) -> bool:
         found = self.session.sql(f"SHOW TBLPROPERTIES {self.table.quoted} ('sort-order')").collect()
         return bool(found) and not found[0]["value"].startswith("Table ")  # "… does not have property"
 
-    def _unless_in_the_way(self, procedure: str) -> list[Row]:
+    def _call_with_retries(self, procedure: str) -> list[Row]:
         """Call it; where a lane's commit was first, again, and in the end not at all: the next run will."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 return self._call(procedure)
             except PySparkException as error:
-                if is_the_servers(error):
+                if is_server_error(error):
                     raise
-                if refusal(error, self.table.name, self.table.quoted) is None:
+                if retry_reason(error, self.table.name, self.table.quoted) is None:
                     what = procedure.partition("(")[0]
                     raise SparkFailedError(
-                        f"Spark could not maintain {self.table.name} ({in_short(error)}): {what} changed nothing, and "
+                        f"Spark could not maintain {self.table.name} ({summarize(error)}): {what} changed nothing, and "
                         "both lanes go on; mend what the reason names, the server's log has more"
                     ) from error
                 self.table.refresh(self.session)
-        self.gave_way += 1
+        self.conflicts += 1
         return []
 
     def _call(self, procedure: str) -> list[Row]:
@@ -187,18 +192,18 @@ class Maintenance:
         return found
 
 
-def _rounds(settled: Sequence[OffsetRange], *, together: bool) -> Iterator[list[OffsetRange]]:
+def _compaction_rounds(settled: Sequence[OffsetRange], *, together: bool) -> Iterator[list[OffsetRange]]:
     """What is compacted in one go: where files have one Kafka partition each, a range of every partition."""
-    for layer in layers(settled):
-        size = _MOST_RANGES if together else 1
+    for layer in one_per_partition(settled):
+        size = _MAX_RANGES if together else 1
         for start in range(0, len(layer), size):
             yield layer[start : start + size]
 
 
-def _number(text: str | None) -> int:
+def _to_number(text: str | None) -> int:
     """Read a property that is a number; 0 where nobody set it, or set something else."""
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-def _moment(seconds: float) -> str:
+def _timestamp_literal(seconds: float) -> str:
     return f"timestamp_millis({int(seconds * 1000)}L)"

@@ -12,11 +12,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.functions import partitioning
 
-from kafka_liveness_dagster.core.table_layout import DEFAULT, Field, Layout, field
-from kafka_liveness_dagster.core.table_properties import change, in_words, of_new_table, refused_of_new_table
-from kafka_liveness_dagster.spark.error_classification import in_short, is_added_meanwhile, is_the_servers
+from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, Field, TableLayout, parse_partition_field
+from kafka_liveness_dagster.core.table_properties import (
+    describe_refused,
+    format_set_properties,
+    new_table_properties,
+    refused_new_table_properties,
+)
+from kafka_liveness_dagster.spark.error_classification import is_column_added_concurrently, is_server_error, summarize
 from kafka_liveness_dagster.spark.errors import TableSchemaError
-from kafka_liveness_dagster.spark.table.schema_check import as_stored, column, quoted, shaped, sql_type
+from kafka_liveness_dagster.spark.table.schema_check import (
+    cast_to_table,
+    column_ddl,
+    quote_name,
+    reshape_expression,
+    sql_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,38 +36,38 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.spark.table.schema_check import Fit
+    from kafka_liveness_dagster.spark.table.schema_check import SchemaDiff
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
-_MOST_OPEN_FILES = 64
+_MAX_OPEN_FILES = 64
 """Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
 
 
-def create(
+def create_table(
     table: IcebergTable,
     frame: DataFrame,
     ranges: Sequence[OffsetRange],
     summary: Mapping[str, str],
-    layout: Layout = DEFAULT,
+    layout: TableLayout = DEFAULT_LAYOUT,
 ) -> None:
     """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
     session = frame.sparkSession
     made = _create_namespaces(session, table.quoted.split(".")[:-1])
     writer = frame.sortWithinPartitions(*map(F.expr, layout.sort_by)) if layout.sort_by else frame
     creating = writer.writeTo(table.quoted).using("iceberg")
-    if fields := [_partitioned(field(text)) for text in layout.partition_by]:
+    if fields := [_partition_expressions(parse_partition_field(text)) for text in layout.partition_by]:
         creating = creating.partitionedBy(*fields)
-    for key, value in of_new_table(layout).items():
+    for key, value in new_table_properties(layout).items():
         creating = creating.tableProperty(key, value)
     try:
-        fans_out = layout.is_by_kafka_partition and may_fan_out(ranges)
+        fans_out = layout.is_by_kafka_partition and allows_fanout(ranges)
         creating.options(**write_options(summary, fans_out=fans_out)).create()
     except PySparkException:
         _drop_namespaces(session, made)
         raise
 
 
-def check_properties(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+def check_properties(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
     """Pass if later batches can be written to a table that is created with these properties and the catalog's.
 
     A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's server sets
@@ -71,45 +82,48 @@ def check_properties(table: IcebergTable, session: SparkSession, layout: Layout)
         {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
         for prefix in (f"{catalog}table-default.", f"{catalog}table-override.")
     )
-    if found := refused_of_new_table(layout, default, override):
+    if found := refused_new_table_properties(layout, default, override):
         raise TableSchemaError(
-            f"Table {table.name} would have properties that batches cannot be written with: {in_words(found)}. It was "
-            f"not created. Fix: set {change(found)} in table_properties, or in {catalog}table-override if it is there"
+            f"Table {table.name} would have properties that batches cannot be written with: {describe_refused(found)}. "
+            "It was "
+            f"not created. Fix: set {format_set_properties(found)} in table_properties, or in {catalog}table-override "
+            "if it is there"
         )
 
 
-def keep_sorted(table: IcebergTable, session: SparkSession, layout: Layout) -> None:
+def set_sort_order(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
     """Tell a new table how those who write to it are to sort: it is not told when it is created."""
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
 
 
-def _partitioned(by: Field) -> Column:
+def _partition_expressions(by: Field) -> Column:
     if by.transform == "bucket":
         return partitioning.bucket(by.buckets, by.column)
     return getattr(partitioning, by.transform)(by.column) if by.transform else F.col(by.column)
 
 
-def widened(frame: DataFrame, found: Fit) -> DataFrame:
+def with_missing_columns(frame: DataFrame, found: SchemaDiff) -> DataFrame:
     """The frame with columns it lacks, and fields it lacks inside of columns, as null."""
-    added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quoted(f.name)}" for f in found.lacking)
+    added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quote_name(f.name)}" for f in found.missing)
     if not found.incomplete:
         return frame.selectExpr("*", *added)
-    return in_shape(frame, found.after, found.incomplete).selectExpr("*", *added)
+    return reshape(frame, found.table_after, found.incomplete).selectExpr("*", *added)
 
 
-def in_shape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
+def reshape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
     """The frame, whose columns have the same fields inside as those of a table; the ones of these names, or all."""
     kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
     return frame.selectExpr(
         *(
-            f"{shaped(quoted(one.name), one.dataType, kinds.get(one.name, one.dataType))} AS {quoted(one.name)}"
+            f"{reshape_expression(quote_name(one.name), one.dataType, kinds.get(one.name, one.dataType))} AS "
+            f"{quote_name(one.name)}"
             for one in frame.schema
         )
     )
 
 
-def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructType) -> None:
+def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, columns: StructType) -> None:
     """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
 
     So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
@@ -125,41 +139,41 @@ def rehearse(table: IcebergTable, frame: DataFrame, found: Fit, columns: StructT
         TableSchemaError: the table cannot take the rows.
         pyspark.errors.PySparkException: a row failed.
     """
-    known = in_shape(frame.drop(*(F.col(quoted(one.name)) for one in found.new)), columns)
+    known = reshape(frame.drop(*(F.col(quote_name(one.name)) for one in found.new)), columns)
     sql = f"EXPLAIN INSERT INTO {table.quoted} BY NAME SELECT * FROM {{rows}}"
     plan = frame.sparkSession.sql(sql, rows=known).collect()
-    if len(plan) > 1 and plan[0][0].startswith("Error") and not is_added_meanwhile(plan[1][0]):
+    if len(plan) > 1 and plan[0][0].startswith("Error") and not is_column_added_concurrently(plan[1][0]):
         now = table.shape(frame.sparkSession)
         if now is not None and now.columns == columns:  # else another writer changed the table: the commit is refused
-            raise table.refused(plan[1][0])
-    as_stored(frame, found.after).write.format("noop").mode("overwrite").save()
+            raise table.unsupported_types_error(plan[1][0])
+    cast_to_table(frame, found.table_after).write.format("noop").mode("overwrite").save()
 
 
-def evolve(table: IcebergTable, session: SparkSession, found: Fit) -> None:
+def evolve_schema(table: IcebergTable, session: SparkSession, found: SchemaDiff) -> None:
     """Add columns, and fields inside of columns, and widen others; a metadata commit each, which rewrites no row.
 
     Raises:
         TableSchemaError: the table cannot have them.
         pyspark.errors.PySparkException: somebody else added one of them meanwhile.
     """
-    added = [*map(column, found.new), *(f"{one.name} {sql_type(one.kind)}" for one in found.added)]
+    added = [*map(column_ddl, found.new), *(f"{one.name} {sql_type(one.data_type)}" for one in found.added)]
     changes = [f"ADD COLUMNS ({', '.join(added)})"] if added else []
-    changes += [f"ALTER COLUMN {one.name} TYPE {sql_type(one.kind)}" for one in found.wider]
+    changes += [f"ALTER COLUMN {one.name} TYPE {sql_type(one.data_type)}" for one in found.widened]
     try:
         for change in changes:
             session.sql(f"ALTER TABLE {table.quoted} {change}")
     except PySparkException as error:
-        if is_the_servers(error) or error.getCondition() == "FIELD_ALREADY_EXISTS":
+        if is_server_error(error) or error.getCondition() == "FIELD_ALREADY_EXISTS":
             raise
-        raise table.refused(in_short(error)) from error
+        raise table.unsupported_types_error(summarize(error)) from error
 
 
-def may_fan_out(ranges: Iterable[OffsetRange]) -> bool:
+def allows_fanout(ranges: Iterable[OffsetRange]) -> bool:
     """Whether a task may have a file open for each of Kafka's partitions.
 
     As the rows come each task has one partition. Where the transform moved them it may have all.
     """
-    return len({r.topic_partition for r in ranges}) <= _MOST_OPEN_FILES
+    return len({r.topic_partition for r in ranges}) <= _MAX_OPEN_FILES
 
 
 def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict[str, str]:
@@ -183,7 +197,7 @@ def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]
             session.sql(f"CREATE NAMESPACE {namespace}")
         except PySparkException as error:
             # Others were quicker, or the answer was lost: not every catalog has a word for it
-            if error.getCondition() == "SCHEMA_ALREADY_EXISTS" or _is_there(session, namespace):
+            if error.getCondition() == "SCHEMA_ALREADY_EXISTS" or _namespace_exists(session, namespace):
                 continue
             _drop_namespaces(session, made)
             raise
@@ -191,7 +205,7 @@ def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]
     return made
 
 
-def _is_there(session: SparkSession, namespace: str) -> bool:
+def _namespace_exists(session: SparkSession, namespace: str) -> bool:
     try:
         session.sql(f"DESCRIBE NAMESPACE {namespace}")
     except PySparkException:
@@ -199,7 +213,7 @@ def _is_there(session: SparkSession, namespace: str) -> bool:
     return True
 
 
-def _drop_namespaces(session: SparkSession, made: Sequence[str]) -> None:
-    for namespace in reversed(made):
+def _drop_namespaces(session: SparkSession, created: Sequence[str]) -> None:
+    for namespace in reversed(created):
         with suppress(PySparkException):  # somebody else has a table in it by now
             session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")

@@ -3,10 +3,10 @@
 Never asks the table, and Spark only whether it tells `a` from `A`, when there are both.
 
 >>> rows = StructType([StructField("topic", StringType()), StructField("partition", StringType())])
->>> check_key(rows, "the rows for lake.shop.orders")
+>>> require_key_columns(rows, "the rows for lake.shop.orders")
 Traceback (most recent call last):
 kafka_liveness_dagster.spark.errors.TableSchemaError: the rows for lake.shop.orders must have partition int (is ...
->>> column(StructField("net `price`", ArrayType(IntegerType())))
+>>> column_ddl(StructField("net `price`", ArrayType(IntegerType())))
 '`net ``price``` array<int>'
 """
 
@@ -27,76 +27,77 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-KEY = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
-OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+KEY_COLUMNS = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
+METADATA_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
 """Its metadata columns. A table with a column of that name is written once, and refuses the first rewrite or DELETE."""
-_HELD = (
+_SUPPORTED_TYPES = (
     t.BooleanType, t.ByteType, t.ShortType, IntegerType, LongType, t.FloatType, t.DoubleType, t.DecimalType,
     StringType, t.CharType, t.VarcharType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
     t.VariantType,  # of version 3; an older table says so itself
 )  # fmt: skip
 
 
-class Inside(NamedTuple):
+class NestedField(NamedTuple):
     """A field inside a column: of a struct, also of one that is an element of an array, or a value of a map.
 
     Attributes:
         path: the names from the column's on; ``element`` for an array's, ``value`` for a map's.
-        kind: its type in the rows.
+        data_type: its type in the rows.
     """
 
     path: tuple[str, ...]
-    kind: DataType
+    data_type: DataType
 
     @property
     def name(self) -> str:
         """The field as SQL names it."""
-        return ".".join(map(quoted, self.path))
+        return ".".join(map(quote_name, self.path))
 
 
 @dataclass(frozen=True)
-class Fit:
+class SchemaDiff:
     """What a table and rows do not have in common.
 
     Attributes:
         new: columns of the rows that the table lacks.
-        lacking: columns of the table that the rows lack; null is written.
-        wider: columns, and fields inside columns, whose type in the rows holds more than the table's, into which
+        missing: columns of the table that the rows lack; null is written.
+        widened: columns, and fields inside columns, whose type in the rows holds more than the table's, into which
             Iceberg can turn it.
         added: fields that the rows have inside a column of the table, and the table lacks.
         incomplete: columns of the rows that lack fields of the table's inside; null is written.
-        after: the table's columns when it has taken the rows.
+        table_after: the table's columns when it has taken the rows.
     """
 
     new: tuple[StructField, ...]
-    lacking: tuple[StructField, ...]
-    wider: tuple[Inside, ...] = ()
-    added: tuple[Inside, ...] = ()
+    missing: tuple[StructField, ...]
+    widened: tuple[NestedField, ...] = ()
+    added: tuple[NestedField, ...] = ()
     incomplete: frozenset[str] = frozenset()
-    after: StructType = field(default_factory=StructType)
+    table_after: StructType = field(default_factory=StructType)
 
     @property
-    def evolves(self) -> bool:
+    def changes_table(self) -> bool:
         """Return whether the table's schema has to change."""
-        return bool(self.new or self.wider or self.added)
+        return bool(self.new or self.widened or self.added)
 
 
-def check_rows(frame: DataFrame, of: str) -> None:
+def require_row_columns(frame: DataFrame, source: str) -> None:
     """Pass when the rows have the key, and no two columns of one name.
 
     Raises:
         TableSchemaError: they have not.
     """
     rows = frame.schema
-    check_key(rows, of)
-    if twins := _twins(rows.names, frame):
+    require_key_columns(rows, source)
+    if twins := _ambiguous_names(rows.names, frame):
         raise TableSchemaError(
-            f"{of} have columns that Spark cannot tell apart: {', '.join(twins)}: nothing was written; rename or drop "
+            f"{source} have columns that Spark cannot tell apart: {', '.join(twins)}: nothing was written; rename or "
+            "drop "
             "all but one in the transform"
         )
 
 
-def check_key(columns: StructType, of: str) -> None:
+def require_key_columns(columns: StructType, source: str) -> None:
     """Pass when there are topic, partition and offset, of the types Kafka gives.
 
     Raises:
@@ -105,40 +106,43 @@ def check_key(columns: StructType, of: str) -> None:
     have = {field.name: field.dataType for field in columns}
     wrong = [
         f"{name} {wanted.simpleString()}" + (f" (is {have[name].simpleString()})" if name in have else "")
-        for name, wanted in KEY.items()
+        for name, wanted in KEY_COLUMNS.items()
         if have.get(name) != wanted
     ]
     if wrong:
         raise TableSchemaError(
-            f"{of} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its offsets, so keep "
+            f"{source} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its offsets, so keep "
             "the three columns in what the transform returns and in the table"
         )
 
 
-def check_names(names: Iterable[str], of: str, remedy: str) -> None:
+def reject_metadata_names(names: Iterable[str], source: str, remedy: str) -> None:
     """Pass when no column has the name of one of Iceberg's own.
 
     Raises:
         TableSchemaError: one has.
     """
-    if taken := [name for name in names if name.lower() in OF_ICEBERG]:
+    if taken := [name for name in names if name.lower() in METADATA_COLUMNS]:
         raise TableSchemaError(
-            f"{of} have {_quoted(taken)}, a name of Iceberg's own metadata columns: the table could not be rewritten; "
+            f"{source} have {_quote_names(taken)}, a name of Iceberg's own metadata columns: the table could not be "
+            "rewritten; "
             f"nothing was written. {remedy}"
         )
 
 
-def check_new(fields: Sequence[StructField], name: str, inside: Iterable[Inside] = ()) -> None:
+def require_supported_types(fields: Sequence[StructField], name: str, inside: Iterable[NestedField] = ()) -> None:
     """Pass when a table can have these columns, and these fields inside of columns.
 
     Raises:
         TableSchemaError: it cannot.
     """
-    check_names((field.name for field in fields), f"the rows for {name}", "Name it otherwise in the transform")
-    unfit = [what for field in fields for what in _unfit(field, "")]
+    reject_metadata_names(
+        (field.name for field in fields), f"the rows for {name}", "Name it otherwise in the transform"
+    )
+    unfit = [what for field in fields for what in _unsupported(field, "")]
     for one in inside:
-        above = "".join(f"{quoted(part)}." for part in one.path[:-1])
-        unfit += _unfit(StructField(one.path[-1], one.kind), above)
+        above = "".join(f"{quote_name(part)}." for part in one.path[:-1])
+        unfit += _unsupported(StructField(one.path[-1], one.data_type), above)
     if unfit:
         raise TableSchemaError(
             f"table {name} cannot have {', '.join(unfit)}: nothing was written; CAST it in the transform to a type of "
@@ -146,7 +150,7 @@ def check_new(fields: Sequence[StructField], name: str, inside: Iterable[Inside]
         )
 
 
-def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
+def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
     """What is new in the rows, what they lack, and what needs more room.
 
     Raises:
@@ -157,21 +161,21 @@ def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
     there = set(columns.names)
     new = tuple(field for field in rows.values() if field.name not in there)
     lacking = tuple(field for field in columns if field.name not in rows)
-    if twins := _twins([*columns.names, *(field.name for field in new)], frame):
+    if twins := _ambiguous_names([*columns.names, *(field.name for field in new)], frame):
         raise TableSchemaError(
             f"rows and table {name} have columns that differ by case only: {', '.join(twins)}: nothing was written; "
             "give them the table's name in the transform"
         )
-    found = _Found()
+    found = _NestedDiff()
     given = [(field, rows[field.name].dataType if field.name in rows else field.dataType) for field in columns]
-    after = [StructField(f.name, found.grown(f.dataType, kind, (f.name,)), f.nullable) for f, kind in given]
-    check_new(new, name, found.added)
+    after = [StructField(f.name, found.merged_type(f.dataType, kind, (f.name,)), f.nullable) for f, kind in given]
+    require_supported_types(new, name, found.added)
     if required := [*(field.name for field in lacking if not field.nullable), *found.required]:
         raise TableSchemaError(
             f"rows for {name} lack {', '.join(required)}, which the table requires: nothing was written; "
             "add the columns in the transform or drop NOT NULL"
         )
-    return Fit(
+    return SchemaDiff(
         new,
         lacking,
         tuple(found.wider),
@@ -182,107 +186,108 @@ def fit(frame: DataFrame, columns: StructType, name: str) -> Fit:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _NestedDiff:
     """What is found inside of columns."""
 
-    added: list[Inside] = field(default_factory=list)
-    wider: list[Inside] = field(default_factory=list)
+    added: list[NestedField] = field(default_factory=list)
+    wider: list[NestedField] = field(default_factory=list)
     required: list[str] = field(default_factory=list)
     incomplete: set[str] = field(default_factory=set)
 
-    def grown(self, has: DataType, given: DataType, path: tuple[str, ...]) -> DataType:
+    def merged_type(self, has: DataType, given: DataType, path: tuple[str, ...]) -> DataType:
         """Return the type of a column, or of a field inside, when the table has taken the rows.
 
         Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to which
         Iceberg adds nothing.
         """
         if isinstance(has, StructType) and isinstance(given, StructType):
-            return StructType([*self._kept(has, given, path), *self._added(has, given, path)])
+            return StructType([*self._merge_existing(has, given, path), *self._merge_added(has, given, path)])
         if isinstance(has, ArrayType) and isinstance(given, ArrayType):
-            element = self.grown(has.elementType, given.elementType, (*path, "element"))
+            element = self.merged_type(has.elementType, given.elementType, (*path, "element"))
             return ArrayType(element, has.containsNull)
         if isinstance(has, MapType) and isinstance(given, MapType):
-            value = self.grown(has.valueType, given.valueType, (*path, "value"))
+            value = self.merged_type(has.valueType, given.valueType, (*path, "value"))
             return MapType(has.keyType, value, has.valueContainsNull)
-        if _widens(has, given):
-            self.wider.append(Inside(path, given))
+        if _can_widen(has, given):
+            self.wider.append(NestedField(path, given))
             return given
         return has
 
-    def _kept(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+    def _merge_existing(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
         for one in has:
             inside = (*path, one.name)
-            if (mine := _same(one.name, given)) is not None:
-                yield StructField(one.name, self.grown(one.dataType, mine.dataType, inside), one.nullable)
+            if (mine := _find_matching_field(one.name, given)) is not None:
+                yield StructField(one.name, self.merged_type(one.dataType, mine.dataType, inside), one.nullable)
                 continue
             self.incomplete.add(path[0])
             if not one.nullable:
-                self.required.append(".".join(map(quoted, inside)))
+                self.required.append(".".join(map(quote_name, inside)))
             yield one
 
-    def _added(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+    def _merge_added(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
         for one in given:
-            if _same(one.name, has) is None:
-                self.added.append(Inside((*path, one.name), one.dataType))
+            if _find_matching_field(one.name, has) is None:
+                self.added.append(NestedField((*path, one.name), one.dataType))
                 yield StructField(one.name, one.dataType)
 
 
-def shaped(value: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
+def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
     """Return a value's SQL with the fields of another type, in its order: null for those that the value lacks.
 
     What the other type lacks is left out, and null where it has too little room. Nothing is converted.
 
     >>> has, wanted = (StructType([StructField(name, IntegerType()) for name in names]) for names in ("a", "ab"))
-    >>> shaped("`v`", has, wanted)
+    >>> reshape_expression("`v`", has, wanted)
     "IF(`v` IS NULL, NULL, named_struct('a', `v`.`a`, 'b', CAST(NULL AS int)))"
-    >>> shaped("`v`", ArrayType(has), ArrayType(has))
+    >>> reshape_expression("`v`", ArrayType(has), ArrayType(has))
     '`v`'
     """
-    if _goes_as(given, wanted):
+    if _has_fields_in_order(given, wanted):
         return value
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         fields = (
             f"{_literal(one.name)}, "
             + (
                 f"CAST(NULL AS {sql_type(one.dataType)})"
-                if (mine := _same(one.name, given)) is None
-                else shaped(f"{value}.{quoted(mine.name)}", mine.dataType, one.dataType, depth)
+                if (mine := _find_matching_field(one.name, given)) is None
+                else reshape_expression(f"{value}.{quote_name(mine.name)}", mine.dataType, one.dataType, depth)
             )
             for one in wanted
         )
         return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
     part = f"_part{depth}"
     if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        return f"transform({value}, {part} -> {shaped(part, given.elementType, wanted.elementType, depth + 1)})"
+        element = reshape_expression(part, given.elementType, wanted.elementType, depth + 1)
+        return f"transform({value}, {part} -> {element})"
     if isinstance(given, MapType) and isinstance(wanted, MapType):
-        inner = shaped(part, given.valueType, wanted.valueType, depth + 1)
+        inner = reshape_expression(part, given.valueType, wanted.valueType, depth + 1)
         return f"transform_values({value}, (_key{depth}, {part}) -> {inner})"
     return f"CAST(NULL AS {sql_type(wanted)})"
 
 
-def as_stored(frame: DataFrame, columns: StructType) -> DataFrame:
+def cast_to_table(frame: DataFrame, columns: StructType) -> DataFrame:
     """The rows as a table takes them, to find the one it does not: a value too large, a null where none may be.
 
     A CAST of a struct goes by position, where Spark's writing goes by name. So its fields are put in order before.
     """
     there = {field.name: field for field in columns}
-    return frame.selectExpr(*(_stored(field, there.get(field.name)) for field in frame.schema))
+    return frame.selectExpr(*(_cast_expression(field, there.get(field.name)) for field in frame.schema))
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """A column's name as SQL takes it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def column(field: StructField) -> str:
+def column_ddl(field: StructField) -> str:
     """A column as SQL declares it; pyspark's own toDDL works only in the thread that opened the session."""
-    return f"{quoted(field.name)} {sql_type(field.dataType)}"
+    return f"{quote_name(field.name)} {sql_type(field.dataType)}"
 
 
 def sql_type(kind: DataType) -> str:
     """A type as SQL names it."""
     if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{quoted(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
+        return f"struct<{', '.join(f'{quote_name(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
     if isinstance(kind, ArrayType):
         return f"array<{sql_type(kind.elementType)}>"
     if isinstance(kind, MapType):
@@ -290,28 +295,28 @@ def sql_type(kind: DataType) -> str:
     return str(kind.simpleString())
 
 
-def _widens(has: DataType, given: DataType) -> bool:
+def _can_widen(has: DataType, given: DataType) -> bool:
     """Whether Iceberg can make the one of the other, and no value has to fit that does not."""
     if isinstance(has, t.DecimalType) and isinstance(given, t.DecimalType):
         return bool(has.scale == given.scale and has.precision < given.precision)
     return (type(has), type(given)) in {(IntegerType, LongType), (t.FloatType, t.DoubleType)}
 
 
-def _twins(names: Iterable[str], frame: DataFrame) -> list[str]:
+def _ambiguous_names(names: Iterable[str], frame: DataFrame) -> list[str]:
     """Names that mean one column to Spark; its setting is asked only when they differ by case."""
     exact, folded = Counter(names), Counter(name.lower() for name in names)
     found = sorted({name for name, often in exact.items() if often > 1})
     if not found and len(folded) < len(exact) and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         found = [name for name in exact if folded[name.lower()] > 1]
-    return [quoted(name) for name in found]
+    return [quote_name(name) for name in found]
 
 
-def _stored(given: StructField, field: StructField | None) -> str:
-    name = quoted(given.name)
+def _cast_expression(given: StructField, field: StructField | None) -> str:
+    name = quote_name(given.name)
     if field is None:
         return name
     kind = sql_type(field.dataType)
-    value = f"CAST({shaped(name, given.dataType, field.dataType)} AS {kind})"
+    value = f"CAST({reshape_expression(name, given.dataType, field.dataType)} AS {kind})"
     if not field.nullable:
         why = _literal(f"null in {given.name}, which the table requires")
         value = f"coalesce({value}, CAST(raise_error({why}) AS {kind}))"
@@ -323,7 +328,7 @@ def _literal(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _same(name: str, struct: StructType) -> StructField | None:
+def _find_matching_field(name: str, struct: StructType) -> StructField | None:
     """Return the field that Spark takes for this one when it writes: of the same name, or but for its case.
 
     Where a session tells case apart, Spark refuses the latter by name.
@@ -332,35 +337,37 @@ def _same(name: str, struct: StructType) -> StructField | None:
     return fields.get(name) or next((one for one in struct if one.name.lower() == name.lower()), None)
 
 
-def _goes_as(given: DataType, wanted: DataType) -> bool:
+def _has_fields_in_order(given: DataType, wanted: DataType) -> bool:
     """Return whether a value has the other type's fields, in its order, and no field that the other has no room for."""
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         fields = zip(given, wanted, strict=False)
-        return given.names == wanted.names and all(_goes_as(mine.dataType, its.dataType) for mine, its in fields)
+        return given.names == wanted.names and all(
+            _has_fields_in_order(mine.dataType, its.dataType) for mine, its in fields
+        )
     if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        return _goes_as(given.elementType, wanted.elementType)
+        return _has_fields_in_order(given.elementType, wanted.elementType)
     if isinstance(given, MapType) and isinstance(wanted, MapType):
-        return _goes_as(given.valueType, wanted.valueType)
-    return not _widens(wanted, given)
+        return _has_fields_in_order(given.valueType, wanted.valueType)
+    return not _can_widen(wanted, given)
 
 
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(quoted(name) for name in names)
+def _quote_names(names: Iterable[str]) -> str:
+    return ", ".join(quote_name(name) for name in names)
 
 
-def _unfit(field: StructField, above: str) -> list[str]:
+def _unsupported(field: StructField, above: str) -> list[str]:
     """What of a column, and of what is in it, Iceberg has no place for."""
-    name = above + quoted(field.name)
+    name = above + quote_name(field.name)
     if not field.name:
         return [f"{name}, a column without a name"]
-    return _unfit_type(field.dataType, name)
+    return _unsupported_type(field.dataType, name)
 
 
-def _unfit_type(kind: DataType, name: str) -> list[str]:
+def _unsupported_type(kind: DataType, name: str) -> list[str]:
     if isinstance(kind, StructType) and kind.fields:
-        return [what for field in kind for what in _unfit(field, f"{name}.")]
+        return [what for field in kind for what in _unsupported(field, f"{name}.")]
     if isinstance(kind, ArrayType):
-        return _unfit_type(kind.elementType, f"{name}.element")
+        return _unsupported_type(kind.elementType, f"{name}.element")
     if isinstance(kind, MapType):
-        return [*_unfit_type(kind.keyType, f"{name}.key"), *_unfit_type(kind.valueType, f"{name}.value")]
-    return [] if isinstance(kind, _HELD) else [f"{name} of type {kind.simpleString()}"]
+        return [*_unsupported_type(kind.keyType, f"{name}.key"), *_unsupported_type(kind.valueType, f"{name}.value")]
+    return [] if isinstance(kind, _SUPPORTED_TYPES) else [f"{name} of type {kind.simpleString()}"]

@@ -23,12 +23,17 @@ from pyspark.sql.types import StructType
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.table_properties import change, in_words, needed_bounds, refused
-from kafka_liveness_dagster.spark.connect.connection import line_of
-from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, in_short, is_missing
+from kafka_liveness_dagster.core.table_properties import (
+    describe_refused,
+    format_set_properties,
+    needed_bounds,
+    refused_properties,
+)
+from kafka_liveness_dagster.spark.connect.connection import connection_of
+from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, is_table_missing, summarize
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TableSchemaError
-from kafka_liveness_dagster.spark.ranges import condition
-from kafka_liveness_dagster.spark.table.schema_check import check_key, check_names
+from kafka_liveness_dagster.spark.ranges import ranges_condition
+from kafka_liveness_dagster.spark.table.schema_check import reject_metadata_names, require_key_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,11 +42,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 
-_TOTALS = "summary['total-records'], summary['total-position-deletes']"
-_COUNTS = f"SELECT {_TOTALS} FROM {{}}.`snapshots` WHERE snapshot_id = {{}}"
+_TOTAL_COLUMNS = "summary['total-records'], summary['total-position-deletes']"
+_TOTALS_QUERY = f"SELECT {_TOTAL_COLUMNS} FROM {{}}.`snapshots` WHERE snapshot_id = {{}}"
 
 
-class TableNow(NamedTuple):
+class TableInfo(NamedTuple):
     """A table at one of its snapshots.
 
     Attributes:
@@ -57,47 +62,48 @@ class TableNow(NamedTuple):
     uri: str | None
 
 
-def described(session: SparkSession, table: IcebergTable, answer_seconds: float) -> TableNow | None:
+def describe_table(session: SparkSession, table: IcebergTable, answer_seconds: float) -> TableInfo | None:
     """The table as it is, None while it has no snapshot.
 
     One of its questions is a job, which waits for a core that batches have.
 
     Raises:
-        SparkSilentError: Spark did not answer in time.
+        SparkNotRespondingError: Spark did not answer in time.
         SparkFailedError: it cannot say.
     """
-    with line_of(session).within(answer_seconds, f"it was asked what {table.name} has"):
+    with connection_of(session).abort_after(answer_seconds, f"it was asked what {table.name} has"):
         try:
-            return _described(session, table)
+            return _describe_table(session, table)
         except PySparkException as error:
             raise SparkFailedError(
-                f"Spark cannot say what {table.name} has now ({in_short(error)}): what was committed is there, and the "
+                f"Spark cannot say what {table.name} has now ({summarize(error)}): what was committed is there, and "
+                "the "
                 "next materialization asks again"
             ) from error
 
 
-def _described(session: SparkSession, table: IcebergTable) -> TableNow | None:
+def _describe_table(session: SparkSession, table: IcebergTable) -> TableInfo | None:
     shape = table.shape(session)
     snapshot_id = None if shape is None else table.snapshot_id(session)
     if shape is None or snapshot_id is None:
         return None
-    counts = session.sql(_COUNTS.format(table.quoted, snapshot_id)).collect()
+    counts = session.sql(_TOTALS_QUERY.format(table.quoted, snapshot_id)).collect()
     rows = int(counts[0][0]) - int(counts[0][1] or 0) if counts and counts[0][0] else None
-    return TableNow(snapshot_id, rows, shape.columns, table.name, table.details(session).get("Location"))
+    return TableInfo(snapshot_id, rows, shape.columns, table.name, table.details(session).get("Location"))
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
 _PLANNED = re.compile(r"\bsnapshotId=(\d+)\b")
 _CHECK_EVERY_SECONDS = 60.0
-_checked: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
+_checked_at: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
 _VIEW = "a view"
-_ASIDE = ("spark.wap.branch", "spark.wap.id")
-_MAY_BE_PUT_ASIDE = "write.wap.enabled"
+_WAP_SETTINGS = ("spark.wap.branch", "spark.wap.id")
+_WAP_ENABLED = "write.wap.enabled"
 _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
-class Shape(NamedTuple):
+class TableShape(NamedTuple):
     """What a table looks like.
 
     Attributes:
@@ -131,7 +137,7 @@ class IcebergTable:
         """The name as SQL takes it."""
         return ".".join(f"`{part}`" for part in self.name.split("."))
 
-    def shape(self, session: SparkSession) -> Shape | None:
+    def shape(self, session: SparkSession) -> TableShape | None:
         """What the table looks like, or None when there is no such table yet.
 
         Raises:
@@ -139,7 +145,7 @@ class IcebergTable:
                 is a view, a branch, or of another format; or there is no such catalog.
         """
         try:
-            self._check_whole(session)
+            self._require_whole_table(session)
             schema: StructType = session.table(self.quoted).select("*", "_partition").schema
         except AnalysisException as error:
             condition = error.getCondition() or ""
@@ -150,18 +156,18 @@ class IcebergTable:
                 ) from None
             if condition != NOT_FOUND and not condition.startswith("UNRESOLVED_COLUMN"):
                 raise
-            if is_missing(error, self.quoted) or (kind := self._kind(session)) is None:
+            if is_table_missing(error, self.quoted) or (kind := self._kind(session)) is None:
                 return None
-            raise self._is_no_table(kind) from error
+            raise self._not_a_table_error(kind) from error
         columns = StructType(schema.fields[:-1])
         if "_partition" in columns.names and self._is_view(session):  # a view that shows Iceberg's own columns
-            raise self._is_no_table(_VIEW)
-        check_key(columns, f"table {self.name}")
+            raise self._not_a_table_error(_VIEW)
+        require_key_columns(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
-        check_names(columns.names, f"columns of table {self.name}", remedy)
-        return Shape(columns, _is_by_kafka_partition(schema.fields[-1]))
+        reject_metadata_names(columns.names, f"columns of table {self.name}", remedy)
+        return TableShape(columns, _partitions_by_kafka(schema.fields[-1]))
 
-    def shape_to_write(self, session: SparkSession) -> Shape | None:
+    def writable_shape(self, session: SparkSession) -> TableShape | None:
         """Return what ``shape`` does, of a table that batches can be written to.
 
         Its properties are read once a minute at most: files that somebody writes with others meanwhile are merged.
@@ -170,14 +176,15 @@ class IcebergTable:
             TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would refuse a later
                 batch, or let two writers of the same offsets commit.
         """
-        shape, checked = self.shape(session), _checked.setdefault(session, {})
+        shape, checked = self.shape(session), _checked_at.setdefault(session, {})
         if shape is None or time.monotonic() < checked.get(self.name, 0.0):
             return shape
         bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)
-        if found := [*refused(self.properties(session), bounds, shape.columns.names)]:
+        if found := [*refused_properties(self.properties(session), bounds, shape.columns.names)]:
             raise TableSchemaError(
-                f"Table {self.name} has properties that batches cannot be written with: {in_words(found)}. Nothing was "
-                f"written. Fix: ALTER TABLE {self.name} SET TBLPROPERTIES ({change(found)})"
+                f"Table {self.name} has properties that batches cannot be written with: {describe_refused(found)}. "
+                "Nothing was "
+                f"written. Fix: ALTER TABLE {self.name} SET TBLPROPERTIES ({format_set_properties(found)})"
             )
         checked[self.name] = time.monotonic() + _CHECK_EVERY_SECONDS
         return shape
@@ -195,24 +202,24 @@ class IcebergTable:
         Raises:
             TableSchemaError: it does not.
         """
-        told = session.client.get_config_with_defaults(*((name, None) for name in _ASIDE))
-        settings = " and ".join(f"{name}={value!r}" for name, value in zip(_ASIDE, told, strict=True) if value)
+        told = session.client.get_config_with_defaults(*((name, None) for name in _WAP_SETTINGS))
+        settings = " and ".join(f"{name}={value!r}" for name, value in zip(_WAP_SETTINGS, told, strict=True) if value)
         if not settings:
             return
         of_the_server = "remove the setting from the Spark server and from the transform"
         if is_new:
             raise TableSchemaError(
                 f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may create it "
-                f"with {_MAY_BE_PUT_ASIDE}. Nothing was written. Fix: {of_the_server}, or create the table before."
+                f"with {_WAP_ENABLED}. Nothing was written. Fix: {of_the_server}, or create the table before."
             )
-        if self.properties(session).get(_MAY_BE_PUT_ASIDE, "").lower() == "true":
+        if self.properties(session).get(_WAP_ENABLED, "").lower() == "true":
             raise TableSchemaError(
-                f"Table {self.name} would stay without the rows: {settings} and the table's {_MAY_BE_PUT_ASIDE}=true "
+                f"Table {self.name} would stay without the rows: {settings} and the table's {_WAP_ENABLED}=true "
                 f"put them aside, for an audit. Nothing was written. Fix: {of_the_server}; or "
-                f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_MAY_BE_PUT_ASIDE}')"
+                f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_WAP_ENABLED}')"
             )
 
-    def refused(self, why: str) -> TableSchemaError:
+    def unsupported_types_error(self, why: str) -> TableSchemaError:
         """The error for rows of types that the table does not take."""
         return TableSchemaError(
             f"the rows do not fit table {self.name} ({why}): nothing was written, and the table is as it was; CAST to "
@@ -231,7 +238,7 @@ class IcebergTable:
         found = session.sql(f"SHOW TBLPROPERTIES {self.quoted} ('current-snapshot-id')").collect()
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
-    def current(self, session: SparkSession) -> int | None:
+    def current_snapshot_id(self, session: SparkSession) -> int | None:
         """The current snapshot, or None while the table has none, or is none; raises as ``shape`` does.
 
         A query of a table that is missing would fill the log of the run with Spark's complaint.
@@ -254,15 +261,17 @@ class IcebergTable:
         """Read its table properties, by name."""
         return {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
 
-    def at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
+    def rows_at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
 
-    def count(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> int:
+    def count_rows(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> int:
         """How many rows the table has of these offsets."""
-        return int(session.table(self.quoted).where(condition(ranges)).count())
+        return int(session.table(self.quoted).where(ranges_condition(ranges)).count())
 
-    def files(self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]) -> list[OffsetRange] | None:
+    def file_ranges(
+        self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]
+    ) -> list[OffsetRange] | None:
         """First to last offset of each data file that a snapshot has in the partitions of ``ranges``.
 
         None if a file has no bounds of its offsets: another writer's, in Avro or with other properties.
@@ -278,7 +287,7 @@ class IcebergTable:
             return None
         return [OffsetRange(topic, partition, first, last + 1) for topic, partition, first, last in found]
 
-    def _check_whole(self, session: SparkSession) -> None:
+    def _require_whole_table(self, session: SparkSession) -> None:
         """Refuse what is only a part of a table: what Iceberg writes to a branch is not in the table."""
         whole, _, part = self.quoted.rpartition(".")
         if _INSIDE_ANOTHER.fullmatch(part.strip("`")) and whole.count(".") and session.catalog.tableExists(whole):
@@ -287,7 +296,7 @@ class IcebergTable:
                 "batches go to the table's main branch, so name the table itself"
             )
 
-    def _is_no_table(self, kind: str) -> TableSchemaError:
+    def _not_a_table_error(self, kind: str) -> TableSchemaError:
         return TableSchemaError(
             f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
             "or write with a sink of your own"
@@ -310,5 +319,5 @@ class IcebergTable:
         return _VIEW if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
 
 
-def _is_by_kafka_partition(partition: StructField) -> bool:
+def _partitions_by_kafka(partition: StructField) -> bool:
     return isinstance(partition.dataType, StructType) and {"topic", "partition"} <= set(partition.dataType.names)
