@@ -85,7 +85,9 @@ def _scene(size: int) -> Scene:
         end = _COMMITTED + dice.randrange(_MOST_LAG)
         pending[tp] = (Span(_COMMITTED, end),)
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 120), Span(140, 190)))
-        facts[tp] = PartitionState(_COMMITTED, mark, 0, end, CatchUpCommitMetadata(100, (Span(150, 160),)))
+        facts[tp] = PartitionState(
+            _COMMITTED, mark, 0, log_end=end, catch_up_log=CatchUpCommitMetadata(100, (Span(150, 160),))
+        )
     return Scene(pending, facts, dice.choice(partitions))
 
 

@@ -130,7 +130,7 @@ def _ours(kafka: kl.KafkaLivenessResource, topic: str, bound: int, expected: int
             batch = consumer.poll(0)
             between += time.perf_counter() - read
             count += 1
-        run = Run(time.perf_counter() - wall, time.process_time() - cpu, between, count)
+        run = Run(time.perf_counter() - wall, time.process_time() - cpu, between, process=count)
     _check(size, expected)
     return run
 

@@ -6,7 +6,7 @@ tables have the worst, and a last line for how many others there are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
@@ -53,6 +53,7 @@ class Tally:
     rows: int | None = 0
     """None once a sink did not tell how many it wrote."""
     seconds: float = 0.0
+    _: KW_ONLY
     slowest_seconds: float = 0.0
     slowest_share: float = 0.0
     """Of its own budget, by the batch that came nearest to it; 1 is all of it."""
@@ -145,7 +146,10 @@ def row_count_text(rows: int | None) -> str:
 
 def format_count(count: int, noun: str) -> str:
     """A number with its noun."""
-    return f"{count:,} {noun if count == 1 else noun + ('es' if noun.endswith('ch') else 's')}"
+    if count == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def describe_departures(left: Iterable[MemberLeft]) -> str:
@@ -196,7 +200,8 @@ def group_metadata(
         for seen in shown
     ]
     if others:
-        lag, owed = sum(seen.lag for seen in others), sum(seen.pending_offsets for seen in others)
+        lag = sum(seen.lag for seen in others)
+        owed = sum(seen.pending_offsets for seen in others)
         rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag}
         rest["pending"] = format_count(owed, "offset")
         records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))

@@ -31,9 +31,9 @@ def instance():
 
 def look(instance, by, owed=()):
     """The group after a commit of one of them."""
-    seen = PartitionSnapshot(AT, 70, LiveCommitMetadata(OwnerState.RUNNING, by[:8]), 120, owed)
+    seen = PartitionSnapshot(AT, 70, LiveCommitMetadata(OwnerState.RUNNING, by[:8]), log_end=120, outstanding=owed)
     known = {CRASHED[:8]: Run(RunFate.FAILED)}
-    return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (seen,), known), instance.get_run_records())
+    return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (seen,), runs=known), instance.get_run_records())
 
 
 def test_a_live_run_knows_whom_it_replaces(instance):
@@ -61,7 +61,10 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
 
     def owing(*partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, FINDER[:8])
-        seen = tuple(PartitionSnapshot(at, 120, mark, 120, (Span(70, 120),) if at in partitions else ()) for at in both)
+        seen = tuple(
+            PartitionSnapshot(at, 120, mark, log_end=120, outstanding=(Span(70, 120),) if at in partitions else ())
+            for at in both
+        )
         return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), seen), [])
 
     asset = kl.kafka_asset(
@@ -84,7 +87,7 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
 def test_lag_alone_has_no_run_to_name(instance):
     """Nobody left: there is no tag, and no link to a run of any name."""
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
-    quiet = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, 120),)), [])
+    quiet = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, log_end=120),)), [])
     (request,), _ = wants.live_run(instance, quiet, now=0.0, orphaned=())
     assert request.tags["kafka_liveness/started_because"] == "lag"
     assert ".dagster/kafka_liveness.started_because_of_run" not in request.tags

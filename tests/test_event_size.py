@@ -31,12 +31,12 @@ def look(partitions):
             one.topic_partition,
             one.end,
             LiveCommitMetadata(OwnerState.RUNNING, RUN[:8]),
-            300_000 + one.partition,
-            (one.span,),
+            log_end=300_000 + one.partition,
+            outstanding=(one.span,),
         )
         for one in ranges(partitions)
     )
-    return GroupObservation(GroupSnapshot(GroupState.STABLE, (), seen, {RUN[:8]: Run(RunFate.FAILED)}), [])
+    return GroupObservation(GroupSnapshot(GroupState.STABLE, (), seen, runs={RUN[:8]: Run(RunFate.FAILED)}), [])
 
 
 def told(partitions):

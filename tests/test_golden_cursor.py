@@ -69,7 +69,7 @@ class Cluster:
     def group(self, group_id):
         clients = [(CLIENT.format("0000beef"), 0), (CLIENT.format("0000cafe"), 1), ("kcat", 2)]
         members = [
-            MemberDescription(f"member-{number}", client, "/10.0.0.7", (TopicPartition(TOPIC, number),))
+            MemberDescription(f"member-{number}", client, "/10.0.0.7", partitions=(TopicPartition(TOPIC, number),))
             for client, number in clients
         ]
         return GroupDescription("PREPARING_REBALANCING", tuple(members))

@@ -137,7 +137,7 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
     cluster.logs[CATCH_UP] = CommittedOffset(120, "not ours")
     table = SimpleNamespace(
         target="lake.shop.orders",
-        entries=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, ID)),
+        entries=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)),
     )
     seen = GroupObservation.read(cluster, instance, GROUP, [TOPIC], ledger=table)
     assert [str(one) for one in seen.pending] == ["orders:3:80-90", "orders:3:95-100"]
@@ -237,7 +237,7 @@ def test_the_reason_of_a_departure_is_read_after_the_members(cluster, instance):
 def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance(cluster, instance):
     """The runs of all members are queried by their ids before one counts as another instance's."""
     client_id = f"dagster/orders_job/{RUN}/orders"
-    cluster.members = [MemberDescription("member-1", client_id, "/127.0.0.1", (AT,))]
+    cluster.members = [MemberDescription("member-1", client_id, "/127.0.0.1", partitions=(AT,))]
     assert [member.is_of_other_instance for member in observe(cluster, instance).snapshot.members] == [True]
     instance.add_run(dg.DagsterRun("orders_job", run_id=RUN, status=STARTED))
     assert [member.is_of_other_instance for member in observe(cluster, instance).snapshot.members] == [False]
@@ -245,10 +245,10 @@ def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance
 
 def test_a_foreign_member_brings_no_markdown_and_no_link(cluster, instance):
     """Dagster's pages render events as markdown; anybody who may join the group chooses a client.id."""
-    cluster.members = [MemberDescription("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", (AT,))]
+    cluster.members = [MemberDescription("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", partitions=(AT,))]
     [member] = observe(cluster, instance).snapshot.members
     assert member.name == "?a?(http:??b.c)???i?www?"
-    cluster.members = [MemberDescription("member-1", "orders_app-1", "/10.0.0.7", (AT,))]
+    cluster.members = [MemberDescription("member-1", "orders_app-1", "/10.0.0.7", partitions=(AT,))]
     [member] = observe(cluster, instance).snapshot.members
     assert member.name == "orders_app-1 at 10.0.0.7"
 
@@ -267,8 +267,8 @@ def test_external_metadata_brings_no_markdown(cluster, instance):
 def ghosts_of(instance, run_id):
     """The ghosts of an observation in which the process of a run in progress is gone."""
     runs = {short_run_id(run_id): Run(RunFate.IN_PROGRESS, process=ProcessStatus.GONE)}
-    seen = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (), runs), instance.get_run_records())
-    return OrphanedRuns(seen, {short_run_id(run_id): Absence(0, 0)}, time.time(), 60.0, always=False)
+    seen = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (), runs=runs), instance.get_run_records())
+    return OrphanedRuns(seen, {short_run_id(run_id): Absence(0, 0)}, time.time(), after_seconds=60.0, always=False)
 
 
 def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instance):
@@ -380,7 +380,9 @@ def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
         100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], origin=GroupOrigin(0)).encode()
     )
     tick()
-    cluster.members = [MemberDescription("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", (AT,))]
+    cluster.members = [
+        MemberDescription("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", partitions=(AT,))
+    ]
     cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
     events = tick().asset_events
     exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "no_missing_rows"]

@@ -48,7 +48,7 @@ class Table:
         since = int(summary[TOTAL_AS_OF_KEY]) if TOTAL_AS_OF_KEY in summary else None
         number = len(self.snapshots) + 1
         self.snapshots[number] = SnapshotSummary(
-            number, self.current_id, summary[WRITTEN_KEY], summary.get(TOTAL_KEY, ""), since
+            number, self.current_id, summary[WRITTEN_KEY], total=summary.get(TOTAL_KEY, ""), total_as_of=since
         )
         self.current_id = number
 

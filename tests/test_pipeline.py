@@ -92,7 +92,18 @@ def batch(epoch, start=0):
 def run(lane, *batches, most_in_flight=1):
     """Run these batches, each ahead of the one before where two may be in flight."""
     left = list(batches)
-    pipeline = FakePipeline(None, None, None, "lake.shop.orders", None, 10, False, "poll", "raise", most_in_flight)
+    pipeline = FakePipeline(
+        None,
+        None,
+        None,
+        table="lake.shop.orders",
+        sink=None,
+        max_records=10,
+        is_auto_sized=False,
+        liveness="poll",
+        on_slow_record="raise",
+        max_in_flight=most_in_flight,
+    )
     tally = Tally()
     pipeline.run(lane, lambda *_, ahead: left.pop(0) if left else None, LOG, pytest.fail, tally)
     return tally

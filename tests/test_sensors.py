@@ -88,9 +88,11 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
         GroupState.REBALANCING,
         {f"{n:08x}": SeenMember("x" * 24, is_foreign=True) for n in range(MAX_REMEMBERED)},
         {f"{n:08x}": LeaveReason.POLL_TIMEOUT for n in range(MAX_REPORTED)},
-        "0" * 8,
-        1_795_000_000.123456,
-        {f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, is_reported=True) for n in range(MAX_ABSENT)},
+        assignment_hash="0" * 8,
+        rebalancing_since=1_795_000_000.123456,
+        absent_runs={
+            f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, is_reported=True) for n in range(MAX_ABSENT)
+        },
         last_tick_at=1_795_000_000,
     )
     cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, started_at=1_795_000_000, event_count=10**6)
@@ -104,7 +106,9 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
 def test_a_cursor_says_what_it_means():
     """Codes and fields: a reason that is added, or a foreign client of any name, makes it mean nothing else."""
     members = {"1": SeenMember("0badcafe"), "2": SeenMember("0badcafe", is_foreign=True)}
-    memory = SensorMemory(GroupState.EMPTY, members, {"0000beef": LeaveReason.MAX_RUNTIME_REACHED}, "0" * 8)
+    memory = SensorMemory(
+        GroupState.EMPTY, members, {"0000beef": LeaveReason.MAX_RUNTIME_REACHED}, assignment_hash="0" * 8
+    )
     cursor = GroupCursor.of(memory, observed_at=0.0, started_at=1, event_count=0)
     assert (cursor.member_runs, cursor.external_members) == ({"1": "0badcafe"}, {"2": "0badcafe"})
     assert cursor.reported_departures == {"max-runtime-reached": "0000beef"}
@@ -115,7 +119,13 @@ def test_a_cursor_says_what_it_means():
 def test_a_clock_that_was_set_back_delays_nothing():
     """No moment in the cursor is later than now: the group is observed at once, and no run is absent in the future."""
     memory = SensorMemory(
-        GroupState.STABLE, {}, {}, "1", 2_000.0, {"0badcafe": Absence(2_000, 2_000, 7)}, last_tick_at=2_000.0
+        GroupState.STABLE,
+        {},
+        {},
+        assignment_hash="1",
+        rebalancing_since=2_000.0,
+        absent_runs={"0badcafe": Absence(2_000, 2_000, 7)},
+        last_tick_at=2_000.0,
     )
     cursor = GroupCursor.of(memory, observed_at=2_000.0, started_at=1, event_count=7, checks_stored_at=2_000.0)
     assert cursor.as_of(2_010.0) == cursor

@@ -358,7 +358,7 @@ def test_dagster_is_asked_again_after_the_process(instance, child, ended, fate, 
     child.wait()
     run = told_by(told, instance, STARTING, STARTED)
     record = instance.get_run_record_by_id(run)
-    seen = GroupSnapshot(GroupState.EMPTY, (), (), runs_by_short_id([record]))
+    seen = GroupSnapshot(GroupState.EMPTY, (), (), runs=runs_by_short_id([record]))
     if ended == "deleted":
         instance.delete_run(run)
     elif ended:

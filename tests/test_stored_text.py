@@ -81,11 +81,18 @@ def names(found):
 
 def test_the_metadata_of_both_commit_logs():
     """``kl1`` is the version of the format; a group that cannot ask a table writes ``@-``."""
-    live = LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(70, 120), Span(140, 190)), Span(0, 120), ORIGIN)
+    live = LiveCommitMetadata(
+        OwnerState.RUNNING, RUN, (Span(70, 120), Span(140, 190)), reprocess=Span(0, 120), origin=ORIGIN
+    )
     assert live.encode() == "kl1 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120,140-190 reprocess 0-120"
-    assert LiveCommitMetadata(OwnerState.RELEASED, RUN, (), None, GroupOrigin(5)).encode() == "kl1 released 0badcafe @5"
+    assert (
+        LiveCommitMetadata(OwnerState.RELEASED, RUN, (), reprocess=None, origin=GroupOrigin(5)).encode()
+        == "kl1 released 0badcafe @5"
+    )
     assert LiveCommitMetadata(OwnerState.PAUSED, RUN, (Span(70, 120),)).encode() == "kl1 paused 0badcafe @- 70-120"
-    done = CatchUpCommitMetadata(120, (Span(150, 160),), (Span(30, 40),), ORIGIN, "lake.shop.orders", (Span(40, 50),))
+    done = CatchUpCommitMetadata(
+        120, (Span(150, 160),), (Span(30, 40),), origin=ORIGIN, target="lake.shop.orders", missing=(Span(40, 50),)
+    )
     words = "kl1 done 2Mq71qnKT1ul7FBvra2xew@0 150-160 written-off 30-40 missing 40-50 target lake.shop.orders"
     assert done.encode() == words
     assert (CatchUpCommitMetadata(120, (Span(150, 160),)).encode(), CatchUpCommitMetadata(120).encode()) == (
@@ -123,7 +130,9 @@ def test_the_summaries_of_snapshots():
     assert (ledger.WRITTEN_KEY, ledger.TOTAL_KEY) == ("kafka-liveness.written", "kafka-liveness.total")
     assert (ledger.TOTAL_AS_OF_KEY, commits.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
     assert in_sources('"(kafka-liveness[.][a-z-]+)"') == {"kafka-liveness.attempt", "kafka-liveness.ranges"}
-    account = LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ORIGIN.topic_id, groups=frozenset({"etl"}))
+    account = LedgerEntry(
+        (Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, topic_id=ORIGIN.topic_id, groups=frozenset({"etl"})
+    )
     text = "orders/2Mq71qnKT1ul7FBvra2xew/etl 3@0:0-70,90-120!70-90"
     assert encode_entries({AT: account}) == text
     assert encode_entries({AT: LedgerEntry((Span(0, 70),), is_complete=False)}, complete=False) == "? orders/ 3?:0-70"
@@ -232,11 +241,11 @@ def test_the_cursor_of_the_sensor():
             "3": SeenMember("kcat", is_foreign=True),
         },
         {"00000001": LeaveReason.CRASHED, "00000002": LeaveReason.CRASHED},
-        "00c0ffee",
-        5.0,
-        {"00000003": Absence(6, 7, 8, is_reported=True)},
-        ("orders:3:70-120",),
-        9.0,
+        assignment_hash="00c0ffee",
+        rebalancing_since=5.0,
+        absent_runs={"00000003": Absence(6, 7, 8, is_reported=True)},
+        forgotten_ranges=("orders:3:70-120",),
+        last_tick_at=9.0,
     )
     windows = WindowProgress(
         done_until=1.0, watched_since=2.0, last_late_event=3, identity="hour", first_window_start=4.0
@@ -352,13 +361,13 @@ def test_status_as_json():
         LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(70, 120),)),
         CatchUpCommitMetadata(70, (Span(80, 90),)),
     )
-    seen = PartitionSnapshot(AT, 120, mark, 190, outstanding=(Span(90, 120),), missing_rows=(Span(0, 5),))
-    member = MemberDescription("m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", (AT,))
+    seen = PartitionSnapshot(AT, 120, mark, log_end=190, outstanding=(Span(90, 120),), missing_rows=(Span(0, 5),))
+    member = MemberDescription("m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", partitions=(AT,))
     found = GroupStatus(
         "etl",
         (PartitionStatus(seen, log, (ExternalCommit("second", 5, "theirs"),)),),
         (MemberStatus(member, (RUN,)),),
-        (OpenTransaction(AT, 190, 10, 3.0),),
+        open_transactions=(OpenTransaction(AT, 190, 10, 3.0),),
     )
     assert found.as_json() == {
         "group": "etl",
@@ -398,12 +407,14 @@ def test_status_as_json():
 
 def test_audit_as_json():
     """``kafka-liveness audit --json``."""
-    facts = PartitionState(120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, 120)
+    facts = PartitionState(120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, log_end=120)
     stretch = (OffsetRun(0, 4, 2),)
-    rows = RowComparison(7, stretch, stretch, stretch, stretch)
+    rows = RowComparison(7, stretch, stretch, without_rows=stretch, doubled=stretch)
     one = PartitionCertificate(AT, facts, (ExternalCommit("first", 5, "theirs"),), rows=rows)
-    write = SnapshotRecord(7, "2026-11-22 10:00:00", "append", 63, 0, "orders/ 3@0:0-70")
-    found = certificate_as_json(GroupCertificate("etl", "lake.shop.orders", True, 7, (one,), (write,)))
+    write = SnapshotRecord(7, "2026-11-22 10:00:00", "append", added_rows=63, deleted_rows=0, text="orders/ 3@0:0-70")
+    found = certificate_as_json(
+        GroupCertificate("etl", "lake.shop.orders", True, snapshot_id=7, partitions=(one,), history=(write,))
+    )
     spans = {
         *("in_table", "pending", "pending_expired", "written_off", "missing", "by_commits_only", "uncommitted"),
         "rewritten",

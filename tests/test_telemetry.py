@@ -272,7 +272,7 @@ def test_without_the_sdk_a_run_ends_before_it_joins(monkeypatch):
 def seen(topic, partition, committed, end, *owed, start=0):
     """A partition as a look sees it."""
     tp, spans = kl.TopicPartition(topic, partition), tuple(Span(*one) for one in owed)
-    return PartitionSnapshot(tp, committed, None, end, spans, log_start=start)
+    return PartitionSnapshot(tp, committed, None, log_end=end, outstanding=spans, log_start=start)
 
 
 def shown(known, **settings):

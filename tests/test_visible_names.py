@@ -69,7 +69,11 @@ ROOT = Path(__file__).parents[1]
 RUN, AT = "0badcafe-1111-4222-8333-444444444444", TopicPartition("orders", 3)
 PENDING = OffsetRange("orders", 3, 70, 120)
 SEEN = PartitionSnapshot(
-    AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN[:8], (Span(130, 140),)), 150, (Span(70, 120),)
+    AT,
+    120,
+    LiveCommitMetadata(OwnerState.RUNNING, RUN[:8], (Span(130, 140),)),
+    log_end=150,
+    outstanding=(Span(70, 120),),
 )
 CRASHED = MemberLeft(RUN[:8], LeaveReason.CRASHED, (AT,))
 GROUP = ("messaging.consumer.group.name",)
@@ -242,7 +246,7 @@ def look(instance):
     tags = {CAUSE_RUN_TAG: RUN[:8]}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=RUN, status=dg.DagsterRunStatus.FAILURE, tags=tags))
     member = MemberSnapshot("m-2", "kcat at 10.0.0.7", (AT,), is_foreign=True)
-    seen = GroupSnapshot(GroupState.STABLE, (member,), (SEEN,), {RUN[:8]: Run(RunFate.FAILED)})
+    seen = GroupSnapshot(GroupState.STABLE, (member,), (SEEN,), runs={RUN[:8]: Run(RunFate.FAILED)})
     return GroupObservation(seen, instance.get_run_records())
 
 
@@ -311,7 +315,9 @@ def test_metadata_of_a_crash_lag_partition(asset):
 def test_metadata_of_a_range_that_is_written_off():
     """The event of ``kafka-liveness write-off``, and that of a partition whose earlier rows are kept."""
     key = dg.AssetKey("orders_crash_lag")
-    asked = forgive.ForgiveRequest("orders-etl", "no JSON", (PENDING,), (PENDING,), ("orders:3:10-20",))
+    asked = forgive.ForgiveRequest(
+        "orders-etl", "no JSON", (PENDING,), expired=(PENDING,), kept_keys=("orders:3:10-20",)
+    )
     with dg.DagsterInstance.ephemeral() as instance:
         audit = forgive.DagsterRecord(instance, key)
         audit.write(asked, "written off")
@@ -612,7 +618,7 @@ def test_tables_of_commands():
     )  # fmt: skip
     assert status_output._members_table(nothing).columns == ("member", "run", "host", "instance id", "partitions")
     assert [*status_output._WARNING.values()] == ["about to expire", "partly expired", "expired"]
-    table = audit_shown(GroupCertificate("orders-etl", "sink", False, None, ())).renderables[0]
+    table = audit_shown(GroupCertificate("orders-etl", "sink", False, snapshot_id=None, partitions=())).renderables[0]
     assert [str(column.header) for column in table.columns] == [
         "partition", "log", "from", "committed", "in table", "pending", "written off", "missing", "written twice",
     ]  # fmt: skip

@@ -19,7 +19,14 @@ from kafka_liveness_dagster.settings.windows import Windows
 
 
 def of(every, start="2026-10-24", zone="Europe/Amsterdam"):
-    return Windows(dg.AssetKey(["shop", "orders"]), every, start, zone, 60.0, reopen_on_late=False)
+    return Windows(
+        dg.AssetKey(["shop", "orders"]),
+        every,
+        start,
+        timezone=zone,
+        allowed_lateness_seconds=60.0,
+        reopen_on_late=False,
+    )
 
 
 def utc(*parts):
@@ -102,7 +109,7 @@ def complete(monkeypatch):
     def judge(hours, *, lateness=0.0, cannot_tell=""):
         windows = replace(of("1h"), allowed_lateness_seconds=lateness)
         watch = WindowMaterializer(windows=windows, group_id="orders-etl", target="lake.shop.orders")
-        seen = PartitionSnapshot(AT, 120, None, 190, origin=0)
+        seen = PartitionSnapshot(AT, 120, None, log_end=190, origin=0)
         look = GroupObservation(GroupSnapshot(GroupState.STABLE, (), (seen,)), [])
         before = WindowProgress((), begin, begin, 0, windows.identity)
         with dg.DagsterInstance.ephemeral() as instance:

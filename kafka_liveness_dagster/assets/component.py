@@ -258,11 +258,9 @@ class _SelectTransform:
 
 def _title_of(given: Mapping[str, Any]) -> str:
     name = given.get("name")
-    return (
-        title_with_name("asset", name)
-        if name is not None
-        else title_with_name("the component of group", given.get("group_id"))
-    )
+    if name is not None:
+        return title_with_name("asset", name)
+    return title_with_name("the component of group", given.get("group_id"))
 
 
 def _check_transform(sql: str | None, transform: object) -> None:

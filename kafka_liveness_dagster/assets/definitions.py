@@ -24,7 +24,8 @@ from kafka_liveness_dagster.settings.windows import Windows
 
 def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
     """The schedule, with its job."""
-    keys, told = settings.resources, settings.maintenance
+    keys = settings.resources
+    told = settings.maintenance
 
     @dg.op(name=f"maintain_{settings.identifier}", required_resource_keys={keys.kafka, keys.spark})
     def maintain(context: dg.OpExecutionContext) -> None:
@@ -199,7 +200,7 @@ class KafkaAsset:
 
         def window(context: dg.AssetExecutionContext, **others: Any) -> None:
             transform = self._transform_signature.bind(self.settings.transform, context, others)
-            reprocess_windows(self.settings, windows, context, transform)
+            reprocess_windows(self.settings, windows, context, transform=transform)
 
         return self._asset(
             window,

@@ -7,7 +7,7 @@ never writes a row. ``audit.certificate`` judges.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
@@ -51,6 +51,7 @@ class GroupAudit:
     cluster: Cluster
     group_id: str
     session: Callable[[], SparkSession]
+    _: KW_ONLY
     topics: Sequence[str] = ()
     table: str | None = None
 
@@ -69,7 +70,8 @@ class GroupAudit:
         from kafka_liveness_dagster.audit.queries import table_history  # noqa: PLC0415 - pyspark only where it is used
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
-        table, session = IcebergTable(target), self.session()
+        table = IcebergTable(target)
+        session = self.session()
         seen = table_history(session, table)
         commits |= self._recreated_partitions(seen, commits)
         if not commits:
@@ -80,14 +82,21 @@ class GroupAudit:
                 tp,
                 replace(one.state, ledger_entry=seen.ledger.entry(tp)),
                 one.external_commits,
-                twice.get(tp, ()),
+                rewritten=twice.get(tp, ()),
                 group_id=self.group_id,
             )
             for tp, one in commits.items()
         ]
         if deep and seen.snapshot_id is not None:
-            partitions = self._compare_rows(session, table, seen.snapshot_id, partitions)
-        return GroupCertificate(self.group_id, target, True, seen.snapshot_id, tuple(partitions), seen.snapshots)
+            partitions = self._compare_rows(session, table, seen.snapshot_id, partitions=partitions)
+        return GroupCertificate(
+            self.group_id,
+            target,
+            True,
+            snapshot_id=seen.snapshot_id,
+            partitions=tuple(partitions),
+            history=seen.snapshots,
+        )
 
     def _commits(self) -> dict[TopicPartition, _BrokerState]:
         """What both logs say of the partitions that one of them names."""
@@ -107,7 +116,8 @@ class GroupAudit:
         bounds = self.cluster.log_bounds(partitions)
         ids = self.cluster.topic_ids({tp.topic for tp in partitions})
         return {
-            tp: _BrokerState.from_commits(first.get(tp), second.get(tp), bounds[tp], ids[tp.topic]) for tp in partitions
+            tp: _BrokerState.from_commits(first.get(tp), second.get(tp), bounds[tp], topic_id=ids[tp.topic])
+            for tp in partitions
         }
 
     def _recreated_partitions(
@@ -130,7 +140,7 @@ class GroupAudit:
                 f"{target}: leave it out, or name a table with --table"
             )
         partitions = tuple(PartitionCertificate(tp, one.state, one.external_commits) for tp, one in commits.items())
-        return GroupCertificate(self.group_id, target, False, None, partitions)
+        return GroupCertificate(self.group_id, target, False, snapshot_id=None, partitions=partitions)
 
     def _compare_rows(
         self, session: SparkSession, table: IcebergTable, snapshot_id: int, partitions: list[PartitionCertificate]
@@ -145,14 +155,17 @@ class GroupAudit:
                 p.start or 0,
                 p.state.committed or 0,
                 p.done,
-                Span(*bounds[p.topic_partition]),
-                p.topic_partition.topic in compacted,
+                topic_offsets=Span(*bounds[p.topic_partition]),
+                compacted=p.topic_partition.topic in compacted,
             )
             for p in judged
         }
-        found = (
-            compare_rows(session, table, snapshot_id, scopes, self.cluster.settings.spark_options()) if scopes else {}
-        )
+        if scopes:
+            found = compare_rows(
+                session, table, snapshot_id, scopes=scopes, kafka_options=self.cluster.settings.spark_options()
+            )
+        else:
+            found = {}
         return [replace(p, rows=found.get(p.topic_partition)) for p in partitions]
 
     def _nothing_to_audit_error(self) -> NothingToAuditError:
@@ -177,7 +190,9 @@ class _BrokerState:
     ) -> _BrokerState:
         mark, done, foreign = decode_both_logs(first, second)
         committed = first.offset if first else None
-        return cls(PartitionState(committed, mark, *bounds, catch_up_log=done, topic_id=topic_id), foreign)
+        log_start, log_end = bounds
+        state = PartitionState(committed, mark, log_start, log_end=log_end, catch_up_log=done, topic_id=topic_id)
+        return cls(state, foreign)
 
 
 def _audited_target(group_id: str, commits: Mapping[TopicPartition, _BrokerState]) -> str:

@@ -12,7 +12,7 @@ every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class PartitionCertificate:
     topic_partition: TopicPartition
     state: PartitionState
     external_commits: tuple[ExternalCommit, ...] = ()
+    _: KW_ONLY
     rewritten: tuple[Span, ...] = ()
     rows: RowComparison | None = None
     group_id: str = ""
@@ -159,7 +160,7 @@ class PartitionCertificate:
         facts = self.state
         try:
             check_identity(self.topic_partition, facts)
-            check_offset_in_log(self.topic_partition, facts.committed or 0, 0, facts.log_end)
+            check_offset_in_log(self.topic_partition, facts.committed or 0, 0, log_end=facts.log_end)
         except TopicRecreatedError as error:
             yield str(error)
             return
@@ -202,11 +203,10 @@ class PartitionCertificate:
                 yield f"another program's metadata is committed: {one.metadata[:80]!r}"
             else:
                 by = "a newer version" if one.is_from_newer_version else "an external commit"
-                rewritten = (
-                    ""
-                    if one.is_from_newer_version or self.state.ledger_entry is None
-                    else ", which the next run rewrites"
-                )
+                if one.is_from_newer_version or self.state.ledger_entry is None:
+                    rewritten = ""
+                else:
+                    rewritten = ", which the next run rewrites"
                 yield f"{by} replaced the second commit log ({one}){rewritten}"
         if self.by_commits_only and self.state.ledger_entry is not None:
             sentence = "the table's history that would say so was expired"
@@ -232,6 +232,7 @@ class GroupCertificate:
     group_id: str
     target: str
     is_table: bool
+    _: KW_ONLY
     snapshot_id: int | None
     partitions: tuple[PartitionCertificate, ...]
     history: Sequence[SnapshotRecord] = ()

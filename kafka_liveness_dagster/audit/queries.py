@@ -7,7 +7,7 @@ little as a writer needs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -74,6 +74,7 @@ class ComparisonScope:
     start: int
     committed: int
     done: tuple[Span, ...]
+    _: KW_ONLY
     topic_offsets: Span
     compacted: bool = False
 
@@ -97,7 +98,9 @@ def compare_rows(
         TableUnreadableError: Spark could not read the records, or the rows.
     """
     try:
-        found = _comparison_query(session, table.rows_at(session, snapshot_id), scopes, kafka_options).collect()
+        found = _comparison_query(
+            session, table.rows_at(session, snapshot_id), scopes, kafka_options=kafka_options
+        ).collect()
     except PySparkException as error:
         raise storage_read_error(error, table.name) or TableUnreadableError(
             f"the rows of {table.name} could not be compared with their records ({summary_line(error)[:300]}): "
@@ -238,11 +241,19 @@ def _ancestors(current: int, snapshots: Mapping[int, SnapshotSummary]) -> Iterat
 
 def _to_summary(row: Row) -> SnapshotSummary:
     snapshot_id, parent_id, *_, wrote, since = row
-    return SnapshotSummary(snapshot_id, parent_id, wrote or "", "", decode_total_as_of(snapshot_id, since))
+    return SnapshotSummary(
+        snapshot_id, parent_id, wrote or "", total="", total_as_of=decode_total_as_of(snapshot_id, since)
+    )
 
 
 def _to_record(row: Row) -> SnapshotRecord:
     snapshot_id, parent_id, committed_at, operation, added, deleted, wrote, _ = row
     return SnapshotRecord(
-        snapshot_id, committed_at, operation or "", int(added or 0), int(deleted or 0), wrote or "", parent_id
+        snapshot_id,
+        committed_at,
+        operation or "",
+        added_rows=int(added or 0),
+        deleted_rows=int(deleted or 0),
+        text=wrote or "",
+        parent_id=parent_id,
     )

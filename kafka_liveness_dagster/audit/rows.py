@@ -9,7 +9,7 @@ the log, so that what is told of a million offsets is as short as of ten.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.offsets import Span
@@ -65,6 +65,7 @@ class RowComparison:
     rows: int = 0
     outside: tuple[OffsetRun, ...] = ()
     unrecorded: tuple[OffsetRun, ...] = ()
+    _: KW_ONLY
     without_rows: tuple[OffsetRun, ...] = ()
     doubled: tuple[OffsetRun, ...] = ()
     compacted: bool = False
@@ -101,6 +102,7 @@ def count_offsets(offsets: int) -> str:
 
 
 def _describe_runs(found: tuple[OffsetRun, ...]) -> str:
-    total, rest = sum(one.offsets for one in found), len(found) - _MAX_SHOWN
+    total = sum(one.offsets for one in found)
+    rest = len(found) - _MAX_SHOWN
     named = ", ".join(map(str, found[:_MAX_SHOWN])) + (f" and {rest} more stretches" if rest > 0 else "")
     return f"{count_offsets(total)} ({named})"

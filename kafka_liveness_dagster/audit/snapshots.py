@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.ledger import (
@@ -39,6 +39,7 @@ class SnapshotRecord:
     snapshot_id: int
     committed_at: str
     operation: str
+    _: KW_ONLY
     added_rows: int
     deleted_rows: int
     text: str = ""
@@ -72,7 +73,8 @@ def find_overlaps(history: Iterable[SnapshotRecord]) -> dict[TopicPartition, tup
 
 def _scan_spans(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]]) -> None:
     """Collect the offsets of a text, in a sixth of the time that decoding takes."""
-    topic, words = "", _ENTRY.findall(text)
+    topic = ""
+    words = _ENTRY.findall(text)
     if len(words) != len(text.split()):
         raise ValueError(text)
     for named, at, done in words:
@@ -89,7 +91,8 @@ def _scan_spans(text: str, found: defaultdict[tuple[str, str], list[tuple[int, i
 
 
 def _overlapping(spans: list[tuple[int, int]]) -> tuple[Span, ...]:
-    reached, again = 0, []
+    reached = 0
+    again = []
     for start, end in sorted(spans):
         if start < reached:
             again.append(Span(start, min(end, reached)))

@@ -5,7 +5,7 @@ Must not change a row: the table gets one snapshot without rows whose ledger nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -36,6 +36,7 @@ class Adoption:
     cluster: Cluster
     session: SparkSession
     group_id: str
+    _: KW_ONLY
     table: str
     snapshot_id: int
     ledger: Ledger
@@ -70,7 +71,16 @@ class Adoption:
                 f"`kafka-liveness audit {group_id} --table {table}` shows the table's offsets."
             )
         require_idle(cluster, sorted({group_id}.union(*groups.values())))
-        return cls(cluster, session, group_id, table, seen.snapshot_id, seen.ledger, groups, offsets)
+        return cls(
+            cluster,
+            session,
+            group_id,
+            table=table,
+            snapshot_id=seen.snapshot_id,
+            ledger=seen.ledger,
+            groups=groups,
+            offsets=offsets,
+        )
 
     def lines(self) -> Iterator[str]:
         """Describe the rows of each topic."""
@@ -90,7 +100,7 @@ class Adoption:
         mixed = [topic for topic, groups in self.groups.items() if len(groups) > 1]
         for topic in sorted(self.groups.keys() - mixed):
             (former,) = self.groups[topic]
-            if copied := copy_commits(self.cluster, former, self.group_id, [topic]):
+            if copied := copy_commits(self.cluster, former, self.group_id, topics=[topic]):
                 yield f"{topic}: copied the commits of {format_count(len(copied), 'partition')} from {former}"
         accounts = {
             tp: replace(account, groups=frozenset({self.group_id})) if tp.topic in self.groups else account

@@ -91,7 +91,7 @@ def audit(
     try:
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:
-            found = GroupAudit(cluster, group, session, topics, table).certificate(deep=deep)
+            found = GroupAudit(cluster, group, session, topics=topics, table=table).certificate(deep=deep)
         told = json.dumps(certificate_as_json(found)) if as_json else certificate_as_text(found)
     except KafkaLivenessError as error:
         raise ConnectionOptionError(str(error)) from error

@@ -89,7 +89,7 @@ def doctor(
     found = []
     kafka = partial(kafka_settings, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
-    services = _check_services(kafka, partial(spark_address, spark), group, embedded, probe_catalog)
+    services = _check_services(kafka, partial(spark_address, spark), group, embedded=embedded, probed=probe_catalog)
     for finding in chain(services, _check_dagster(module, file)):
         found.append(finding)
         if not as_json:
@@ -128,7 +128,8 @@ def _check_dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
 
 
 def _show_finding(finding: Finding) -> None:
-    outcome, answer = finding.outcome, finding.result
+    outcome = finding.outcome
+    answer = finding.result
     mark = click.style(f"{outcome.value:<4}", fg=_COLORS.get(outcome), bold=outcome is not Outcome.OK)
     click.echo(f"{mark}  {f'{finding.area} {finding.check}':<{_WIDTH}} {answer.message}")
     if answer.advice:

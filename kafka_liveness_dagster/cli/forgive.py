@@ -12,7 +12,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class ForgiveRequest:
     group_id: str
     reason: str
     ranges: tuple[OffsetRange, ...]
+    _: KW_ONLY
     expired: tuple[OffsetRange, ...]
     kept_keys: tuple[str, ...] = ()
 
@@ -115,7 +116,8 @@ def validate(
     finally:
         second.close()
     for key in kept:
-        tp, span = parse_key(key).topic_partition, parse_key(key).span
+        tp = parse_key(key).topic_partition
+        span = parse_key(key).span
         if owed := difference(intersection(facts[tp].outstanding, (span,)), asked.get(tp, ())):
             raise InvalidSettingError(
                 f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in owed])} of it is owed. Nothing "
@@ -130,12 +132,13 @@ def validate(
                 "write off; nothing was written"
             )
         kept.append(key)
-    forgiven, expired = [], []
+    forgiven = []
+    expired = []
     for tp, spans in asked.items():
         found = intersection(facts[tp].outstanding, spans)
         forgiven += [OffsetRange(*tp, *span) for span in found]
         expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
-    return ForgiveRequest(group_id, reason.strip(), tuple(forgiven), tuple(expired), tuple(kept))
+    return ForgiveRequest(group_id, reason.strip(), tuple(forgiven), expired=tuple(expired), kept_keys=tuple(kept))
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class DagsterRecord:
                 )
             return cls(None, None)
         outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
-        return cls(instance, crash_lag_asset(instance, group_id, asset, outcome))
+        return cls(instance, crash_lag_asset(instance, group_id, asset, outcome=outcome))
 
     def require_closable(self, key: str) -> None:
         """Whether the partition of a replay can be closed.
@@ -203,7 +206,7 @@ class DagsterRecord:
             return
         for r in request.ranges:
             for key in (*self._keys_of(r),) or (None,):
-                self.instance.report_runless_asset_event(self._event(self.asset, request, r, key, outcome))
+                self.instance.report_runless_asset_event(self._event(self.asset, request, r, key=key, outcome=outcome))
 
     def close(self, request: ForgiveRequest) -> None:
         """Materialize the partitions that are kept as they are: nothing of them is failed or missing then."""
@@ -236,7 +239,8 @@ class DagsterRecord:
     def _keys_of(self, one: OffsetRange) -> list[str]:
         if self.instance is None or self.asset is None:
             return []
-        done, known = self.instance.get_materialized_partitions(self.asset), self._partitions()
+        done = self.instance.get_materialized_partitions(self.asset)
+        known = self._partitions()
         return sorted(key for key in known if key not in done and is_key(key) and parse_key(key).overlaps(one))
 
     @staticmethod

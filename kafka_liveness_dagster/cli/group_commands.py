@@ -96,7 +96,7 @@ def status(
     cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
     with lazy_session(spark) as session:
         witness = _read_ledger(table, session) if table else None
-        look = functools.partial(group_status.group_status, cluster, group, topics, witness)
+        look = functools.partial(group_status.group_status, cluster, group, topics, ledger=witness)
         if watch is not None:
             with contextlib.suppress(KeyboardInterrupt):
                 status_output.watch_status(look, watch)
@@ -150,7 +150,7 @@ def write_off(
 
     kafka = kafka_settings(bootstrap_servers, command_config)
     audit = by_hand.DagsterRecord.find(group, asset)
-    asked = by_hand.validate(kafka, group, ranges, reason, audit)
+    asked = by_hand.validate(kafka, group, ranges, reason=reason, record=audit)
     for line in asked.lines():
         click.echo(line)
     click.echo(audit.describe(asked))
@@ -223,7 +223,7 @@ def adopt(
 
     cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
     with lazy_session(spark) as session:
-        found = Adoption.read(cluster, session(), group, table, topics)
+        found = Adoption.read(cluster, session(), group, table=table, topics=topics)
         for line in found.lines():
             click.echo(line)
         if not yes:
@@ -270,7 +270,7 @@ def replay(
     from kafka_liveness_dagster.cli import replay as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
     kafka = kafka_settings(bootstrap_servers, command_config)
-    found = by_hand.find_ranges(kafka, group, topics, begin, end, allow_expired=allow_expired)
+    found = by_hand.find_ranges(kafka, group, topics, begin=begin, end=end, allow_expired=allow_expired)
     for line in by_hand.describe_window(found):
         click.echo(line)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)

@@ -55,7 +55,7 @@ def health(
     from kafka_liveness_dagster.core.health import Severity, health_probe  # noqa: PLC0415  `--help` must not wait for it
 
     try:
-        found = _group_status(bootstrap_servers, command_config, group, topics)
+        found = _group_status(bootstrap_servers, command_config, group, topics=topics)
     except KafkaLivenessError as error:
         raise ConnectionOptionError(str(error)) from error
     seen = [one.snapshot for one in found.partitions]

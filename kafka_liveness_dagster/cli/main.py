@@ -83,7 +83,8 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
         )
 
     home = state.home_folder()
-    before, found = state.read_state(home).get("spark"), ensure()
+    before = state.read_state(home).get("spark")
+    found = ensure()
     if before is not None and before == state.read_state(home)["spark"] and _is_spark_dead(found.spark_remote):
         services.mark_for_restart(before)
         found = ensure()

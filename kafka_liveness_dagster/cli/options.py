@@ -35,7 +35,10 @@ class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it 
     """A text of one kind, or one word; a secret is not shown."""
 
     def __init__(self, name: str, kind: NameRule, or_else: str | None = None, *, is_secret: bool = False) -> None:
-        self.name, self._rule, self._alternative, self._is_secret = name, kind, or_else, is_secret
+        self.name = name
+        self._rule = kind
+        self._alternative = or_else
+        self._is_secret = is_secret
 
     def convert(self, value: str, param: Parameter | None, ctx: Context | None) -> str:
         if value != self._alternative and not self._rule.matches(value):

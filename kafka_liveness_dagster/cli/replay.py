@@ -53,7 +53,9 @@ def find_ranges(
         raise InvalidSettingError(f"--to {end.isoformat()} is not after --from {begin.isoformat()}")
     until = None if end is None else _to_ms(end)
     try:
-        found = processed_ranges(Cluster(kafka), group_id, topics, _to_ms(begin), until, allow_expired=allow_expired)
+        found = processed_ranges(
+            Cluster(kafka), group_id, topics, begin_ms=_to_ms(begin), end_ms=until, allow_expired=allow_expired
+        )
     except DataExpiredError as error:
         remedy = "Nothing was added; to take what is left of the window, say --allow-expired, or begin later"
         raise DataExpiredError(f"{error}: the window begins at {begin.isoformat()}. {remedy}") from None
@@ -82,7 +84,7 @@ def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRang
     now = datetime.now(timezone.utc)
     keys = [replay_key(r, now) for r in ranges]
     with instance:
-        found = crash_lag_asset(instance, group_id, asset, "Nothing was added.")
+        found = crash_lag_asset(instance, group_id, asset, outcome="Nothing was added.")
         instance.add_dynamic_partitions(found.to_python_identifier(), keys)
     return found, keys
 

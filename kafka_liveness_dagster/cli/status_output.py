@@ -58,9 +58,9 @@ def prometheus_text(cluster: Cluster, found: GroupStatus, *, by_partition: bool 
     registry = CollectorRegistry()
     gauges: dict[Metric, Gauge] = {}
     seen = [one.snapshot for one in found.partitions]
-    known = measure_topics(cluster, found.group_id, seen, found.open_transactions)
+    known = measure_topics(cluster, found.group_id, seen, open_transactions=found.open_transactions)
     for metric, value, labels in gauge_points(
-        found.group_id, len(found.members), seen, known, by_partition=by_partition
+        found.group_id, len(found.members), seen, topic_times=known, by_partition=by_partition
     ):
         names = [prometheus_name(label) for label in labels]
         if metric not in gauges:
@@ -146,7 +146,8 @@ class _StatusTable:
 def _partitions_table(found: GroupStatus) -> _StatusTable:
     table = _StatusTable(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
     for p in found.partitions:
-        seen, mark = p.snapshot, p.snapshot.live_metadata
+        seen = p.snapshot
+        mark = p.snapshot.live_metadata
         table.add(
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",

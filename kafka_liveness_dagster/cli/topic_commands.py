@@ -110,7 +110,8 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
 
     cluster = Cluster(kafka)
     bounds = cluster.log_bounds(cluster.partitions([name]))
-    config, topic_id = topics.topic_config(kafka, name), cluster.topic_ids([name])[name]
+    config = topics.topic_config(kafka, name)
+    topic_id = cluster.topic_ids([name])[name]
     if as_json:
         logs = [{"partition": tp.partition, "log_start": start, "log_end": end} for tp, (start, end) in bounds.items()]
         click.echo(json.dumps({"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}))
@@ -169,8 +170,10 @@ def produce(
 
     if bootstrap_servers == "embedded":
         topics.create_missing_topics(kafka, [topic], lambda words: click.echo(words, err=True))
-    producing, began_at = topics.RecordProducer(kafka, topic), time.monotonic()
-    sent, why = 0, None
+    producing = topics.RecordProducer(kafka, topic)
+    began_at = time.monotonic()
+    sent = 0
+    why = None
     try:
         for record in _records(file, as_json=as_json, key=key, separator=key_separator):
             producing.send(record)
@@ -216,7 +219,10 @@ def _key_of(value: Any, field: str | None, number: int) -> bytes | None:
     if not isinstance(value, dict) or field not in value:
         raise InvalidSettingError(f"line {number} has no field {field!r}: nothing from it on was produced")
     found = value[field]
-    return None if found is None else (found if isinstance(found, str) else json.dumps(found)).encode()
+    if found is None:
+        return None
+    text = found if isinstance(found, str) else json.dumps(found)
+    return text.encode()
 
 
 def _parse_setting(text: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -79,6 +79,7 @@ class Batch:
     ranges: tuple[OffsetRange, ...]
     deadline_seconds: float
     membership_epoch: int = 0
+    _: KW_ONLY
     rotation_start: TopicPartition | None = None
     assignment_ids: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
     skipped: tuple[OffsetRange, ...] = ()
@@ -150,7 +151,7 @@ def fair_share(
     counts = [lag[tp] for tp in in_line]  # asked for once: with many partitions each look-up waits for memory
     level, odd = _water_level(sorted(counts), max_records)
     if level < min_share and any(count > level for count in counts):
-        return greedy_share(lag, max_records, rotation_start, min_share)
+        return greedy_share(lag, max_records, rotation_start, max_share=min_share)
     favoured = _rotate([tp for tp, count in zip(in_line, counts, strict=True) if count > level], rotation_start)[:odd]
     each = [min(count, level) for count in counts]
     taken = dict(zip(in_line, each, strict=True))
@@ -167,7 +168,8 @@ def greedy_share(
 ) -> Shares:
     """Take all, or at most ``max_share``, from a partition, then from the next; the next plan begins after the last."""
     _check_bound(max_records)
-    left, taken = max_records, {}
+    left = max_records
+    taken = {}
     for tp in _rotate(_with_lag(lag), rotation_start):
         if left == 0:
             break
@@ -193,7 +195,7 @@ def rotate_large_batches(
     if not left:
         return fair
     shares = min(MAX_SHARES, math.ceil(len(waiting) / LARGE_BATCH_TURNS))
-    turns = greedy_share(waiting, left, rotation_start, math.ceil(left / shares))
+    turns = greedy_share(waiting, left, rotation_start, max_share=math.ceil(left / shares))
     return Shares(dict(sorted((served | turns.counts).items())), turns.rotation_start)
 
 
@@ -215,7 +217,7 @@ def plan_ranges(
     if greedy:
         shares = greedy_share(lag, max_records, rotation_start)
     else:
-        shares = fair_share(lag, max_records, rotation_start, max(1, max_records // MAX_SHARES))
+        shares = fair_share(lag, max_records, rotation_start, min_share=max(1, max_records // MAX_SHARES))
         shares = rotate_large_batches(shares, lag, rotation_start) if max_records >= LARGE_BATCH_OFFSETS else shares
     ranges = tuple(
         OffsetRange(*tp, *span) for tp, count in shares.counts.items() for span in lowest_offsets(whole[tp], count)

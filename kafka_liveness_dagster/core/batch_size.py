@@ -16,7 +16,7 @@ is named, and the caller decides whether it is owed or ends the run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
@@ -68,6 +68,7 @@ class BatchSizer:
     ceiling: int
     auto: bool = False
     max_bytes: int | None = None
+    _: KW_ONLY
     retry_alone: bool = field(default=False, init=False)
     _last_succeeded: int = field(init=False)
     _record_bytes: float = field(default=LARGEST_RECORD_BYTES, init=False)
@@ -91,7 +92,8 @@ class BatchSizer:
             seconds: what it took.
             record_bytes: what a record of it weighed on average; None where nobody weighed one.
         """
-        self.retry_alone, self._suspect_offset = False, None
+        self.retry_alone = False
+        self._suspect_offset = None
         if record_bytes is not None:
             was = record_bytes if self._record_bytes == LARGEST_RECORD_BYTES else self._record_bytes
             self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)  # up at once, down by and by
@@ -100,7 +102,8 @@ class BatchSizer:
             return
         # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too little
         wanted = int(batch.max_records / max(seconds, _CLOCK_RESOLUTION_SECONDS) * batch.deadline_seconds / 2)
-        full, late = batch.max_records >= self.bound, seconds > batch.deadline_seconds / 2
+        full = batch.max_records >= self.bound
+        late = seconds > batch.deadline_seconds / 2
         if full or late or wanted > self.bound:  # a batch that lacked data is no reason to take less
             self._last_succeeded = max(1, min(self.ceiling, wanted, _MAX_GROWTH * self._last_succeeded))
 

@@ -13,7 +13,7 @@ began. This module reads and writes the metadata; ``core.resume`` decides what t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -105,6 +105,7 @@ class LiveCommitMetadata:
     owner_state: OwnerState
     run_id: str
     pending: tuple[Span, ...] = ()
+    _: KW_ONLY
     reprocess: Span | None = None
     origin: GroupOrigin | None = field(default=None, compare=False)
 
@@ -113,11 +114,9 @@ class LiveCommitMetadata:
 
         Debts that leave no room for the origin are written without it: such a commit vouches for nothing.
         """
-        return (
-            self._format()
-            if self.fits_commit_metadata() or self.origin is None
-            else replace(self, reprocess=None, origin=None).encode()
-        )
+        if self.fits_commit_metadata() or self.origin is None:
+            return self._format()
+        return replace(self, reprocess=None, origin=None).encode()
 
     def fits_commit_metadata(self) -> bool:
         """Whether all of it can be committed."""
@@ -141,7 +140,11 @@ class LiveCommitMetadata:
         found = _parse(_LIVE, metadata)
         again, owed = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
         return cls(
-            OwnerState(found["mark"]), found["run"], owed, next(iter(again), None), _decode_origin(found, metadata)
+            OwnerState(found["mark"]),
+            found["run"],
+            owed,
+            reprocess=next(iter(again), None),
+            origin=_decode_origin(found, metadata),
         )
 
 
@@ -160,6 +163,7 @@ class CatchUpCommitMetadata:
     watermark: int = 0
     done: tuple[Span, ...] = ()
     written_off: tuple[Span, ...] = ()
+    _: KW_ONLY
     origin: GroupOrigin | None = field(default=None, compare=False)
     target: str | None = field(default=None, compare=False)
     missing: tuple[Span, ...] = ()
@@ -194,7 +198,8 @@ class CatchUpCommitMetadata:
         done = difference((Span(0, self.watermark), *self.done), spans)
         watermark = done[0].end if done and done[0].start == 0 else 0
         done = difference(done, (Span(0, watermark),))
-        reported, missing = difference(self.written_off, spans), difference(self.missing, spans)
+        reported = difference(self.written_off, spans)
+        missing = difference(self.missing, spans)
         return replace(self, watermark=watermark, done=done, written_off=reported, missing=missing)
 
     def encode(self) -> str:
@@ -203,7 +208,9 @@ class CatchUpCommitMetadata:
         What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
         not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
         """
-        done, reported, missing = list(self.done), list(self.written_off), list(self.missing)
+        done = list(self.done)
+        reported = list(self.written_off)
+        missing = list(self.missing)
         while len(text := self._format(done, reported, missing)) > MAX_METADATA_BYTES and (
             done or reported or missing[1:]
         ):
@@ -235,7 +242,9 @@ class CatchUpCommitMetadata:
             return cls()
         found = _parse(_DONE, metadata)
         done, reported, missing = (_decode_spans(found.get(name), metadata) for name in ("done", "told", "missing"))
-        return cls(offset, done, reported, _decode_origin(found, metadata), found.get("target"), missing)
+        return cls(
+            offset, done, reported, origin=_decode_origin(found, metadata), target=found.get("target"), missing=missing
+        )
 
     @classmethod
     def read(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
@@ -274,7 +283,7 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
 
 def fits_commit_metadata(owed: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None) -> bool:
     """Whether the first log's metadata can hold these owed ranges under the longest mark."""
-    return LiveCommitMetadata(OwnerState.RELEASED, "0" * 8, owed, again, origin).fits_commit_metadata()
+    return LiveCommitMetadata(OwnerState.RELEASED, "0" * 8, owed, reprocess=again, origin=origin).fits_commit_metadata()
 
 
 def _encode_origin(origin: GroupOrigin | None) -> str:

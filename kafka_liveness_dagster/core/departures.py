@@ -13,7 +13,7 @@ run 0badcafe crashed; it had orders:3
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -92,6 +92,7 @@ class Run:
     fate: RunFate
     fence_report: FenceReport | None = None
     started: bool = False
+    _: KW_ONLY
     process: ProcessStatus = ProcessStatus.UNKNOWN
     heartbeat_at: int | None = None
     fenced_for_seconds: float | None = None
@@ -158,6 +159,7 @@ class PartitionSnapshot:
     topic_partition: TopicPartition
     committed: int | None
     live_metadata: LiveCommitMetadata | None
+    _: KW_ONLY
     log_end: int
     outstanding: tuple[Span, ...] = ()
     log_start: int = 0
@@ -173,13 +175,14 @@ class PartitionSnapshot:
     def from_state(cls, tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
         """The snapshot that these facts give."""
         missing = () if facts.committed is None else facts.missing_rows(facts.committed)
-        forgotten, unrecorded = () if facts.proves_loss else missing, facts.recordable
+        forgotten = () if facts.proves_loss else missing
+        unrecorded = facts.recordable
         return cls(
             tp,
             facts.committed,
             facts.live_metadata,
-            facts.log_end,
-            intersection((*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)),
+            log_end=facts.log_end,
+            outstanding=intersection((*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)),
             log_start=facts.log_start,
             forgotten_pending=forgotten,
             missing_rows=missing if facts.proves_loss else (),
@@ -368,6 +371,7 @@ class MemberSnapshot:
     member_id: str
     name: str
     partitions: tuple[TopicPartition, ...]
+    _: KW_ONLY
     is_foreign: bool = False
     is_static: bool = False
     group_instance_id: str | None = None
@@ -397,6 +401,7 @@ class GroupSnapshot:
     state: GroupState
     members: tuple[MemberSnapshot, ...]
     partitions: tuple[PartitionSnapshot, ...]
+    _: KW_ONLY
     runs: Mapping[str, Run] = field(default_factory=dict)
     catch_up: Mapping[str, Run] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.departures import GroupState, Run, RunFate, reason_without_commit
@@ -64,6 +64,7 @@ class SensorMemory:
     group_state: GroupState
     members: Mapping[str, SeenMember]
     reported_departures: Mapping[str, LeaveReason]
+    _: KW_ONLY
     assignment_hash: str
     rebalancing_since: float | None = None
     absent_runs: Mapping[str, Absence] = field(default_factory=dict)
@@ -83,7 +84,7 @@ def detect_events(
         ghost_after_seconds: a run that gives no sign of life is no ghost before that.
     """
     left = observed.owners_without_member[:MAX_REPORTED]
-    absent, ghosts = _update_absent(memory, observed, now_seconds, ghost_after_seconds)
+    absent, ghosts = _update_absent(memory, observed, now_seconds, ghost_after_seconds=ghost_after_seconds)
     lost, forgotten = _forgotten_events(memory, observed)
     after = SensorMemory(
         observed.state,
@@ -92,7 +93,7 @@ def detect_events(
             for m in observed.named_members[:MAX_REMEMBERED]
         },
         {gone.run: gone.reason for gone in left},
-        observed.assignment_hash,
+        assignment_hash=observed.assignment_hash,
         absent_runs=absent,
         forgotten_ranges=forgotten,
         last_tick_at=now_seconds,
@@ -134,7 +135,9 @@ def _joined_events(before: SensorMemory, seen: GroupSnapshot) -> list[GroupEvent
     if len(before.members) >= MAX_REMEMBERED:
         return []  # who is new cannot be told from who was not remembered
     return [
-        MemberJoined(member.name, member.partitions, member.is_foreign, member.is_of_other_instance)
+        MemberJoined(
+            member.name, member.partitions, member.is_foreign, is_of_other_instance=member.is_of_other_instance
+        )
         for member in seen.named_members[:MAX_REMEMBERED]
         if member.key not in before.members
     ]
@@ -162,9 +165,9 @@ def _departure_without_commit(was: SeenMember, seen: GroupSnapshot) -> MemberLef
         return MemberLeft(was.name, LeaveReason.EXTERNAL_CLIENT, ())
     is_back = was.name in seen.member_run_ids
     if was.is_of_other_instance:
-        return MemberLeft(was.name, LeaveReason.OTHER_INSTANCE, (), is_back)
+        return MemberLeft(was.name, LeaveReason.OTHER_INSTANCE, (), is_back=is_back)
     run = seen.runs.get(was.name, Run(RunFate.UNKNOWN))
-    return MemberLeft(was.name, reason_without_commit(run, is_back=is_back), (), is_back)
+    return MemberLeft(was.name, reason_without_commit(run, is_back=is_back), (), is_back=is_back)
 
 
 def _forgotten_events(before: SensorMemory | None, seen: GroupSnapshot) -> tuple[list[GroupEvent], tuple[str, ...]]:
@@ -190,8 +193,10 @@ def _update_absent(
     """Runs that are at work and no members, and since when; those for which nobody works."""
     runs = {**seen.runs, **seen.catch_up}
     unseen = max(0.0, now_seconds - before.last_tick_at - _MAX_BLINK_SECONDS) if before and before.last_tick_at else 0.0
-    absent = update_absences(before.absent_runs if before else {}, runs, seen.member_run_ids, now_seconds, unseen)
-    return find_orphaned(absent, runs, now_seconds, ghost_after_seconds)
+    absent = update_absences(
+        before.absent_runs if before else {}, runs, seen.member_run_ids, now=now_seconds, unlisted=unseen
+    )
+    return find_orphaned(absent, runs, now_seconds, ghost_after_seconds=ghost_after_seconds)
 
 
 def _was_reported(gone: MemberLeft, announced: Mapping[str, LeaveReason]) -> bool:

@@ -106,7 +106,8 @@ def group_alive(
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
     ended = next((r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)
     has_failed = ended is not None and (ended in dead or group.runs[ended].fate is RunFate.FAILED)
-    foreign, lag = [member.name for member in group.members if member.is_foreign], total_lag(group.partitions)
+    foreign = [member.name for member in group.members if member.is_foreign]
+    lag = total_lag(group.partitions)
     ours = group.size - len(set(foreign))
     by_signal = ended is not None and group.runs[ended].is_interrupted
     how = "was ended by a signal to its process" if by_signal else "failed, see its error"
@@ -134,7 +135,8 @@ def group_alive(
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
     """Whether the live lane is near enough to the log end; paused partitions are held by will and do not count."""
-    lag, paused = total_lag(partitions), sum(p.lag for p in partitions if p.paused)
+    lag = total_lag(partitions)
+    paused = sum(p.lag for p in partitions if p.paused)
     numbers = {
         "lag": lag,
         "largest_lag": max((p.lag for p in partitions if not p.paused), default=0),
@@ -163,7 +165,8 @@ def crash_lag_age(
         ranges_without_key: owed ranges that Dagster has no partition for: nobody knows their age.
         max_age_seconds: None for a check that only reports.
     """
-    owed, ranges = sum(p.pending_offsets for p in partitions), sum(len(p.outstanding) for p in partitions)
+    owed = sum(p.pending_offsets for p in partitions)
+    ranges = sum(len(p.outstanding) for p in partitions)
     numbers: dict[str, int | float | str] = {"pending_offsets": owed, "pending_ranges": ranges}
     if unsure := replaced_log_lines(p for p in partitions if p.is_upper_bound):
         return Verdict(Severity.WARNING, f"cannot tell: {join_some(unsure)}", numbers)
@@ -192,7 +195,8 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
         partitions: the group's.
         batch_size: what the live lane's next batch takes is not about to expire, however short the log is.
     """
-    lost, near = [], []
+    lost = []
+    near = []
     for seen in partitions:
         waiting = [*seen.unprocessed]
         if seen.committed is not None and seen.lag:

@@ -20,7 +20,7 @@ import base64
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,6 +49,7 @@ class LedgerEntry:
     written: tuple[Span, ...] = ()
     written_off: tuple[Span, ...] = ()
     first_offset: int | None = None
+    _: KW_ONLY
     topic_id: str = ""
     is_complete: bool = True
     groups: frozenset[str] = frozenset()
@@ -60,9 +61,9 @@ class LedgerEntry:
             union((*self.written, *other.written)),
             union((*self.written_off, *other.written_off)),
             min(starts, default=None),
-            other.topic_id or self.topic_id,
-            self.is_complete and other.is_complete,
-            self.groups | other.groups,
+            topic_id=other.topic_id or self.topic_id,
+            is_complete=self.is_complete and other.is_complete,
+            groups=self.groups | other.groups,
         )
 
 
@@ -86,7 +87,8 @@ grow a thousandfold: 389 kB became 300 MB."""
 MAX_PARTS = 1_100_000
 """Limit of ranges and words together, which those 10,000 partitions have. 20 kB of another writer took 30 s to read."""
 _COMPRESSED = "z:"
-_SPAN, _GAP_AND_SIZE = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)"), re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
+_SPAN = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)")
+_GAP_AND_SIZE = re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _OTHERS_UNKNOWN = "?"
 _TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?")
 _SNAPSHOT_ID = re.compile("[0-9]{1,19}")
@@ -131,7 +133,8 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
         if word == _OTHERS_UNKNOWN:
             continue
         if (named := _TOPIC.fullmatch(word)) is not None:
-            topic, topic_id = named["topic"], named["topic_id"]
+            topic = named["topic"]
+            topic_id = named["topic_id"]
             groups = frozenset(map(unquote, filter(None, (named["groups"] or "").split("/"))))
             continue
         one = _PARTITION.fullmatch(word)
@@ -141,8 +144,14 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
         at = TopicPartition(topic, int(one["partition"]))
         if at in accounts or at.partition > MAX_PARTITION or (start or 0) > MAX_OFFSET:
             raise _unknown_format(text)
-        spans = (_decode_spans(one["done"], text), _decode_spans(one["told"], text))
-        accounts[at] = LedgerEntry(*spans, start, topic_id, is_complete=not one["unknown"], groups=groups)
+        accounts[at] = LedgerEntry(
+            written=_decode_spans(one["done"], text),
+            written_off=_decode_spans(one["told"], text),
+            first_offset=start,
+            topic_id=topic_id,
+            is_complete=not one["unknown"],
+            groups=groups,
+        )
     return accounts
 
 
@@ -290,6 +299,7 @@ class SnapshotSummary:
     snapshot_id: int
     parent_id: int | None
     written: str = ""
+    _: KW_ONLY
     total: str = ""
     total_as_of: int | None = None
 

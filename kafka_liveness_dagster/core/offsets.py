@@ -93,7 +93,7 @@ class OffsetRange:
             raise InvalidSettingError(
                 f"{text!r} is not an offset range: wanted topic:partition:start-end, like orders:3:70-120"
             )
-        return cls(found["topic"], int(found["partition"]), int(found["start"]), int(found["end"]))
+        return cls(found["topic"], int(found["partition"]), int(found["start"]), end=int(found["end"]))
 
     @property
     def size(self) -> int:
@@ -150,7 +150,10 @@ def difference(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ..
 
 def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
     """The offsets that are in both."""
-    spans, others, both, at = union(spans), union(others), [], 0
+    spans = union(spans)
+    others = union(others)
+    both = []
+    at = 0
     for start, end in spans:
         while at < len(others) and others[at].end <= start:
             at += 1

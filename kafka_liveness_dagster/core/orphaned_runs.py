@@ -103,11 +103,12 @@ def find_orphaned(
     absent: Mapping[str, Absence], runs: Mapping[str, Run], now: float, ghost_after_seconds: float
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
     """The same, and the ghosts among them that were not told yet: that is told once."""
-    known, events = dict(absent), []
+    known = dict(absent)
+    events = []
     for mark, absence in absent.items():
         run = runs[mark]
-        if not absence.is_reported and is_orphaned(run, absence, now, ghost_after_seconds):
-            events.append(ghost_event(mark, run, absence, now))
+        if not absence.is_reported and is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
+            events.append(ghost_event(mark, run, absence, now=now))
             known[mark] = replace(absence, is_reported=True)
     return known, events
 
@@ -138,7 +139,7 @@ def not_counted_as_live(
             continue
         if run.process is ProcessStatus.GONE:
             dead.append(mark)  # at once: whoever reports it, it does not work
-        elif is_orphaned(run, absence, now, ghost_after_seconds):
+        elif is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
             (alive if run.process is ProcessStatus.ALIVE else dead).append(mark)
     return [*dead, *alive[:max_alive]]
 
@@ -155,7 +156,7 @@ def is_certainly_dead(
         ghost_after_seconds: as for ``is_orphaned``.
         always_report: every ghost is; else only one whose end is certain.
     """
-    if not is_orphaned(run, absence, now, ghost_after_seconds):
+    if not is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
         return False
     silent = run.heartbeat_at is not None and now - absence.last_heartbeat_at >= CERTAINLY_DEAD_SECONDS
     return always_report or run.process is ProcessStatus.GONE or (silent and run.process is ProcessStatus.UNKNOWN)

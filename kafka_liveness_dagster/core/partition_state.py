@@ -13,7 +13,7 @@ decides what follows is ``core.resume``.
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.commit_metadata import (
@@ -96,6 +96,7 @@ class PartitionState:
     committed: int | None
     live_metadata: LiveCommitMetadata | None
     log_start: int
+    _: KW_ONLY
     log_end: int
     catch_up_log: CatchUpCommitMetadata = field(default_factory=CatchUpCommitMetadata)
     ledger_entry: LedgerEntry | None = None
@@ -110,11 +111,9 @@ class PartitionState:
         """
         if self.live_metadata is None:
             return self.remembered_pending
-        return (
-            difference(self.live_metadata.pending, self.pending_beyond_commit)
-            if self.pending_beyond_commit
-            else self.live_metadata.pending
-        )
+        if self.pending_beyond_commit:
+            return difference(self.live_metadata.pending, self.pending_beyond_commit)
+        return self.live_metadata.pending
 
     @property
     def pending_beyond_commit(self) -> tuple[Span, ...]:
@@ -148,11 +147,9 @@ class PartitionState:
     @property
     def done_in_rebuilt_log(self) -> tuple[Span, ...]:
         """Owed offsets that are done in a rebuilt second log: their writer may have died before it recorded them."""
-        return (
-            ()
-            if self.catch_up_log.external is None
-            else difference(self.pending_by_live_log, self.catch_up_log.outstanding(self.pending_by_live_log))
-        )
+        if self.catch_up_log.external is None:
+            return ()
+        return difference(self.pending_by_live_log, self.catch_up_log.outstanding(self.pending_by_live_log))
 
     @property
     def recordable(self) -> tuple[Span, ...]:
@@ -219,7 +216,8 @@ class PartitionState:
 
         Nothing is done because nobody remembers that it is owed.
         """
-        in_table, judged = self.ledger_entry.written if self.ledger_entry else (), self.ledger_scope
+        in_table = self.ledger_entry.written if self.ledger_entry else ()
+        judged = self.ledger_scope
         by_table = difference(intersection(spans, judged), in_table)
         elsewhere = difference(spans, (*judged, *in_table))
         owed = self.catch_up_log.outstanding(intersection(elsewhere, self.pending_by_live_log))
@@ -295,7 +293,7 @@ def check_identity(tp: TopicPartition, facts: PartitionState) -> None:
         ids.append((facts.ledger_entry.topic_id, "the table"))
     for topic_id, where in ids:
         if topic_id and facts.topic_id and topic_id != facts.topic_id:
-            raise TopicRecreatedError(topic_recreated_message(tp, topic_id, facts.topic_id, where))
+            raise TopicRecreatedError(topic_recreated_message(tp, topic_id, facts.topic_id, where=where))
 
 
 def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionState], target: str) -> None:

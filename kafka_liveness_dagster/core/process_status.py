@@ -75,11 +75,9 @@ def process_status(process: Process, this_namespace: ProcessNamespace, now: PidE
     """
     # Rule 1: nothing outlives its kernel, and a machine has one at a time
     if process.namespace.boot_id != this_namespace.boot_id:
-        return (
-            ProcessStatus.GONE
-            if process.namespace.machine_id and process.namespace.machine_id == this_namespace.machine_id
-            else ProcessStatus.UNKNOWN
-        )
+        if process.namespace.machine_id and process.namespace.machine_id == this_namespace.machine_id:
+            return ProcessStatus.GONE
+        return ProcessStatus.UNKNOWN
     # Rule 2: in another container the pid is another process's
     if process.namespace.namespaces != this_namespace.namespaces:
         return ProcessStatus.UNKNOWN
@@ -131,7 +129,13 @@ class HeartbeatTag:
         >>> HeartbeatTag("0badcafe", 7, Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)).encode()
         '1 0badcafe 7 4242 1311164 48df4ead 4026531836 -'
         """
-        beat = _ENDED if self.has_ended else _NO_PROCESS if self.heartbeat_at is None else self.heartbeat_at
+        beat: str | int
+        if self.has_ended:
+            beat = _ENDED
+        elif self.heartbeat_at is None:
+            beat = _NO_PROCESS
+        else:
+            beat = self.heartbeat_at
         if self.process is None:
             return f"{_VERSION} {self.short_run_id} {beat}"
         at = self.process.namespace
@@ -145,7 +149,9 @@ class HeartbeatTag:
         """Read the tag of a run; another run's, another version's or none says nothing."""
         match tag.split():
             case [version, whose, beat, *where] if (version, whose) == (_VERSION, mark):
-                return cls(mark, int(beat) if beat.isdecimal() else None, _decode_process(where), beat == _ENDED)
+                return cls(
+                    mark, int(beat) if beat.isdecimal() else None, _decode_process(where), has_ended=beat == _ENDED
+                )
         return cls(mark)
 
 

@@ -256,7 +256,8 @@ class _PartitionReader(Generic[R]):
         """The first records, for good. The bytes of the others are reckoned by the mean."""
         if not count:
             return []
-        given, before = self.buffered[:count], len(self.buffered)
+        given = self.buffered[:count]
+        before = len(self.buffered)
         del self.buffered[:count]
         self.bytes = self.bytes * len(self.buffered) // before
         self.begin = given[-1].offset() + 1

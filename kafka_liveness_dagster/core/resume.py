@@ -15,7 +15,7 @@ ResumeDecision(position=120, pending=(Span(start=70, end=120),), skipped=Span(st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from kafka_liveness_dagster.core.commit_metadata import (
@@ -52,6 +52,7 @@ class ResumePolicy:
     enable_parallel_rebalance: bool = False
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
     min_crash_lag: int = 1
+    _: KW_ONLY
     max_owed_ranges: int | None = None
     on_data_loss: Literal["raise", "write_off"] = "raise"
     on_missing_rows: Literal["raise", "crash_lag"] = "raise"
@@ -104,6 +105,7 @@ class ResumeDecision:
     position: int
     pending: tuple[Span, ...] = ()
     skipped: Span | None = None
+    _: KW_ONLY
     overflow: Span | None = field(default=None, repr=False)
     lost: tuple[Span, ...] = field(default=(), repr=False)
     paused: bool = field(default=False, repr=False)
@@ -130,6 +132,7 @@ class OwnedPartition:
     committed: int
     position: int
     pending: tuple[Span, ...] = ()
+    _: KW_ONLY
     assignment_id: int = 0
     is_paused: bool = False
     reprocess: Span | None = None
@@ -174,7 +177,8 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
     start, lost = (
         _skip_expired(tp, facts, policy) if facts.committed is not None else (_reset_position(tp, facts, policy), ())
     )
-    origin, again = _origin(facts, start), _ranges_to_reprocess(facts, start)
+    origin = _origin(facts, start)
+    again = _ranges_to_reprocess(facts, start)
     landed = _written_uncommitted(facts, again)
     lost = difference(lost, landed)
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
@@ -183,12 +187,14 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
         raise rows_missing_error(tp, facts, missing)
     gone = intersection(missing, (Span(0, facts.log_start),))
     if gone and (facts.is_committed_by_this_package or policy.on_data_loss == "write_off"):
-        missing, lost = difference(missing, gone), union((*lost, *gone))
-    second = _updated_catch_up_log(facts, origin, start, (missing, lost))
+        missing = difference(missing, gone)
+        lost = union((*lost, *gone))
+    second = _updated_catch_up_log(facts, origin, start, missing_and_lost=(missing, lost))
     owed = intersection(pending_to_keep(facts), (Span(0, start),))
-    if missing and not _fits_commit_metadata(union((*owed, *missing)), policy, origin, again):
+    if missing and not _fits_commit_metadata(union((*owed, *missing)), policy, origin, again=again):
         back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
-        owed, overflow = intersection(owed, (Span(0, back),)), Span(back, start)
+        owed = intersection(owed, (Span(0, back),))
+        overflow = Span(back, start)
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
         expired = intersection(landed, (Span(0, facts.log_start),))
         found = ResumeDecision(
@@ -219,7 +225,7 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
         return found
     # Rule 6: a token that does not fit may not be half written
     jumped = union((*owed, *left))
-    if not _fits_commit_metadata(jumped, policy, origin, again):
+    if not _fits_commit_metadata(jumped, policy, origin, again=again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
     return replace(found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed)
@@ -242,7 +248,7 @@ def _skip_expired(tp: TopicPartition, facts: PartitionState, policy: ResumePolic
     """
     assert facts.committed is not None  # noqa: S101 - asked for committed partitions only
     if policy.on_data_loss == "raise" or facts.committed >= facts.log_start:
-        check_offset_in_log(tp, facts.committed, facts.log_start, facts.log_end)
+        check_offset_in_log(tp, facts.committed, facts.log_start, log_end=facts.log_end)
         return facts.committed, ()
     return facts.log_start, (Span(facts.committed, facts.log_start),)
 
@@ -296,11 +302,8 @@ def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
     the table has stay until a catch-up run has recorded them: it repeats what their dead writer may have skipped.
     """
     rest = union((*facts.outstanding, *facts.recordable))
-    return (
-        rest
-        if fits_commit_metadata(rest, facts.origin, facts.live_metadata.reprocess if facts.live_metadata else None)
-        else facts.pending_by_live_log
-    )
+    reprocess = facts.live_metadata.reprocess if facts.live_metadata else None
+    return rest if fits_commit_metadata(rest, facts.origin, reprocess) else facts.pending_by_live_log
 
 
 def _reset_position(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> int:

@@ -39,7 +39,8 @@ _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
     "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
     "write.metadata.metrics.column.partition": "full",
 }
-_MAX_INFERRED, _MAX_INFERRED_DEFAULT = f"{_METRICS}.max-inferred-column-defaults", 100
+_MAX_INFERRED = f"{_METRICS}.max-inferred-column-defaults"
+_MAX_INFERRED_DEFAULT = 100
 _MODES_WITHOUT_BOUNDS = ("none", "counts")
 _MODES_WITH_BOUNDS = ("parquet", "orc")
 
@@ -80,26 +81,26 @@ def refused_properties(
             f"write.format.default={kind}",
             "its files have no column bounds, by which Iceberg finds the files of a batch",
             "write.format.default",
-            "parquet",
+            value="parquet",
         )
     if properties.get(name := "write.spark.accept-any-schema", "").lower() == "true":
         yield RefusedProperty(
             f"{name}=true",
             "Spark matches columns by position, and runs no MERGE; new columns are added without this property",
             name,
-            "false",
+            value="false",
         )
     if (level := properties.get(name := "write.merge.isolation-level", "")).lower() == "snapshot":
         yield RefusedProperty(
             f"{name}={level}",
             "two writers of the same offsets would both commit, and the rows would be in the table twice",
             name,
-            "serializable",
+            value="serializable",
         )
     for column in bounds:
         if setting := _setting_without_bounds(properties, column, columns):
             why = f"its files keep no statistics of {column}, by which two writers of the same offsets are detected"
-            yield RefusedProperty(setting, why, f"{_METRICS}.column.{column}", "full")
+            yield RefusedProperty(setting, why, f"{_METRICS}.column.{column}", value="full")
 
 
 def new_table_properties(layout: TableLayout) -> dict[str, str]:

@@ -13,7 +13,7 @@ Refuses a budget that no broker or reader could make sense of. Never reads a clo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
@@ -78,6 +78,7 @@ class Timeouts:
     session_timeout_ms: int
     heartbeat_ms: int
     process_timeout_ms: int
+    _: KW_ONLY
     budget: RunBudget
     protocol: Literal["classic", "consumer"] = "classic"
 
@@ -205,7 +206,8 @@ def derive_timeouts(
         session_ms = _session_ms(budget, session_seconds, limits)
         heartbeat_ms = _heartbeat_ms(session_ms, heartbeat_seconds)
     else:
-        session_ms, heartbeat_ms = group.session_ms, group.heartbeat_ms
+        session_ms = group.session_ms
+        heartbeat_ms = group.heartbeat_ms
         _check_group(group, session_seconds, heartbeat_seconds)
     if session_ms > MAX_BUDGET_SECONDS * 1000:
         raise InvalidSettingError(

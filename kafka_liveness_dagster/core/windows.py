@@ -13,7 +13,7 @@ timestamp lies at or above its end. It is complete when all below these offsets 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ class JudgedWindow:
     status: WindowStatus
     ranges: tuple[OffsetRange, ...] = ()
     written_off: int = 0
+    _: KW_ONLY
     waiting_for: str = ""
     is_empty: bool = False
 
@@ -120,7 +121,8 @@ def _first_offset(one: PartitionSnapshot) -> int | None:
 
 def _was_observed(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
     """Whether the group answers for all of the window that was ever in this partition."""
-    first, floor = one.log_end if begin is None else begin, _first_offset(one) or 0
+    first = one.log_end if begin is None else begin
+    floor = _first_offset(one) or 0
     # Rule 1: what lies below its beginning was never its to process
     if first < floor:
         return False
@@ -143,7 +145,8 @@ def _unprocessed(one: PartitionSnapshot, end: int) -> tuple[Span, ...]:
 def _window_span(
     one: PartitionSnapshot, begins: Mapping[TopicPartition, int | None], ends: Mapping[TopicPartition, int]
 ) -> Span:
-    end, begin = ends[one.topic_partition], begins[one.topic_partition]
+    end = ends[one.topic_partition]
+    begin = begins[one.topic_partition]
     return Span(end if begin is None else min(begin, end), end)
 
 

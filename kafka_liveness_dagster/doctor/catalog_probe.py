@@ -57,7 +57,8 @@ def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]
     is_own = "." not in catalog_name
     table = IcebergTable(f"{catalog_name}.{name}.{name}" if is_own else f"{catalog_name}.{name}")
     tried = _CatalogProbe(session, table)
-    area, is_created = f"catalog {catalog_name}", False
+    area = f"catalog {catalog_name}"
+    is_created = False
     for check, step in tried.steps().items():
         if check != "create" and not is_created:
             yield Finding(area, check, UNKNOWN("could not be tried: there is no table"))
@@ -100,7 +101,8 @@ class _CatalogProbe:
 
     def properties(self) -> CheckResult:
         """Compare the table's properties with those that it was created with."""
-        found, wanted = self.table.properties(self.session), new_table_properties(DEFAULT_LAYOUT)
+        found = self.table.properties(self.session)
+        wanted = new_table_properties(DEFAULT_LAYOUT)
         bounds = needed_bounds(is_by_kafka_partition=True)
         if wrong := [*refused_properties(found, bounds, KEY)]:
             return FAIL(f"the catalog sets {describe_refused(wrong)}", "change the catalog's defaults for new tables")
@@ -187,16 +189,25 @@ class _CatalogProbe:
         def nothing() -> None:
             """Nobody else is at work here."""
 
-        ranges = [OffsetRange(_TOPIC, 0, start, end)]
-        rows, ledger = partial(self._rows, start, end), self._ledger()
+        ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
+        rows = partial(self._rows, start, end)
+        ledger = self._ledger()
         return TableWrite(
-            self.session, self.table, ranges, rows, nothing, nothing, ledger=ledger, _partial_file_conflicts=cuts
+            self.session,
+            self.table,
+            ranges,
+            make_frame=rows,
+            may_go_on=nothing,
+            may_replace=nothing,
+            ledger=ledger,
+            _partial_file_conflicts=cuts,
         ).prepare()
 
     def _write(self, start: int, end: int) -> None:
-        ranges, ledger = [OffsetRange(_TOPIC, 0, start, end)], self._ledger()
+        ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
+        ledger = self._ledger()
         ledger.entries([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
-        write_table(self.session, self.table, ranges, lambda: self._rows(start, end), ledger=ledger)
+        write_table(self.session, self.table, ranges, make_frame=lambda: self._rows(start, end), ledger=ledger)
 
     def _rows(self, start: int, end: int) -> DataFrame:
         columns = (f"'{_TOPIC}' AS topic", "0 AS partition", "id AS offset", "cast(id AS string) AS value")

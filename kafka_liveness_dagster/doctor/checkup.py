@@ -62,7 +62,8 @@ def _run_checks(area: str, check: str, ask: Callable[[], Iterator[Finding]]) -> 
 
 def _check_cluster(settings: KafkaSettings, group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
     setup = ClusterConfig(settings)
-    brokers, how = setup.brokers(), settings.security
+    brokers = setup.brokers()
+    how = settings.security
     login = "" if how.login is None else f" as {how.login!r}"
     told_of = f"{settings.bootstrap_servers}, {len(brokers)} broker(s), {how.security_protocol}{login}"
     yield Finding("kafka", "brokers", OK(told_of))
@@ -73,7 +74,7 @@ def _check_cluster(settings: KafkaSettings, group_id: str | None, *, is_embedded
         commits = {**commits, "brokers": len(brokers), "embedded": is_embedded}
     yield from run_rules("kafka", kafka_rules.OFFSETS_TOPIC, commits)
     if group_id is not None:
-        yield from _run_checks("group", group_id, lambda: _check_group(settings, setup, cluster, group_id))
+        yield from _run_checks("group", group_id, lambda: _check_group(settings, setup, cluster, group_id=group_id))
 
 
 def _check_group(
@@ -83,11 +84,10 @@ def _check_group(
     expiry = retention([one.snapshot for one in found.partitions], INITIAL_OFFSETS)
     yield from run_rules("group", kafka_rules.GROUP, setup.group(group_id))
     yield from run_rules("group", kafka_rules.BACKLOG, {"expiry": expiry})
-    kept = (
-        cluster
-        if isinstance(cluster, Unavailable)
-        else cluster.get(_RETENTION_SETTING, Unavailable(f"{_RETENTION_SETTING} is not told to this client"))
-    )
+    if isinstance(cluster, Unavailable):
+        kept = cluster
+    else:
+        kept = cluster.get(_RETENTION_SETTING, Unavailable(f"{_RETENTION_SETTING} is not told to this client"))
     for topic in sorted({one.snapshot.topic_partition.topic for one in found.partitions}):
         partitions = [one for one in found.partitions if one.snapshot.topic_partition.topic == topic]
         config = setup.topic(topic)
@@ -133,7 +133,8 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
     from kafka_liveness_dagster.spark.connect.session import close, connect  # noqa: PLC0415
 
     address = urlsplit(url)
-    host, port = address.hostname or "", address.port or 15002
+    host = address.hostname or ""
+    port = address.port or 15002
     if not processes.is_listening(port, host):  # pyspark itself goes on trying for ten minutes
         yield Finding("spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs"))
         return

@@ -38,7 +38,8 @@ _STORAGE_SECONDS = 15.0
 _DAGSTERS_EXECUTOR = "multi_or_in_process_executor"
 _NO_LOCATION = Unavailable("name the code location with -m or -f to have it looked at")
 _NO_INSTANCE = Unavailable("set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at")
-_TICKS, _MIN_STEPS = 21, 3  # the latest, by which a period is judged
+_TICKS = 21  # the latest, by which a period is judged
+_MIN_STEPS = 3
 
 
 def check_dagster(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ Settings have their names in ``dagster.yaml``, with dots; Dagster's defaults sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.names import join_some
@@ -32,11 +32,14 @@ _DEFAULTS: Mapping[str, Any] = {
     "sensors.use_threads": False,
     "retention.sensor.purge_after_days": {},
 }
-_DEQUEUE_SECONDS, _POLL_SECONDS = 1, 30
+_DEQUEUE_SECONDS = 1
+_POLL_SECONDS = 30
 DAEMON_SECONDS = 5.0  # how often Dagster's daemon comes by its sensors
 _DAEMON_IS_GONE_SECONDS = 300.0  # its heartbeats are 30 s apart
-_LATE_PERIODS, _STOPPED_PERIODS = 2.0, 10.0  # periods
-_LANE, _GROUP = "kafka_liveness/lane", "kafka_liveness/group"
+_LATE_PERIODS = 2.0  # of the sensor
+_STOPPED_PERIODS = 10.0
+_LANE = "kafka_liveness/lane"
+_GROUP = "kafka_liveness/group"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class GroupSensorFacts:
     group_id: str
     name: str
     is_on: bool
+    _: KW_ONLY
     interval_seconds: float
     ticks_kept_seconds: float | None = None
     idle_seconds: float | None = None

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.health import Verdict
 
 _JAVAS_SESSION_MS = 45_000
-_MIN_COPIES, _MIN_IN_SYNC = 3, 2
-_WEEK, _WEEKEND = 7 * 86_400.0, 3 * 86_400.0
+_MIN_COPIES = 3
+_MIN_IN_SYNC = 2
+_WEEK = 7 * 86_400.0
+_WEEKEND = 3 * 86_400.0
 _NEVER = -1
-_TIGHT_SHARE, _TOO_LATE_SHARE = 0.5, 0.9  # of the retention
+_TIGHT_SHARE = 0.5  # of the retention
+_TOO_LATE_SHARE = 0.9
 _MAX_AHEAD_SECONDS = 5.0  # an honest producer's clock may be off by some
 
 
@@ -41,7 +44,9 @@ def _agreement(differing: Mapping[str, Mapping[int, str]]) -> CheckResult:
 
 def _sessions(shortest: str, longest: str) -> CheckResult:
     # Rule 2: the sessions that docs/liveness.md speaks of have to be allowed
-    least, most, ours = int(shortest), int(longest), round(DEFAULT_SESSION_SECONDS * 1000)
+    least = int(shortest)
+    most = int(longest)
+    ours = round(DEFAULT_SESSION_SECONDS * 1000)
     found = f"session timeouts of {least:,} to {most:,} ms"
     if least > ours:
         return WARN(
@@ -129,7 +134,8 @@ def _auto_creation(on: str) -> CheckResult:
 
 def _group_sessions(session: str, heartbeat: str) -> CheckResult:
     # Rule 8: under KIP-848 both are the group's, and nothing that a resource sets
-    session_ms, heartbeat_ms = int(session), int(heartbeat)
+    session_ms = int(session)
+    heartbeat_ms = int(heartbeat)
     found = f"with group_protocol='consumer': session {session_ms:,} ms, heartbeat {heartbeat_ms:,} ms"
     if heartbeat_ms > session_ms // 3:
         return FAIL(
@@ -142,7 +148,8 @@ def _group_sessions(session: str, heartbeat: str) -> CheckResult:
 
 def _retention(kept_ms: str, offsets_minutes: str) -> CheckResult:
     # Rule 9: crash lag has to be processed before it expires, and be known for as long
-    kept, known = int(kept_ms), int(offsets_minutes) * 60.0
+    kept = int(kept_ms)
+    known = int(offsets_minutes) * 60.0
     if kept == _NEVER:
         return OK("records are kept for ever, as far as retention.ms goes")
     seconds = kept / 1000

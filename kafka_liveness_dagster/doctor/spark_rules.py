@@ -19,9 +19,12 @@ _ICEBERG_EXTENSIONS = "IcebergSparkSessionExtensions"
 _ICEBERG_CATALOGS = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
 _LOCAL = ("", "file", "hdfs", "viewfs")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "": 1e-3}
-_DETACHED_TIMEOUT, _DETACHED_SECONDS = "spark.connect.execute.manager.detachedTimeout", 60.0
-_PROGRESS_INTERVAL, _REPORT_SECONDS = "spark.connect.progress.reportInterval", 1.0
-_FETCH_TIMEOUT, _CACHED_SECONDS = "spark.kafka.consumer.fetchedData.cache.timeout", 60.0
+_DETACHED_TIMEOUT = "spark.connect.execute.manager.detachedTimeout"
+_DETACHED_SECONDS = 60.0
+_PROGRESS_INTERVAL = "spark.connect.progress.reportInterval"
+_REPORT_SECONDS = 1.0
+_FETCH_TIMEOUT = "spark.kafka.consumer.fetchedData.cache.timeout"
+_CACHED_SECONDS = 60.0
 _SKEW_SECONDS = 2.0
 
 

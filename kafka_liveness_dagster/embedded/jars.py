@@ -240,9 +240,10 @@ def _jars_folder(name: str, root: Path) -> Path:
 
 
 def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
-    folder, log = _jars_folder(name, root), root / f"{name}-download.log"
+    folder = _jars_folder(name, root)
+    log = root / f"{name}-download.log"
     with _scratch_folder(name, root) as scratch:
-        failed = _run_ivy(name, scratch, log, show)
+        failed = _run_ivy(name, scratch, log, show=show)
         found = sorted((scratch / "jars").glob("*"))  # tests have a server that comes as a .zip
         broken = [jar.name for jar in found if not zipfile.is_zipfile(jar)]
         if failed or broken or not found:

@@ -70,7 +70,9 @@ def prepare_launch(home: Path, port: int, process_marker: str, show: Callable[[s
         ServiceNotStartedError: the storage could not be formatted, or not in time.
     """
     folder = folder_of(home, "kafka")
-    data, settings, scratch = folder / "data", folder / "server.properties", empty_folder(folder / "tmp")
+    data = folder / "data"
+    settings = folder / "server.properties"
+    scratch = empty_folder(folder / "tmp")
     options = (
         "-Xmx512m",
         "-XX:+UseSerialGC",
@@ -82,7 +84,7 @@ def prepare_launch(home: Path, port: int, process_marker: str, show: Callable[[s
     settings.write_text(_PROPERTIES.format(loopback=LOOPBACK, port=port, controller_port=free_port()))
     if not (data / "meta.properties").exists():  # the last thing the format writes
         show("formatting the storage of Kafka")
-        _format_storage(java, data, settings, home / "logs" / "kafka-format.log")
+        _format_storage(java, data, settings, log=home / "logs" / "kafka-format.log")
     return Launch((*java, "kafka.Kafka", str(settings)), folder, os.environ)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import psutil
@@ -77,6 +77,7 @@ class Services:
     """``sc://localhost:PORT/;token=…``, a secret; empty when Spark does not run."""
     catalog_uri: str
     """The Iceberg catalog's database for pyiceberg's ``SqlCatalog``: ``sqlite:////…``."""
+    _: KW_ONLY
     warehouse: str
     """Folder of the tables, an absolute path."""
     catalog_name: str = CATALOG
@@ -114,7 +115,7 @@ def ensure_services(
     home = state.home_folder(home)
     ports = {"kafka": kafka_port, "spark": spark_port}
     if _find_missing(home, which, ports) or (even_if_down and state.is_down(home)):
-        _start_missing(home, which, ports, spark_cores, even_if_down=even_if_down)
+        _start_missing(home, which, ports, spark_cores=spark_cores, even_if_down=even_if_down)
     return _addresses(home)
 
 
@@ -177,7 +178,7 @@ def _start_missing(
             missing = _find_missing(home, which, ports)  # another process may just have started them
             if missing:
                 with show_progress() as show:
-                    ServiceStarter(home, ports, spark_cores, show).run(missing)
+                    ServiceStarter(home, ports, spark_cores, show=show).run(missing)
     except OSError as error:
         raise ServiceNotStartedError(
             f"the services of {home} could not be started ({error}): give this user the folder and room on its disk, "
@@ -217,7 +218,8 @@ def _find_service(home: Path, name: str, one: StartedService) -> psutil.Process 
 
 def _addresses(home: Path) -> Services:
     up = {name: one for name, one in state.read_state(home).items() if _is_up(home, name, one)}
-    kafka, spark = up.get("kafka"), up.get("spark")
+    kafka = up.get("kafka")
+    spark = up.get("spark")
     return Services(
         bootstrap_servers=f"{LOOPBACK}:{kafka.port}" if kafka else "",
         # not 127.0.0.1: pyspark sends a token without TLS to this name only
@@ -259,6 +261,7 @@ class ServiceStarter:
     home: Path
     ports: Mapping[str, int | None]
     spark_cores: int
+    _: KW_ONLY
     show: Callable[[str], None]
     _children: dict[str, Popen[bytes]] = field(default_factory=dict)
 
@@ -296,9 +299,9 @@ class ServiceStarter:
 
     def _launch(self, name: str, one: StartedService) -> processes.Launch:
         if name == "kafka":
-            return kafka.prepare_launch(self.home, one.port, one.process_marker, self.show)
+            return kafka.prepare_launch(self.home, one.port, one.process_marker, show=self.show)
         return spark.prepare_launch(
-            self.home, one.port, one.token, one.process_marker, self.show, cores=self.spark_cores
+            self.home, one.port, one.token, process_marker=one.process_marker, show=self.show, cores=self.spark_cores
         )
 
     def _wait(self) -> None:

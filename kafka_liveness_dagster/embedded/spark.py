@@ -54,13 +54,16 @@ def prepare_launch(
         InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
         JarsError, JavaNotFoundError: see `resolve`.
     """
-    folder, jars = folder_of(home, "spark"), resolve_jars("spark", show=show)
+    folder = folder_of(home, "spark")
+    jars = resolve_jars("spark", show=show)
     conf = folder / "conf"
     conf.mkdir(parents=True, exist_ok=True)
     empty_folder(folder / "local")
     (conf / "log4j2.properties").write_text(_LOGGING)
     theirs = _user_settings()
-    settings = _server_settings(home, port, process_marker, [f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores)
+    settings = _server_settings(
+        home, port, process_marker, class_path=[f"{jars}/*", *_CLASS_PATH.findall(theirs)[-1:]], cores=cores
+    )
     lines = {name: f"{name} {value}".replace("\\", "\\\\") for name, value in settings.items()}
     every = [*lines.values(), theirs, *(lines[name] for name in _OWN_SETTINGS)]
     written = conf / "spark-defaults.conf"

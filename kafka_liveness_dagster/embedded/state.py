@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
@@ -52,6 +52,7 @@ class StartedService:
     pid: int | None = None
     process_marker: str = ""
     """On the command line of the process, so that no other program's pid is mistaken for it."""
+    _: KW_ONLY
     ready: bool = False
     token: str = ""
 

@@ -199,7 +199,9 @@ class Cluster:
         bounds = self.log_bounds(partitions)
         ids = self._describe_topic_ids(asked)
         return {
-            tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds[tp], ids[tp.topic])
+            tp: _partition_state(
+                first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp], topic_id=ids[tp.topic]
+            )
             for tp in partitions
         }
 
@@ -210,7 +212,7 @@ class Cluster:
             return LiveCommitMetadata.decode(commit.metadata)
         except ExternalCommitError:
             found = ExternalCommit("first", commit.offset, commit.metadata)
-            raise external_commit_error(group_id, tp, found, self.settings.bootstrap_servers) from None
+            raise external_commit_error(group_id, tp, found, servers=self.settings.bootstrap_servers) from None
 
     def group(self, group_id: str) -> GroupDescription:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
@@ -223,8 +225,8 @@ class Cluster:
                 member.member_id,
                 escape(member.client_id),  # of whoever may join the group; none of ours is changed by it
                 escape(member.host),
-                tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
-                escape(member.group_instance_id or "") or None,
+                partitions=tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
+                group_instance_id=escape(member.group_instance_id or "") or None,
             )
             for member in group.members
         )

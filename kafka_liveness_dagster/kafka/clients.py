@@ -58,7 +58,9 @@ def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:
         heard = ErrorListener(settings)
         return create_client(AdminClient, {**settings.client_config("kafka-liveness/admin"), "error_cb": heard}), heard
 
-    return _cached_client(_cached_admins, settings, settings.security.certificates_fingerprint, make, _MAX_OPEN_ADMINS)
+    return _cached_client(
+        _cached_admins, settings, settings.security.certificates_fingerprint, create=make, max_clients=_MAX_OPEN_ADMINS
+    )
 
 
 def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
@@ -72,7 +74,11 @@ def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
         return create_client(Consumer, settings.committer_config(group_id, "kafka-liveness/reader"))
 
     return _cached_client(
-        _cached_readers, (group_id, settings), settings.security.certificates_fingerprint, make, _MAX_OPEN_READERS
+        _cached_readers,
+        (group_id, settings),
+        settings.security.certificates_fingerprint,
+        create=make,
+        max_clients=_MAX_OPEN_READERS,
     )
 
 

@@ -49,7 +49,8 @@ def split_by_request_size(commits: Iterable[KafkaTopicPartition], group_id: str)
         size = _OVERHEAD_BYTES + len(group_id) + len(one.topic) + len(one.metadata or "")
         if portion and size > left:
             yield portion
-            portion, left = [], _MAX_REQUEST_BYTES
+            portion = []
+            left = _MAX_REQUEST_BYTES
         portion.append(one)
         left -= size
     if portion:
@@ -74,7 +75,10 @@ class Committer:
     """
 
     def __init__(self, client: Consumer, group_id: str, bootstrap_servers: str, seconds: float) -> None:
-        self._client, self._group_id, self._servers, self._seconds = client, group_id, bootstrap_servers, seconds
+        self._client = client
+        self._group_id = group_id
+        self._servers = bootstrap_servers
+        self._seconds = seconds
         self._pending_commit: Future[Any] = Future()
         self.timed_out = False
 

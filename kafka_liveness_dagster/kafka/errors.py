@@ -186,7 +186,8 @@ class ErrorListener:
         """Caller: the client's ``poll``, for each error since the last. Affects: which error explains the next one."""
         follows = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - follows the one that says why
         if not follows and _SASL_STATE_ERROR not in error.str():
-            self._last, self._heard_at = error, time.monotonic()
+            self._last = error
+            self._heard_at = time.monotonic()
 
     def to_package_error(self, error: KafkaException | KafkaError, operation: str) -> KafkaLivenessError:
         """The error as one of ours; when no broker answered because of a refusal, as that refusal."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_metadata import (
@@ -31,6 +31,7 @@ class MemberDescription:
     member_id: str
     client_id: str
     host: str
+    _: KW_ONLY
     partitions: tuple[TopicPartition, ...]
     group_instance_id: str | None = None
 
@@ -47,7 +48,8 @@ def decode_both_logs(
     first: CommittedOffset | None, second: CommittedOffset | None
 ) -> tuple[LiveCommitMetadata | None, CatchUpCommitMetadata, tuple[ExternalCommit, ...]]:
     """What both logs say of a partition, and the commits that are not ours: a look at a group refuses nobody's."""
-    mark, external = None, []
+    mark = None
+    external = []
     if first is not None:
         try:
             mark = LiveCommitMetadata.decode(first.metadata)

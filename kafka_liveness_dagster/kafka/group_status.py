@@ -5,7 +5,7 @@ Never joins and never commits. What another program committed is shown as such.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,8 @@ class PartitionStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Both logs apart, then what they mean together."""
-        seen, mark = self.snapshot, self.snapshot.live_metadata
+        seen = self.snapshot
+        mark = self.snapshot.live_metadata
         return {
             "topic": seen.topic_partition.topic,
             "partition": seen.topic_partition.partition,
@@ -118,6 +119,7 @@ class GroupStatus:
     group_id: str
     partitions: tuple[PartitionStatus, ...]
     members: tuple[MemberStatus, ...]
+    _: KW_ONLY
     open_transactions: tuple[OpenTransaction, ...] = ()
     table: str | None = None
 
@@ -164,7 +166,7 @@ def group_status(
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    facts = _states_of_same_topics(cluster, first, second, topics, asked if ledger else (), ledger)
+    facts = _states_of_same_topics(cluster, first, second, topics=topics, asked=asked if ledger else (), witness=ledger)
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
@@ -177,12 +179,18 @@ def group_status(
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
     partitions = tuple(
-        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts.get(tp)) for tp in wanted
+        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts=facts.get(tp)) for tp in wanted
     )
     marks = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
     held = open_transactions(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
     by = ledger.target if ledger else None
-    return GroupStatus(group_id, partitions, tuple(MemberStatus(m, _run_ids(m, marks)) for m in members), held, by)
+    return GroupStatus(
+        group_id,
+        partitions,
+        tuple(MemberStatus(m, _run_ids(m, marks)) for m in members),
+        open_transactions=held,
+        table=by,
+    )
 
 
 def _states_of_same_topics(  # noqa: PLR0917
@@ -200,7 +208,7 @@ def _states_of_same_topics(  # noqa: PLR0917
     for tp in known:
         mark, log, _ = decode_both_logs(first.get(tp), second.get(tp))
         committed = first[tp].offset if tp in first else None
-        facts[tp] = PartitionState(committed, mark, 0, 0, log, topic_id=ids[tp.topic])
+        facts[tp] = PartitionState(committed, mark, 0, log_end=0, catch_up_log=log, topic_id=ids[tp.topic])
     found = with_ledger(facts, witness) if witness else facts
     for tp, one in found.items():
         if not topics or tp.topic in topics:
@@ -215,7 +223,7 @@ def _partition_status(
     facts: PartitionState | None,
 ) -> PartitionStatus:
     _, log, foreign = decode_both_logs(*commits)
-    found = replace(facts or PartitionState(None, None, 0, 0), log_start=bounds[0], log_end=bounds[1])
+    found = replace(facts or PartitionState(None, None, 0, log_end=0), log_start=bounds[0], log_end=bounds[1])
     return PartitionStatus(PartitionSnapshot.from_state(tp, found), log, foreign)
 
 

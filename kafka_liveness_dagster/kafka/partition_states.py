@@ -52,7 +52,9 @@ def check_catch_up_log(cluster: Cluster, group_id: str, facts: Mapping[TopicPart
     """
     for tp, one in facts.items():
         if one.catch_up_log.external is not None and not one.is_catch_up_log_rebuilt:
-            raise external_commit_error(group_id, tp, one.catch_up_log.external, cluster.settings.bootstrap_servers)
+            raise external_commit_error(
+                group_id, tp, one.catch_up_log.external, servers=cluster.settings.bootstrap_servers
+            )
 
 
 def with_ledger(

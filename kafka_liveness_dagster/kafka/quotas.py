@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 15.0  # for the first response
 WAIT_SECONDS = 3.0  # for some more
-_CERTAIN_SECONDS, _LEAST_SECONDS = 1.0, 0.01  # a delay that is told at once, and the shortest that is told
+_CERTAIN_SECONDS = 1.0  # a delay that is told at once
+_LEAST_SECONDS = 0.01  # the shortest that is told
 CLIENT_ID = "kafka-liveness/throttling"
 
 

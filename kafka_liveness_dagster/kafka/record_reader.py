@@ -47,7 +47,8 @@ class BatchRecords:
     """
 
     def __init__(self, reader: RecordReader, fence: Fence) -> None:
-        self._reader, self._fence = reader, fence
+        self._reader = reader
+        self._fence = fence
 
     def records(
         self,
@@ -87,7 +88,8 @@ class RecordReader:
     """The client of one consumer; what it fetched beyond a batch is there for the next."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
-        self._kafka, self._operation = kafka, f"reading records for {group_id}"
+        self._kafka = kafka
+        self._operation = f"reading records for {group_id}"
         self._config = kafka.reader_config(group_id, f"{client_id}/records")
         self._client: Any = None
         self._batch_reader: BatchReader[Any] = BatchReader()
@@ -96,7 +98,8 @@ class RecordReader:
         self._last_records: list[Message] = []
         self._check: Callable[[], None] = lambda: None
         self._record_bytes: float | None = None
-        self._iteration, self._is_drained = 0, True
+        self._iteration = 0
+        self._is_drained = True
 
     @property
     def is_open(self) -> bool:
@@ -135,7 +138,8 @@ class RecordReader:
             self._seek(self._batch_reader.advance())
             if self._batch_reader.is_finished:
                 return
-            self._check, self._last_records = check, self._batch_reader.take()  # in this order, for stop_giving_fenced
+            self._check = check  # first, for stop_giving_fenced
+            self._last_records = self._batch_reader.take()
             if self._last_records:
                 check()  # a fence that went up before there was anything to withhold
                 yield self._last_records
@@ -148,7 +152,8 @@ class RecordReader:
         Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is being read.
         Affects: the list being iterated, which ends with the record the op has; its iterator then finds out why.
         """
-        given, check = self._last_records, self._check
+        given = self._last_records
+        check = self._check
         try:
             check()
         except KafkaLivenessError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.run_ids import short_run_id
@@ -59,6 +59,7 @@ class RunContext:
     run_id: str
     client_id: str
     state: Callable[[], RunState]
+    _: KW_ONLY
     ends_at_ms: int | None = None
     log: logging.Logger = log
     report_fence: Callable[[FenceReport], None] = _ignore_fence

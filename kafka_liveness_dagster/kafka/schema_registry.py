@@ -24,7 +24,9 @@ _SCHEMA_TYPES = (
     "serialized"  # Protobuf as a descriptor; a registry that knows no such form answers with the .proto file
 )
 _NOT_FOUND_CODES = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 401, 403, 404
+_UNAUTHORIZED = 401
+_FORBIDDEN = 403
+_NOT_FOUND = 404
 _CHECK_ADDRESS = "nothing of the batch was written or committed"
 
 

@@ -10,7 +10,7 @@ Never lets the two differ: what only one of them could be told is refused, and s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +63,7 @@ class Security:
     security_protocol: str = "PLAINTEXT"
     sasl_mechanism: str | None = None
     sasl_username: str | None = None
+    _: KW_ONLY
     sasl_password: str | None = field(default=None, repr=False)
     ssl_ca_location: str | None = None
     ssl_certificate_location: str | None = None
@@ -172,7 +173,8 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
     for name in SETTING_NAMES:
         if not VALUE.matches(given[name] or ""):
             yield f"{name} is refused: wanted {VALUE.description}"
-    protocol, check = given["security_protocol"] or "", given["ssl_endpoint_identification_algorithm"]
+    protocol = given["security_protocol"] or ""
+    check = given["ssl_endpoint_identification_algorithm"]
     if protocol not in PROTOCOLS:
         yield f"security_protocol is {protocol!r}: wanted {', '.join(PROTOCOLS)}"
     if check not in HOST_NAME_CHECKS:
@@ -192,7 +194,8 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
 
 
 def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
-    mechanism, every = given["sasl_mechanism"], ("sasl_mechanism", *_PASSWORD, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
+    mechanism = given["sasl_mechanism"]
+    every = ("sasl_mechanism", *_PASSWORD, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
     if not protocol.startswith("SASL_"):
         if unused := [name for name in every if given[name]]:
             yield (

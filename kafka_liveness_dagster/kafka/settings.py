@@ -5,7 +5,7 @@ Never lets an extra setting undo one of them: each refusal says why and where to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -189,6 +189,7 @@ class LiveSettings:
     topics: tuple[str, ...]
     group_id: str
     max_poll_records: int = DEFAULT_MAX_POLL_RECORDS
+    _: KW_ONLY
     policy: ResumePolicy = field(default_factory=ResumePolicy)
     answers_rebalances_while_busy: bool = False
     group_instance_id: str | None = None

@@ -64,7 +64,7 @@ def copy_commits(cluster: Cluster, from_group: str, to_group: str, topics: Seque
 def _commit(cluster: Cluster, group: str, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
     kafka = cluster.settings
     client = create_client(Consumer, kafka.committer_config(group, "kafka-liveness/adopt"))
-    committing = Committer(client, group, kafka.bootstrap_servers, _REQUEST_SECONDS)
+    committing = Committer(client, group, kafka.bootstrap_servers, seconds=_REQUEST_SECONDS)
     try:
         error = committing.commit(offsets)
     finally:

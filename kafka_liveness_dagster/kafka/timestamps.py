@@ -78,7 +78,7 @@ def open_transactions(
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), "asking where the logs end")
+    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="asking where the logs end")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
     stable = {
         tp: end for tp, (_, end) in cluster.log_bounds(behind).items()
@@ -89,7 +89,7 @@ def open_transactions(
     worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_MAX_MEASURED_PARTITIONS]
     began = timestamps(cluster, group_id, {tp: stable[tp] for tp in worst}, isolation="read_uncommitted")
     ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
-    return tuple(OpenTransaction(tp, stable[tp], count, ages.get(tp)) for tp, count in waiting.items())
+    return tuple(OpenTransaction(tp, stable[tp], count, open_seconds=ages.get(tp)) for tp, count in waiting.items())
 
 
 def timestamps(
@@ -104,7 +104,8 @@ def timestamps(
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = create_client(Consumer, config)
     found: dict[TopicPartition, int] = {}
-    unheard, give_up_at = set(offsets), time.monotonic() + _TIMEOUT_SECONDS
+    unheard = set(offsets)
+    give_up_at = time.monotonic() + _TIMEOUT_SECONDS
     try:
         client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
         while unheard and (left := give_up_at - time.monotonic()) > 0:
@@ -134,7 +135,9 @@ def offsets_for_times(
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    found = _list_offsets(cluster, partitions, OffsetSpec.for_timestamp(at_ms), "asking which offsets are of a time")
+    found = _list_offsets(
+        cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="asking which offsets are of a time"
+    )
     return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
 
 
@@ -169,14 +172,16 @@ def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: 
     """
     found = offsets_for_times(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
-    ends = _list_offsets(cluster, last, OffsetSpec.latest(), "asking where the logs end")
+    ends = _list_offsets(cluster, last, OffsetSpec.latest(), operation="asking where the logs end")
     return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
 def _newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
     """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
     try:
-        found = _list_offsets(cluster, partitions, OffsetSpec.max_timestamp(), "asking how new the newest records are")
+        found = _list_offsets(
+            cluster, partitions, OffsetSpec.max_timestamp(), operation="asking how new the newest records are"
+        )
     except KafkaRefusedError:
         return {}
     return {tp: one.timestamp for tp, one in found.items() if one.offset >= 0}

@@ -63,7 +63,8 @@ def create_topic(
         admin.create_topics([wanted], request_timeout=REQUEST_SECONDS)[topic].result()
     except KafkaException as error:
         raise heard.to_package_error(error, f"making topic {topic}") from error
-    give_up_at, cluster = time.monotonic() + REQUEST_SECONDS, Cluster(settings)
+    give_up_at = time.monotonic() + REQUEST_SECONDS
+    cluster = Cluster(settings)
     while not _is_visible(cluster, topic) and time.monotonic() < give_up_at:
         time.sleep(0.02)  # one broker has made it, the one that was asked may not have heard of it
     return len(cluster.partitions([topic]))

@@ -48,8 +48,11 @@ class Fence:
     """
 
     def __init__(self, watchdog: Watchdog, stale_message: str, *, has_started: bool) -> None:
-        self._watchdog, self._stale_message, self._has_started = watchdog, stale_message, has_started
-        self.epoch, self._epoch_error = 0, FenceReason.POLL_TIMEOUT
+        self._watchdog = watchdog
+        self._stale_message = stale_message
+        self._has_started = has_started
+        self.epoch = 0
+        self._epoch_error = FenceReason.POLL_TIMEOUT
 
     def check(self) -> None:
         """Raise when this process may not commit any more: ask before starting anything long.
@@ -109,7 +112,9 @@ class Fence:
 
     def start_epoch(self, why: FenceReason) -> None:
         """What was planned until now may not be committed any more; what is planned from now on may."""
-        self.epoch, self._has_started, self._epoch_error = self.epoch + 1, True, why
+        self.epoch = self.epoch + 1
+        self._has_started = True
+        self._epoch_error = why
 
     def _is_current(self, batch: Batch) -> bool:
         return self._has_started and batch.membership_epoch == self.epoch
@@ -121,7 +126,8 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 0.1
 RUN_STATE_SECONDS = 1.0
 _STOP_SECONDS = 30.0
-_STOPPED_REPORT_SECONDS, _FENCED_REPORT_SECONDS = 5.0, 1.0
+_STOPPED_REPORT_SECONDS = 5.0
+_FENCED_REPORT_SECONDS = 1.0
 log = logging.getLogger("kafka_liveness_dagster")
 
 
@@ -154,14 +160,20 @@ class Watchdog:
         outcome: str = RETRY_REASONS,
     ) -> None:
         self.outcome = outcome
-        self._timer, self._run_context, self._leave, self._serve = timer, run_context, leave, serve
+        self._timer = timer
+        self._run_context = run_context
+        self._leave = leave
+        self._serve = serve
         self._serve_error: Exception | None = None
         self._cancels: list[Callable[[], None]] = []
         self._fence_lock = threading.Lock()
         self._reason: FenceReason | None = None
-        self._parent, self._starter = os.getppid(), multiprocessing.parent_process()
+        self._parent = os.getppid()
+        self._starter = multiprocessing.parent_process()
         self._run_state = RunState.IN_PROGRESS
-        self._stopped, self._watch_ended, self._wake = threading.Event(), threading.Event(), threading.Event()
+        self._stopped = threading.Event()
+        self._watch_ended = threading.Event()
+        self._wake = threading.Event()
         self._report_lock = threading.Lock()
         self._last_reason: FenceReason | None = None
         self._reported: FenceReport | None = None
@@ -244,7 +256,8 @@ class Watchdog:
         """
         with self._fence_lock:
             self._timer.poll(now_ms())
-            self._reason, self._leave = None, leave or self._leave
+            self._reason = None
+            self._leave = leave or self._leave
         self._wake.set()
 
     def _watch(self) -> None:
@@ -267,7 +280,9 @@ class Watchdog:
                 self._serve_error = error
 
     def _poll_run_state(self) -> None:
-        asked_at_ms, orphaned, failed = now_ms(), False, False
+        asked_at_ms = now_ms()
+        orphaned = False
+        failed = False
         while True:
             self._wake.wait(CHECK_SECONDS)
             self._wake.clear()
@@ -279,7 +294,8 @@ class Watchdog:
                 continue  # a parent that died is the cue to ask at once, and once
             asked_at_ms = now_ms()
             try:
-                self._run_state, failed = self._run_context.state(), False
+                self._run_state = self._run_context.state()
+                failed = False
             except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run goes on
                 if not failed:
                     told = "could not ask Dagster how the run is; it counts as %s until Dagster answers: %s"
@@ -330,7 +346,8 @@ class Watchdog:
             outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.has_expired(now_ms())
             if self._reason is not None or outdated or (leave_of is not None and leave_of != self._leave):
                 return
-            self._reason, leave = reason, self._leave  # first the fence, then everything that takes time
+            self._reason = reason  # first the fence, then everything that takes time
+            leave = self._leave
         is_sure = reason is not FenceReason.PARTITIONS_LOST
         is_cancelled = self._cancel(self._cancels)
         # Before the leave, too, but its partitions wait

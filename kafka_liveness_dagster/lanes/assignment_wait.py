@@ -24,7 +24,8 @@ class AssignmentWait:
     """
 
     def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
-        self._consumer, self._storage = consumer, storage
+        self._consumer = consumer
+        self._storage = storage
         self._max_wait_seconds = (consumer.timeouts.process_timeout_ms + consumer.timeouts.session_timeout_ms) / 1000
         self._process_seconds = consumer.timeouts.process_timeout_ms / 1000
         self._since: float | None = None
@@ -65,7 +66,8 @@ class AssignmentWait:
         from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - stays lazy
 
         try:
-            why, self._failing_since = self._consumer.why_partitions_pending(), None
+            why = self._consumer.why_partitions_pending()
+            self._failing_since = None
         except BrokerUnreachableError as error:
             now = time.monotonic()
             self._failing_since = now if self._failing_since is None else self._failing_since

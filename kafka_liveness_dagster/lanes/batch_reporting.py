@@ -106,7 +106,8 @@ class BatchLog:
 
     def __init__(self, log: Logger) -> None:
         self.log = log
-        self._since, self._last_batch = Tally(), ""
+        self._since = Tally()
+        self._last_batch = ""
         self._logged_at = -math.inf
 
     def __enter__(self) -> Self:
@@ -133,7 +134,8 @@ class BatchLog:
             self.log.info(but, batch, join_some(handed_over), row_count_text(written.rows), seconds)
             return
         self._since.add(batch, written.rows, seconds)
-        self._last_batch, now = str(batch), time.monotonic()
+        self._last_batch = str(batch)
+        now = time.monotonic()
         if now - self._logged_at >= LINES_EVERY_SECONDS:
             self._logged_at = now
             self._log_batches()
@@ -198,7 +200,8 @@ class BatchMetrics:
         self, one: InFlightWrite, outcome: WriteOutcome, seconds: float, handed_over: Collection[TopicPartition]
     ) -> None:
         """A batch is in the table and committed, but for what its new owner writes again."""
-        of_lane, written = {GROUP: self.group_id, LANE: self.lane}, outcome.written
+        of_lane = {GROUP: self.group_id, LANE: self.lane}
+        written = outcome.written
         record(PROCESS_DURATION, seconds, {**of_lane, **_record_operation("process", "process")})
         took = one.phases.seconds()
         for name, kind in _BROKER_OPERATIONS.items():
@@ -235,7 +238,7 @@ class BatchMetrics:
             "kafka_liveness.batch.ranges": str(one.batch),
             "kafka_liveness.batch.offsets": one.batch.max_records,
         }
-        record_trace(f"process {attributes.get(TOPIC, self.group_id)}", one.phases, attributes, failed)
+        record_trace(f"process {attributes.get(TOPIC, self.group_id)}", one.phases, attributes, failed=failed)
 
 
 def _record_operation(name: str, kind: str) -> dict[str, str]:

@@ -100,11 +100,12 @@ class DeadLetterHandler:
             raise failed
         if isinstance(failed, (KafkaSourceError, StorageError)):
             raise failed  # what the brokers or the table's keepers refuse is no record's fault
-        frame, ranges = write.make_frame, one.batch.ranges
+        frame = write.make_frame
+        ranges = one.batch.ranges
         with one.job:
             letters = DeadLetterTable.of_table(write.session, write.table.name)
             most = self.max_dead_letters + letters.count(ranges)
-            why = _find_failing_offsets(write, frame, ranges, most)
+            why = _find_failing_offsets(write, frame, ranges, max_offsets=most)
             if not why:
                 raise failed
             if len(why) > most:
@@ -114,9 +115,13 @@ class DeadLetterHandler:
             may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}
             letters.replace(ranges, why, self.run, frame.options, **may)
             if not batch.processed:
-                return WriteOutcome(WriteResult(0, 1, rewrote_files=False), batch, why, letters.table.name)
+                return WriteOutcome(
+                    WriteResult(0, 1, rewrote_files=False), batch, why, dead_letter_table=letters.table.name
+                )
             rest = replace(write, ranges=batch.processed, make_frame=frame.for_ranges(batch.processed))
-            return WriteOutcome(rest.execute_with_retries(rest.prepare()), batch, why, letters.table.name)
+            return WriteOutcome(
+                rest.execute_with_retries(rest.prepare()), batch, why, dead_letter_table=letters.table.name
+            )
 
     def _too_many_error(self, batch: Batch, why: Mapping[OffsetRange, str]) -> BadRecordError:
         outcome = (
@@ -162,6 +167,7 @@ def remove_processed(
     from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415
 
-    session, seconds = spark.session(), max(budget_seconds, READ_TIMEOUT_SECONDS)
+    session = spark.session()
+    seconds = max(budget_seconds, READ_TIMEOUT_SECONDS)
     with connection_of(session).abort_after(seconds, f"dead letters of {table} were removed that are processed"):
         DeadLetterTable.of_table(session, table).remove(done)

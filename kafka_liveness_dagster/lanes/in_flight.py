@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +58,7 @@ class InFlightWrite:
     batch: Batch
     job: SparkJob
     write: BatchWrite
+    _: KW_ONLY
     frame: TransformedBatch | None = None
     began_at: float = field(default_factory=_clock)
     phases: BatchPhases = field(default_factory=BatchPhases)
@@ -138,7 +139,8 @@ class InFlightWrites(deque[InFlightWrite]):
 
         So the seconds of all are the time in which there was something to do, and none of it is counted twice.
         """
-        began_at, self._committed_at = max(self.popleft().began_at, self._committed_at), time.monotonic()
+        began_at = max(self.popleft().began_at, self._committed_at)
+        self._committed_at = time.monotonic()
         return self._committed_at - began_at
 
     def cancel_fenced(self, is_open: Callable[[Batch], bool]) -> None:

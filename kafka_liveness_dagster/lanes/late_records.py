@@ -38,7 +38,7 @@ class _StorageCalls(NamedTuple):
     seconds: float | None
 
     def call(self, ask: Callable[[], _T]) -> _T:
-        return call_with_retries(ask, "the count of late records", self.data_state, self.seconds)
+        return call_with_retries(ask, "the count of late records", self.data_state, seconds=self.seconds)
 
 
 class LateRecords:
@@ -60,7 +60,10 @@ class LateRecords:
         again: Sequence[OffsetRange],
         recovery_seconds: float = 60.0,
     ) -> None:
-        self._context, self._windows, self._group_id, self._reprocessed = context, windows, group_id, again
+        self._context = context
+        self._windows = windows
+        self._group_id = group_id
+        self._reprocessed = again
         self._recovery_seconds = recovery_seconds
 
     def report(self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None) -> float:
@@ -78,7 +81,8 @@ class LateRecords:
         Raises:
             DagsterStorageError: it failed all the time. The batch is not committed.
         """
-        since, ranges = max(since, self._windows.begin), self._without_reprocessed(batch.processed)
+        since = max(since, self._windows.begin)
+        ranges = self._without_reprocessed(batch.processed)
         if one.frame is None or not ranges:
             return since
         oldest = one.frame.oldest_ms()
@@ -163,7 +167,7 @@ class LateRecords:
                 self._windows.key,
                 partition=window.key,
                 description=f"{format_count(count, 'record')} came after it was told complete, {total:,} in all",
-                metadata=late_metadata(self._group_id, total, count, late),
+                metadata=late_metadata(self._group_id, total, count, ranges=late),
             )
             storage.call(partial(self._context.log_event, event))  # stored before the commit: no crash hides it
 

@@ -40,7 +40,9 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
     from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
     kafka, spark = (getattr(context.resources, key) for key in (asset.resources.kafka, asset.resources.spark))
-    told, table, log = asset.maintenance, IcebergTable(asset.table or ""), storage_of(context).log
+    told = asset.maintenance
+    table = IcebergTable(asset.table or "")
+    log = storage_of(context).log
     session = spark.session()
     progress = BatchProgress(f"maintenance of {table.name}", time.monotonic(), PROGRESS_EVERY_SECONDS)
 

@@ -63,9 +63,14 @@ class Materializations:
         read_table_info: Callable[[], Callable[[], TableInfo | None]],
         extra_metadata: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._storage, self._asset, self._group_id, self._every_seconds = storage, asset, group_id, every_seconds
-        self._read_table_info, self._extra_metadata = read_table_info, extra_metadata
-        self._current, self._emitted_at = Tally(), -math.inf
+        self._storage = storage
+        self._asset = asset
+        self._group_id = group_id
+        self._every_seconds = every_seconds
+        self._read_table_info = read_table_info
+        self._extra_metadata = extra_metadata
+        self._current = Tally()
+        self._emitted_at = -math.inf
         self.batches = 0
         self._pending: _PendingMaterialization | None = None
         self._storing: tuple[int, Future[None]] | None = None
@@ -124,7 +129,8 @@ class Materializations:
     def emit_on_failure(self) -> None:
         """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
         left = [self._current] if self._pending is None else [self._pending.since, self._current]
-        self._current, self._pending = Tally(), None
+        self._current = Tally()
+        self._pending = None
         for since in left:
             if since.batches:
                 metadata: dict[str, Any] = {**since.metadata(), "group": self._group_id}
@@ -137,7 +143,8 @@ class Materializations:
         except KafkaLivenessError as error:
             table = Future()
             table.set_exception(error)
-        self._pending, self._current = _PendingMaterialization(self._current, table), Tally()
+        self._pending = _PendingMaterialization(self._current, table)
+        self._current = Tally()
         return self._pending
 
     def _emit(self, one: _PendingMaterialization) -> None:

@@ -7,7 +7,7 @@ is too slow is repeated at half its size. Where there is plenty to do two batche
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -112,6 +112,7 @@ class Pipeline:
     kafka: KafkaLivenessResource
     spark: SparkConnectResource
     transform: Transform
+    _: KW_ONLY
     table: str
     sink: Sink | None
     max_records: int
@@ -137,19 +138,30 @@ class Pipeline:
         reprocess: Sequence[OffsetRange] = (),
     ) -> Pipeline:
         """The asset's pipeline with the resources of this run; reprocessed records were in time when they were new."""
-        kafka, spark = (getattr(context.resources, k) for k in (asset.resources.kafka, asset.resources.spark))
+        kafka: KafkaLivenessResource = getattr(context.resources, asset.resources.kafka)
+        spark: SparkConnectResource = getattr(context.resources, asset.resources.spark)
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
-        to, size = (asset.table or "", asset.sink), (asset.max_records, asset.max_poll_records == "auto")
-        liveness, on_slow_record = asset.membership.liveness, asset.batching.on_slow_record
-        most, witness = asset.max_in_flight, ledger_for(asset, spark, budget.seconds)
+        late_records = None
+        if asset.windows:
+            late_records = LateRecords(
+                context, asset.windows, asset.group_id, again=reprocess, recovery_seconds=budget.seconds
+            )
         return cls(
-            *(kafka, spark, transform, *to, *size, liveness, on_slow_record, most, witness),
+            kafka,
+            spark,
+            transform,
+            table=asset.table or "",
+            sink=asset.sink,
+            max_records=asset.max_records,
+            is_auto_sized=asset.max_poll_records == "auto",
+            liveness=asset.membership.liveness,
+            on_slow_record=asset.batching.on_slow_record,
+            max_in_flight=asset.max_in_flight,
+            ledger=ledger_for(asset, spark, budget.seconds),
             layout=asset.layout,
             max_bytes=asset.batching.max_batch_bytes,
             source_options=asset.source_options,
-            late_records=LateRecords(context, asset.windows, asset.group_id, reprocess, budget.seconds)
-            if asset.windows
-            else None,
+            late_records=late_records,
             dead_letters=DeadLetterHandler.from_asset(asset, context),
             metrics=BatchMetrics(asset.group_id, lane, context.run.run_id),
         )
@@ -174,7 +186,8 @@ class Pipeline:
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sizer, planned_again = BatchSizer(self.max_records, self.is_auto_sized, self.max_bytes), 0
+        sizer = BatchSizer(self.max_records, self.is_auto_sized, self.max_bytes)
+        planned_again = 0
         with (
             BatchLog(log) as lines,
             InFlightWrites() as in_flight,
@@ -184,13 +197,13 @@ class Pipeline:
             def commit_first() -> None:
                 one = in_flight[0]
                 with self.metrics.trace(one):
-                    seconds = self._commit_oldest(in_flight, lane, counter, lines, on_skipped)
+                    seconds = self._commit_oldest(in_flight, lane, counter, lines=lines, on_skipped=on_skipped)
                 sizer.record_success(one.batch, seconds, one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel_fenced(lane.is_batch_current))
             lane.on_recovered(self._recover)
             lane.before_revoke(lambda may_wait: in_flight.commit_finished(may_wait, commit_first))
-            while self._fill(in_flight, next_batch, lane, sizer, lines):
+            while self._fill(in_flight, next_batch, lane, sizer=sizer, lines=lines):
                 batch = in_flight[0].batch
                 try:
                     commit_first()
@@ -201,7 +214,7 @@ class Pipeline:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.record_timeout(batch, alone=alone)) is not None:
-                        on_skipped(poison, self._skip_slow_record(poison, batch, lane, fenced), SLOW_RECORD)
+                        on_skipped(poison, self._skip_slow_record(poison, batch, lane, fenced=fenced), SLOW_RECORD)
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
                     why = throttling.describe_for(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
@@ -257,7 +270,7 @@ class Pipeline:
         return bool(in_flight)
 
     def _commit_oldest(
-        self, in_flight: InFlightWrites, lane: Lane, tally: BatchCounter, lines: BatchLog, on_quarantine: OnSkipped
+        self, in_flight: InFlightWrites, lane: Lane, tally: BatchCounter, lines: BatchLog, on_skipped: OnSkipped
     ) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
@@ -274,10 +287,10 @@ class Pipeline:
         failpoint(Failpoint.AFTER_OFFSET_COMMIT)
         seconds = in_flight.pop_committed()
         tally.add(landed.batch, landed.written.rows, seconds)
-        lines.log_committed(landed.batch, landed.written, seconds, handed_over)
-        self.metrics.record_committed(one, landed, seconds, handed_over)
+        lines.log_committed(landed.batch, landed.written, seconds, handed_over=handed_over)
+        self.metrics.record_committed(one, landed, seconds, handed_over=handed_over)
         for left_out in landed.skipped(handed_over):
-            on_quarantine(*left_out)
+            on_skipped(*left_out)
         if self.late_records:
             self.late_records.report_after_commit(one, landed.batch, until)
         return seconds
@@ -309,7 +322,7 @@ class Pipeline:
 
         frame = self._transformed_batch(batch.ranges)
         session = frame.session
-        job = SparkJob(session, *progress_listeners(batch, lane, log, self.liveness))
+        job = SparkJob(session, *progress_listeners(batch, lane, log, liveness=self.liveness))
 
         def may_go_on() -> None:
             lane.check()
@@ -320,16 +333,34 @@ class Pipeline:
             job.check()
 
         if self.sink is not None:
-            return InFlightWrite(batch, job, SinkWrite(self.sink, batch.ranges, frame, may_replace), frame)
+            return InFlightWrite(
+                batch, job, SinkWrite(self.sink, batch.ranges, frame, may_go_on=may_replace), frame=frame
+            )
         ledger = self.ledger if isinstance(self.ledger, TableLedger) else None
-        write = (session, IcebergTable(self.table), batch.ranges, frame, may_go_on, may_replace)
-        writing = TableWrite(*write, ledger=ledger, layout=self.layout)
-        return InFlightWrite(batch, job, writing, frame)
+        writing = TableWrite(
+            session,
+            IcebergTable(self.table),
+            batch.ranges,
+            make_frame=frame,
+            may_go_on=may_go_on,
+            may_replace=may_replace,
+            ledger=ledger,
+            layout=self.layout,
+        )
+        return InFlightWrite(batch, job, writing, frame=frame)
 
     def _transformed_batch(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
         from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415 - pyspark stays lazy
 
-        session, options = self.spark.session(), {**self.kafka.settings().spark_options(), **self.source_options}
+        session = self.spark.session()
+        options = {**self.kafka.settings().spark_options(), **self.source_options}
         passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
-        weighs, dates = self.max_bytes is not None, self.late_records is not None
-        return TransformedBatch(self.transform, session, tuple(ranges), options, passed, weighs, dates)
+        return TransformedBatch(
+            self.transform,
+            session,
+            tuple(ranges),
+            options=options,
+            passthrough_errors=passed,
+            measures_bytes=self.max_bytes is not None,
+            measures_oldest=self.late_records is not None,
+        )

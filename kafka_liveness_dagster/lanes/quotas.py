@@ -49,7 +49,9 @@ class ThrottlingWatch:
         lane: str,
         log: Logger,
     ) -> None:
-        self._throttle_seconds, self._in_flight, self._log = delay, in_flight, log
+        self._throttle_seconds = delay
+        self._in_flight = in_flight
+        self._log = log
         self._labels = {GROUP: group_id, LANE: lane}
         self._seconds_by_partition: tuple[str, float] | None = None
         self._stop_event = threading.Event()

@@ -32,7 +32,8 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
         RowsMissingError: the table lost rows of committed offsets.
         KafkaLivenessError: the check could not be made within the limit; of a custom sink its own error.
     """
-    give_up_at, pause = time.monotonic() + limit_seconds, _FIRST_PAUSE_SECONDS
+    give_up_at = time.monotonic() + limit_seconds
+    pause = _FIRST_PAUSE_SECONDS
     while (error := _try_check(consumer)) is not None:
         if time.monotonic() + pause < give_up_at:
             log.warning("The rows of this run could not be checked; retrying in %.1f s: %s", pause, error)

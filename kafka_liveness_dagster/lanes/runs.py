@@ -88,7 +88,8 @@ def run_live(
 def _live(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-    pipeline, storage = Pipeline.from_asset(asset, context, transform, "live"), storage_of(context)
+    pipeline = Pipeline.from_asset(asset, context, transform, lane="live")
+    storage = storage_of(context)
     pipeline.spark.open_ahead()
     with pipeline.kafka.consumer(
         topics=asset.topics,
@@ -103,21 +104,22 @@ def _live(
         ledger=pipeline.ledger,
     ) as consumer:
         storage.log.info("%s", consumer.timeouts)
-        known, at_end = Counter[str](), dict[str, int | float]()
+        known = Counter[str]()
+        at_end = dict[str, int | float]()
         told = Materializations(
             storage,
             context.asset_key,
             asset.group_id,
-            asset.materialize_interval_seconds,
+            every_seconds=asset.materialize_interval_seconds,
             read_table_info=lambda: table_info_reader(asset, pipeline.spark, consumer.timeouts.budget.seconds),
-            extra_metadata=lambda: {**_materialization_facts(consumer, context, pipeline, known), **at_end},
+            extra_metadata=lambda: {**_materialization_facts(consumer, context, pipeline, known=known), **at_end},
         )
         waiting = AssignmentWait(consumer, storage)
         next_batch = _batches_until_idle(
-            consumer, asset.idle_seconds, asset.batching.commit_interval_seconds, waiting, told
+            consumer, asset.idle_seconds, asset.batching.commit_interval_seconds, wait=waiting, materializations=told
         )
         try:
-            pipeline.run(consumer, next_batch, storage.log, _report_skipped(asset, storage), told)
+            pipeline.run(consumer, next_batch, storage.log, on_skipped=_report_skipped(asset, storage), counter=told)
             if told.has_unreported_batches:
                 at_end.update(_lag(consumer))  # while this run has the partitions
             consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
@@ -127,7 +129,7 @@ def _live(
             storage.flush(
                 f"{committed}; {told.unreported_batches:,} of them are in no materialization that Dagster has"
             )
-            last = told.final_result(force=_needs_final_result(consumer, context, told, known))
+            last = told.final_result(force=_needs_final_result(consumer, context, told, known=known))
         except BaseException:
             told.emit_on_failure()
             raise
@@ -189,12 +191,14 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
         for key in call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
     }
     again = _ranges_to_reprocess(asset, context, asked)
-    pipeline = Pipeline.from_asset(asset, context, transform, "catch-up", again)
+    pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=again)
     pipeline.spark.open_ahead()
-    done = run_catch_up_lane(asset, context, pipeline, list(asked.values()), reprocess=again, keys=list(asked))
+    done = run_catch_up_lane(asset, context, pipeline, ranges=list(asked.values()), reprocess=again, keys=list(asked))
     for key, one in asked.items():
         numbers = done.tally.of_run(len(asked))
-        told = range_metadata(asset.group_id, one, done.pending, done.lost, numbers, is_reprocessed=one in again)
+        told = range_metadata(
+            asset.group_id, one, done.pending, lost=done.lost, of_run=numbers, is_reprocessed=one in again
+        )
         storage_of(context).add_metadata(key, {**told, **pipeline.spark.links()}, DATA_STATE_AT_END)
 
 
@@ -229,17 +233,21 @@ def run_catch_up_lane(
         offsets=asset.offsets.subset(CatchUpSettings.used_fields["offsets"]),
         ledger=pipeline.ledger,
     ) as lane:
-        owed, storage = lane.outstanding_ranges(), storage_of(context)
+        owed = lane.outstanding_ranges()
+        storage = storage_of(context)
         storage.log.info("a batch may take %s", lane.budget)
         storage.log.info("%s; still owed: %s", format_count(len(ranges), "range"), join_some(owed) or "nothing")
         if reprocess:
             storage.log.info("processed again, whatever is owed of them: %s", join_some(reprocess))
         tally = Tally()
-        pipeline.run(lane, lane.poll, storage.log, _report_skipped(asset, storage, keys), tally)
-        left_out, bad, lost, done = lane.quarantined, lane.bad_offsets, lane.lost, lane.done_ranges()
-        state, remedy = _skipped_message(asset.group_id, [*left_out, *bad], lane.kept_former_rows(), keys)
+        pipeline.run(lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally)
+        left_out = lane.quarantined
+        bad = lane.bad_offsets
+        lost = lane.lost
+        done = lane.done_ranges()
+        state, remedy = _skipped_message(asset.group_id, [*left_out, *bad], lane.kept_former_rows(), keys=keys)
     if asset.table is not None:
-        remove_processed(pipeline.spark, asset.table, done, lane.budget.seconds)
+        remove_processed(pipeline.spark, asset.table, done, budget_seconds=lane.budget.seconds)
     storage.log.info("written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
     if left_out:
         raise SlowRecordError(left_out, lane.budget.seconds, f"{state}. Or {remedy}")
@@ -264,8 +272,9 @@ def _skipped_message(
     owed = merge_ranges(one for one in left_out if one not in kept)
     state = "All else of these partitions is done. "
     state += "They stay failed until the offsets are done" if owed else ""
-    state += "; t" if owed and kept else "T" if kept else ""
-    state += f"he former rows of {join_some(merge_ranges(kept))} are still in the table" if kept else ""
+    if kept:
+        state += "; the former rows" if owed else "The former rows"
+        state += f" of {join_some(merge_ranges(kept))} are still in the table"
     if kept and not keys:
         return state, "keep the former rows by *Report materialization events*, in the menu beside Materialize"
     of_kept = [key for key in keys if any(parse_key(key).overlaps(one) for one in kept)]
@@ -387,13 +396,13 @@ def reprocess_windows(
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         keys = call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
         asked = [windows.window_of_key(key) for key in keys]
-        found = {window: _processed_offsets(asset, windows, cluster, window) for window in asked}
+        found = {window: _processed_offsets(asset, windows, cluster, window=window) for window in asked}
         ranges = merge_ranges(r for several in found.values() for r in several)
         storage_of(context).log.info(
             "%s again: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
         )
-        pipeline = Pipeline.from_asset(asset, context, transform, "catch-up", reprocess=ranges)
-        done = run_catch_up_lane(asset, context, pipeline, ranges, reprocess=ranges) if ranges else None
+        pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=ranges)
+        done = run_catch_up_lane(asset, context, pipeline, ranges=ranges, reprocess=ranges) if ranges else None
         for window, of_window in found.items():
             told = window_metadata(asset.group_id, of_window)
             numbers = done.tally.of_run(len(asked)) if done is not None else {}
@@ -408,7 +417,9 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
     Raises:
         IncompleteWindowError: others of the run's windows are not marked complete; the sensor marks them.
     """
-    storage, instance, keys = storage_of(context), context.instance, context.partition_keys
+    storage = storage_of(context)
+    instance = context.instance
+    keys = context.partition_keys
     marked = call_with_retries(
         partial(instance.get_materialized_partitions, windows.key), "the windows of the asset", DATA_STATE_AT_START
     )
@@ -461,7 +472,9 @@ def _processed_offsets(
             "that"
         )
     try:
-        found = processed_ranges(cluster, asset.group_id, asset.topics, round(1000 * window.begin), round(1000 * until))
+        found = processed_ranges(
+            cluster, asset.group_id, asset.topics, begin_ms=round(1000 * window.begin), end_ms=round(1000 * until)
+        )
     except DataExpiredError as error:
         raise DataExpiredError(
             f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "

@@ -219,7 +219,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             tuple(topics),
             group_id,
             DEFAULT_MAX_POLL_RECORDS if max_poll_records is None else max_poll_records,
-            ResumePolicy(
+            policy=ResumePolicy(
                 enable_parallel_rebalance=enable_parallel_rebalance,
                 min_crash_lag=crash_lag.min_offsets,
                 max_owed_ranges=crash_lag.max_ranges,
@@ -240,7 +240,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         if timeouts.warning:
             link.log.warning("%s", timeouts.warning)
         return LivenessConsumer(
-            self.settings(), replace(live, recommit_seconds=limits.recommit_seconds), timeouts, link
+            self.settings(), replace(live, recommit_seconds=limits.recommit_seconds), timeouts, run_context=link
         )
 
     @validated(CatchUpSettings)

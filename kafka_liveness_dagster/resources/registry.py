@@ -64,12 +64,13 @@ class SchemaRegistryResource(ResourceWithSecrets):
         from kafka_liveness_dagster.kafka.schema_registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
         from kafka_liveness_dagster.spark.decode.decode import decode_column, writer_schema_ids  # noqa: PLC0415 - pyspark stays lazy
 
-        registry, written_by = self._client(), []
+        registry = self._client()
+        written_by = []
         for number, where in sorted(writer_schema_ids(batch, column).items()):
             with suppress(SchemaNotFoundError):  # its records fail, and no others: they may be dead letters
                 written_by.append(registry.schema(number, where))
         # the newest version is asked for last: it is not older than those that records have
-        return decode_column(batch, column, written_by, registry.latest(subject), message)
+        return decode_column(batch, column, written_by, reader=registry.latest(subject), message=message)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
         """Close the connections.

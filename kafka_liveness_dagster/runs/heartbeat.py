@@ -55,11 +55,13 @@ class RunHeartbeat:
     """
 
     def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
-        self._instance, self._run_id = context.instance, context.run.run_id
+        self._instance = context.instance
+        self._run_id = context.run.run_id
         self._tags = {**tags, STEP_TAG: str(op_context_of(context).op_handle)}
         self._storage = storage_of(context)
         self._process = worker_process(context)
-        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._stopped = threading.Event()
+        self._ended = threading.Event()
         self._has_ended = False
         self._thread = threading.Thread(target=self._run_loop, name="kafka-liveness-signs-of-life", daemon=True)
 
@@ -126,22 +128,22 @@ def process_status_of(
         return ProcessStatus.UNKNOWN
     if run.status in (dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTING):
         return _status_of_start(instance, record, now)
-    process, here = heartbeat_of(run).process, proc.this_namespace()
+    process = heartbeat_of(run).process
+    here = proc.this_namespace()
     word = process_status(process, here, proc.pid_entry(process.pid)) if process and here else ProcessStatus.UNKNOWN
     return _status_from_launcher(instance, run) if word is ProcessStatus.UNKNOWN and fence_report else word
 
 
 def _status_of_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> ProcessStatus:
     """Of a run whose worker has not come up yet."""
-    launched, limit = record.update_timestamp.timestamp(), float(instance.run_monitoring_start_timeout_seconds)
+    launched = record.update_timestamp.timestamp()
+    limit = float(instance.run_monitoring_start_timeout_seconds)
     if isinstance(instance.run_launcher, dg.DefaultRunLauncher):
         limit = max(limit, instance.code_server_process_startup_timeout) if limit else limit
         ours = proc.process_started_at()  # the code server's, which starts the run workers
-        return (
-            ProcessStatus.GONE
-            if is_start_lost(launched, now, server_started_at=ours, limit_seconds=limit)
-            else ProcessStatus.UNKNOWN
-        )
+        if is_start_lost(launched, now, server_started_at=ours, limit_seconds=limit):
+            return ProcessStatus.GONE
+        return ProcessStatus.UNKNOWN
     if is_start_lost(launched, now, server_started_at=None, limit_seconds=limit):
         return _status_from_launcher(instance, record.dagster_run)
     return ProcessStatus.UNKNOWN

@@ -17,7 +17,9 @@ _PROC = Path("/proc")
 _MACHINE_ID = Path("/etc/machine-id")
 _NOT_IN_A_CONTAINER = "4026531836"  # the first pid namespace of every kernel has this number
 _BOOT_ID_CHARS = 16
-_STATE_FIELD, _START_TICKS_FIELD = 0, 19  # of /proc/<pid>/stat, counted from behind the command's name
+# Fields of /proc/<pid>/stat, counted from behind the command's name
+_STATE_FIELD = 0
+_START_TICKS_FIELD = 19
 _DEAD_STATES = ("Z", "X")
 
 
@@ -26,19 +28,20 @@ def this_namespace() -> ProcessNamespace | None:
     """Where this process is; None where the system does not say."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_ID_CHARS]
-        pids, times = _namespace_id("pid"), _namespace_id("time")
+        pids = _namespace_id("pid")
+        times = _namespace_id("time")
     except OSError:
         return None
-    return (
-        ProcessNamespace(boot, f"{pids}.{times}", _machine_hash() if pids == _NOT_IN_A_CONTAINER else "")
-        if boot and pids
-        else None
-    )
+    if not boot or not pids:
+        return None
+    machine = _machine_hash() if pids == _NOT_IN_A_CONTAINER else ""
+    return ProcessNamespace(boot, f"{pids}.{times}", machine)
 
 
 def process(pid: int) -> Process | None:
     """A living process by its pid, so that it can be told from others; None where that cannot be said."""
-    place, found = this_namespace(), pid_entry(pid)
+    place = this_namespace()
+    found = pid_entry(pid)
     return None if place is None or found.start_ticks is None else Process(place, pid, found.start_ticks)
 
 
@@ -59,11 +62,9 @@ def pid_entry(pid: int) -> PidEntry:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # not shown to us
         return PidEntry(exists=True)
-    return (
-        PidEntry(exists=False)
-        if fields[_STATE_FIELD] in _DEAD_STATES
-        else PidEntry(exists=True, start_ticks=int(fields[_START_TICKS_FIELD]))
-    )
+    if fields[_STATE_FIELD] in _DEAD_STATES:
+        return PidEntry(exists=False)
+    return PidEntry(exists=True, start_ticks=int(fields[_START_TICKS_FIELD]))
 
 
 def _namespace_id(kind: str) -> str:

@@ -85,13 +85,13 @@ def run_context_of(context: Context, *, away_seconds: float | None = None) -> Ru
         run.run_id,
         f"dagster/{run.job_name}/{run.run_id}/{op_context_of(context).op_handle}",
         lambda: _run_state(context.instance, run.run_id),
-        None if remaining is None else now_ms() + round(remaining * 1000),
-        storage.log,
+        ends_at_ms=None if remaining is None else now_ms() + round(remaining * 1000),
+        log=storage.log,
         is_step=is_step_process(context),
         report_fence=lambda why: _tag_fence_report(storage, run, why),
         on_first_commit=lambda: _tag_first_commit(storage, run.run_id),
         claim_instance_id=lambda group_id, places: _claim_instance_id(
-            context.instance, run.run_id, instance_id_tag(group_id), places
+            context.instance, run.run_id, instance_id_tag(group_id), group_instance_ids=places
         ),
         catch_up_runs=lambda group_id: _count_catch_up_runs(context.instance, group_id),
     )

@@ -31,7 +31,8 @@ NEEDED_SECONDS = 120.0
 SETTLE_SECONDS = 600.0
 """How long a run waits at its end for a storage that fails: somebody has to free space first."""
 _WAIT_LOGGED_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 8.0
+_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 8.0
 _MAX_LINES = 1_000  # of the log, in memory
 _FIX = (
     "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and `storage` of "
@@ -69,7 +70,9 @@ def call_with_retries(call: Callable[[], _T], operation: str, data_state: str, s
     Raises:
         DagsterStorageError: the storage failed all the time.
     """
-    began, limit, is_first = time.monotonic(), NEEDED_SECONDS if seconds is None else seconds, True
+    began = time.monotonic()
+    limit = NEEDED_SECONDS if seconds is None else seconds
+    is_first = True
     while True:
         try:
             return call()
@@ -139,11 +142,13 @@ class RunStorage:
         self._queue = deque[_StorageCall]()
         self._condition = threading.Condition()
         self._failed_at: float | None = None
-        self._error, self._dropped = "", 0
+        self._error = ""
+        self._dropped = 0
 
     def add_tags(self, tags: Mapping[str, str]) -> Future[None]:
         """Add tags to the run."""
-        instance, run_id = self._context.instance, self._context.run.run_id
+        instance = self._context.instance
+        run_id = self._context.run.run_id
         return self._enqueue(lambda: add_tags(instance, run_id, tags), "tags")
 
     def store_event(self, event: dg.AssetMaterialization | dg.AssetObservation, what: str) -> Future[None]:
@@ -152,7 +157,8 @@ class RunStorage:
 
     def store_line(self, record: logging.LogRecord) -> None:
         """Store a line of the run's log."""
-        record.msg, record.args = record.getMessage(), ()
+        record.msg = record.getMessage()
+        record.args = ()
         # a copy for each attempt: Dagster marks a record, and ignores a marked one
         self._enqueue(lambda: self._context.log.handle(copy.copy(record)), "")
 
@@ -169,7 +175,7 @@ class RunStorage:
         """
         asset = cast("dg.AssetExecutionContext", self._context)  # a partition is an asset's
         add = partial(asset.add_asset_metadata, metadata, partition_key=key)
-        call_with_retries(add, f"the metadata of {key}", outcome, SETTLE_SECONDS)
+        call_with_retries(add, f"the metadata of {key}", outcome, seconds=SETTLE_SECONDS)
 
     @property
     def is_behind(self) -> bool:
@@ -194,7 +200,7 @@ class RunStorage:
                 )
 
     def _enqueue(self, store: Callable[[], None], what: str) -> Future[None]:
-        one = _StorageCall(store, what, Future(), time.monotonic())
+        one = _StorageCall(store, what, Future(), queued_at=time.monotonic())
         with self._condition:
             was_behind = bool(self._queue)
             if was_behind and not what and len(self._queue) >= _MAX_LINES:
@@ -216,7 +222,8 @@ class RunStorage:
     def _store_waiting(self) -> None:
         pause = _PAUSE_SECONDS
         while True:
-            one, error = self._queue[0], None
+            one = self._queue[0]
+            error = None
             try:
                 one.store()
             except BaseException as raised:  # noqa: BLE001 - raised where the caller waits
@@ -232,7 +239,8 @@ class RunStorage:
 
     def _on_error(self, one: _StorageCall, error: Exception) -> None:
         with self._condition:
-            is_first, self._error = self._failed_at is None, summary_line(error)
+            is_first = self._failed_at is None
+            self._error = summary_line(error)
             self._failed_at = self._failed_at or one.queued_at
             self._condition.notify_all()
         if is_first:
@@ -247,7 +255,8 @@ class RunStorage:
         """Take a call off the queue; return whether it was the last one."""
         with self._condition:
             self._queue.popleft()
-            failed_at, is_last = self._failed_at, not self._queue
+            failed_at = self._failed_at
+            is_last = not self._queue
             dropped, self._dropped = (self._dropped, 0) if is_last else (0, self._dropped)
             if is_last:
                 self._failed_at = None
@@ -265,7 +274,9 @@ class RunStorage:
         """Name what waits: events and tags by their names, lines by their number."""
         named = list(dict.fromkeys(one.description for one in self._queue if one.description))
         lines = self._dropped + sum(not one.description for one in self._queue)
-        return ", ".join([*named, *([f"{lines:,} log line{'s' if lines > 1 else ''}"] if lines else [])])
+        if lines:
+            named.append(f"{lines:,} log line{'s' if lines > 1 else ''}")
+        return ", ".join(named)
 
 
 class _StorageLog(logging.Logger):

@@ -97,7 +97,8 @@ def is_active_in_lane(run: dg.DagsterRun) -> bool:
 
     Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it repeats.
     """
-    steps, step = run.step_keys_to_execute, run.tags.get(STEP_TAG)
+    steps = run.step_keys_to_execute
+    step = run.tags.get(STEP_TAG)
     is_left_out = steps is not None and step is not None and step not in steps
     return not (run.is_finished or heartbeat_of(run).has_ended or is_left_out)
 
@@ -112,7 +113,8 @@ def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) ->
 
 def is_step_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
     """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
-    started, run_id = dg.DagsterEventType.STEP_WORKER_STARTED, op_context_of(context).run_id
+    started = dg.DagsterEventType.STEP_WORKER_STARTED
+    run_id = op_context_of(context).run_id
     events = call_with_retries(
         lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", DATA_STATE_AT_START
     )

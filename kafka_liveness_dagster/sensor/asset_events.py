@@ -73,7 +73,8 @@ def group_observations(
         for name in told
         if (run := observed.run_of_mark(name)) is not None
     }
-    lag, owed = sum(p.lag for p in seen.partitions), sum(p.pending_offsets for p in seen.partitions)
+    lag = sum(p.lag for p in seen.partitions)
+    owed = sum(p.pending_offsets for p in seen.partitions)
     group_size = format_count(seen.size, "member")
     quiet = f"group {group_id} is {seen.state.value}: {group_size}, lag {lag:,}, {owed:,} offsets pending"
     return [
@@ -85,7 +86,7 @@ def group_observations(
                     group_id,
                     [p for p in seen.partitions if p.topic_partition.topic == topic],
                     seen.size,
-                    seen.owners_without_member,
+                    left=seen.owners_without_member,
                 ),
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md(_markdown_lines(events) or "none"),
@@ -121,7 +122,9 @@ def crash_lag_observations(
     for key in keys:
         mark = observed.partitions[parse_key(key).topic_partition].live_metadata
         jumps.setdefault(mark.run_id if mark else None, []).append(key)
-    return [_jump_observation(instance, asset, group_id, found, observed, by) for by, found in jumps.items()]
+    return [
+        _jump_observation(instance, asset, group_id, keys=found, look=observed, by=by) for by, found in jumps.items()
+    ]
 
 
 def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
@@ -150,9 +153,12 @@ def _jump_observation(  # noqa: PLR0917 - one call
     finder = look.run_of_mark(by)
     # Asked again: Dagster was asked before the broker, and a run says why it left before it joins again
     tags = (instance.get_run_by_id(finder.run_id) or finder).tags if finder else {}
-    cause, crashed = _jump_cause(tags, by), look.run_of_mark(tags.get(CAUSE_RUN_TAG))
-    owed, alone = [parse_key(key) for key in keys], len(keys) == 1
-    offsets, these = sum(one.size for one in owed), "this partition is" if alone else "these partitions are"
+    cause = _jump_cause(tags, by)
+    crashed = look.run_of_mark(tags.get(CAUSE_RUN_TAG))
+    owed = [parse_key(key) for key in keys]
+    alone = len(keys) == 1
+    offsets = sum(one.size for one in owed)
+    these = "this partition is" if alone else "these partitions are"
     return dg.AssetObservation(
         asset,
         partition=keys[0] if alone else None,

@@ -25,13 +25,11 @@ from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
 
-GROUP_ALIVE, LAG, RETENTION, EXACT, CRASH_LAG_AGE = (
-    "group_alive",
-    "lag",
-    "retention",
-    "no_missing_rows",
-    "crash_lag_age",
-)
+GROUP_ALIVE = "group_alive"
+LAG = "lag"
+RETENTION = "retention"
+EXACT = "no_missing_rows"
+CRASH_LAG_AGE = "crash_lag_age"
 DEAD_LETTERS = "dead_letters"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are looked through
@@ -92,7 +90,7 @@ class GroupChecks:
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             cluster = getattr(context.resources, kafka_resource_key).cluster()
             table = TableLedgerReader.from_resources(
-                self.table, context.resources, spark_resource_key, _CONNECT_SECONDS
+                self.table, context.resources, spark_resource_key, connect_seconds=_CONNECT_SECONDS
             )
             with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
                 judged = self._evaluate_now(cluster, context.instance, table)
@@ -121,9 +119,10 @@ class GroupChecks:
         )
         waiting = [key for key in existing if is_key(key) and key not in materialized]
         unlisted = new_keys(look.pending, existing, materialized)
-        held, now = look.open_transactions(cluster, self.group_id), time.time()
+        held = look.open_transactions(cluster, self.group_id)
+        now = time.time()
         return self.evaluate(
-            look, instance, waiting, now, ranges_without_key=unlisted, table=table, open_transactions=held
+            look, instance, waiting, now=now, ranges_without_key=unlisted, table=table, open_transactions=held
         )
 
     def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
@@ -172,7 +171,10 @@ class GroupChecks:
             LAG: with_open_transactions(health.lag_below(seen.partitions, self.max_lag), open_transactions),
             RETENTION: health.retention(seen.partitions, self.max_poll_records),
             CRASH_LAG_AGE: health.crash_lag_age(
-                seen.partitions, max(0.0, now - (found or now)), ranges_without_key, self.max_crash_lag_age_seconds
+                seen.partitions,
+                max(0.0, now - (found or now)),
+                ranges_without_key,
+                max_age_seconds=self.max_crash_lag_age_seconds,
             ),
         }
         if self.table is not None:

@@ -101,11 +101,11 @@ class GroupCursor(BaseModel, frozen=True):
                 if (reason := LeaveReason.of_code(code)) is not None
                 for run in runs.split()
             },
-            self.assignment_hash,
-            self.rebalancing_since,
-            {run: Absence(*one) for run, one in self.absent_runs.items()},
-            self.forgotten_ranges,
-            self.last_tick_at,
+            assignment_hash=self.assignment_hash,
+            rebalancing_since=self.rebalancing_since,
+            absent_runs={run: Absence(*one) for run, one in self.absent_runs.items()},
+            forgotten_ranges=self.forgotten_ranges,
+            last_tick_at=self.last_tick_at,
         )
 
     @classmethod

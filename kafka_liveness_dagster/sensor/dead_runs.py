@@ -15,7 +15,7 @@ import os
 import select
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -49,26 +49,35 @@ class OrphanedRuns:
     observed: GroupObservation
     absences: Mapping[str, Absence]
     now: float
+    _: KW_ONLY
     after_seconds: float
     always: bool
 
     def live_runs(self, max_live_runs: int) -> list[str]:
         """Those of the live lane."""
         return not_counted_as_live(
-            self.observed.snapshot.runs, self.absences, self.now, self.after_seconds, max_live_runs
+            self.observed.snapshot.runs,
+            self.absences,
+            self.now,
+            ghost_after_seconds=self.after_seconds,
+            max_alive=max_live_runs,
         )
 
     def catch_up_runs(self) -> list[str]:
         """Those of the catch-up lane."""
-        return not_counted_as_live(self.observed.snapshot.catch_up, self.absences, self.now, self.after_seconds)
+        return not_counted_as_live(
+            self.observed.snapshot.catch_up, self.absences, self.now, ghost_after_seconds=self.after_seconds
+        )
 
     def end_dead_runs(self, instance: dg.DagsterInstance, sensor_name: str, log: logging.Logger) -> bool:
         """Tell Dagster which of them are over; whether any was. At every look while it is so."""
         ended = False
         runs = {**self.observed.snapshot.runs, **self.observed.snapshot.catch_up}
         for mark, absence in self.absences.items():
-            if is_certainly_dead(runs[mark], absence, self.now, self.after_seconds, always_report=self.always):
-                why = f"{ghost_event(mark, runs[mark], absence, self.now)}: reported by {sensor_name}"
+            if is_certainly_dead(
+                runs[mark], absence, self.now, ghost_after_seconds=self.after_seconds, always_report=self.always
+            ):
+                why = f"{ghost_event(mark, runs[mark], absence, now=self.now)}: reported by {sensor_name}"
                 try:
                     ended |= _end_run(instance, self.observed.run_of_mark(mark), why)
                 except Exception:  # the next look tries again; the successor must not wait for that
@@ -91,7 +100,8 @@ def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: 
 
 def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:
     """Give back what runs that are over left taken of an asset's pool: a run worker that was killed cannot."""
-    storage, pool = instance.event_log_storage, getattr(asset.node_def, "pool", None)
+    storage = instance.event_log_storage
+    pool = getattr(asset.node_def, "pool", None)
     if pool is None or not storage.supports_global_concurrency_limits:
         return
     info = storage.get_concurrency_info(pool)

@@ -112,11 +112,13 @@ def refresh_runs(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Ite
     Dagster is asked last: a run that left between the two looks said why before it left, and a process that is gone
     may have ended its run before it went.
     """
-    members, now = seen.member_run_ids, time.time()
+    members = seen.member_run_ids
+    now = time.time()
     known = {**seen.runs, **seen.catch_up}
     away: dict[str, str] = {}
     for record in records:
-        run, mark = record.dagster_run, short_run_id(record.dagster_run.run_id)
+        run = record.dagster_run
+        mark = short_run_id(record.dagster_run.run_id)
         if run.is_finished:
             continue
         word = process_status_of(instance, record, now, fence_report=mark not in members)
@@ -219,9 +221,9 @@ class GroupObservation:
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
         records = merge_newest_first(recent, in_progress["live"])
-        partitions, group = _read_states(cluster, group_id, topics, ledger, must_ask=must_read_ledger)
-        members = mark_other_instances(instance, map(_member_snapshot, group.members), group.members, records)
-        seen = GroupSnapshot(_group_state(group), members, partitions, runs_by_short_id(records))
+        partitions, group = _read_states(cluster, group_id, topics, witness=ledger, must_ask=must_read_ledger)
+        members = mark_other_instances(instance, map(_member_snapshot, group.members), group.members, records=records)
+        seen = GroupSnapshot(_group_state(group), members, partitions, runs=runs_by_short_id(records))
         seen = replace(seen, catch_up=runs_by_short_id(in_progress["catch-up"]))
         return cls(refresh_runs(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
 
@@ -292,7 +294,7 @@ def _read_states(
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds[tp]) for tp in tps}
+    facts = {tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp]) for tp in tps}
     if witness is not None:  # last: what is committed was written before that
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
@@ -308,7 +310,8 @@ def _partition_state(
     bounds: tuple[int, int],
 ) -> PartitionState:
     done = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
-    return PartitionState(first.offset if first else None, mark, *bounds, done)
+    log_start, log_end = bounds
+    return PartitionState(first.offset if first else None, mark, log_start, log_end=log_end, catch_up_log=done)
 
 
 def _partition_snapshot(tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
@@ -336,4 +339,6 @@ def _member_snapshot(member: MemberDescription) -> MemberSnapshot:
     instance = member.group_instance_id
     place = instance if run_id_of_instance(instance) else None
     is_static = instance is not None and place is None
-    return MemberSnapshot(member.member_id, name, member.partitions, run is None, is_static, place)
+    return MemberSnapshot(
+        member.member_id, name, member.partitions, is_foreign=run is None, is_static=is_static, group_instance_id=place
+    )

@@ -126,7 +126,8 @@ class RunRequests:
             if causes := [gone.run for gone in seen.owners_without_member if not gone.reason.in_good_order]:
                 tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
-        lag, owed = sum(p.lag for p in seen.partitions), sum(p.pending_offsets for p in seen.partitions)
+        lag = sum(p.lag for p in seen.partitions)
+        owed = sum(p.pending_offsets for p in seen.partitions)
         why = "nothing to read"
         if wanted:
             why = f"waiting after {failures} failures in a row"

@@ -161,7 +161,7 @@ class _GroupSensor:
             cluster.find_coordinator(commit_log)
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.latest_storage_id(instance, now) if self.checks else 0
-        forgotten = needs_reevaluation(newest, cursor.checked_materialization, cursor.checks_stored_at, now)
+        forgotten = needs_reevaluation(newest, cursor.checked_materialization, cursor.checks_stored_at, now=now)
         windows = self.windows.load_progress(instance, cursor, now) if self.windows else WindowProgress()
         tells = self.windows is not None and self.windows.is_due(windows, now)
         # Dagster first: a range that is materialised between the two looks must not come back as a new partition
@@ -170,7 +170,7 @@ class _GroupSensor:
         if known is None and look.pending_hash not in {0, cursor.pending_hash}:
             known = self._read_keys(instance)
             look = self._observe(cluster, instance, table, must_read_ledger=forgotten or tells)
-        events, memory = detect_events(cursor.memory, look.snapshot, now, self.ghost_after_seconds)
+        events, memory = detect_events(cursor.memory, look.snapshot, now, ghost_after_seconds=self.ghost_after_seconds)
         keys = [] if known is None else new_keys(look.pending, known.existing, known.materialized)
         events += [CrashLagFound(key, parse_key(key).size) for key in keys]
         # Ranges that are no longer forgotten: the check may pass again
@@ -178,49 +178,62 @@ class _GroupSensor:
         for line in look.external_commit_lines if observe else ():
             context.log.warning("group %s: %s", self.group_id, line)
         answers, failed = self.event_hook.call(events, cursor, context.log)
-        ghosts = OrphanedRuns(look, memory.absent_runs, now, self.ghost_after_seconds, always=self.fail_ghost_runs)
+        ghosts = OrphanedRuns(
+            look, memory.absent_runs, now, after_seconds=self.ghost_after_seconds, always=self.fail_ghost_runs
+        )
         has_ended = ghosts.end_dead_runs(instance, f"sensor {self.name} of group {self.group_id}", context.log)
         if has_ended or is_due:
             free_pool_slots(instance, self.crash_lag, now)
-        wanted, why_not = self.requests.live_run(instance, look, now, ghosts.live_runs(self.requests.max_live_runs))
+        wanted, why_not = self.requests.live_run(
+            instance, look, now, orphaned=ghosts.live_runs(self.requests.max_live_runs)
+        )
         if known is None and look.pending_hash and (observe or forgotten):
             known = self._read_keys(instance)
         missing = known.missing if known else []
         judged: Sequence[dg.AssetCheckEvaluation] = ()
-        outcomes, checked_at = cursor.check_outcomes, cursor.checks_stored_at
+        outcomes = cursor.check_outcomes
+        checked_at = cursor.checks_stored_at
         if self.checks is not None and (observe or forgotten):
             asked = table is None or table.was_read  # a look that is stored must say whether rows are missing
             judged = self.checks.evaluate(
                 look if asked else self._observe(cluster, instance, table),
                 instance,
                 [*missing, *keys],
-                now,
+                now=now,
                 requested=bool(wanted),
                 forgotten=memory.forgotten_ranges,
                 table=table,
                 open_transactions=look.open_transactions(cluster, self.group_id),
             )
-            judged, outcomes, checked_at = changed_evaluations(judged, outcomes, checked_at, now, must_repeat=forgotten)
+            judged, outcomes, checked_at = changed_evaluations(
+                judged, outcomes, checked_at, now=now, must_repeat=forgotten
+            )
         if self.windows is not None and table is not None:
             cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not asked")
             cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
             windows = self.windows.materialize_complete(
-                cluster, instance, look, windows, now=now, unavailable_reason=cannot_tell
+                cluster, instance, look, progress=windows, now=now, unavailable_reason=cannot_tell
             )
         catch_up = self.requests.catch_up_run(
-            instance, look, lambda: (known or self._read_keys(instance)).missing, now, ghosts.catch_up_runs()
+            instance,
+            look,
+            lambda: (known or self._read_keys(instance)).missing,
+            now=now,
+            orphaned=ghosts.catch_up_runs(),
         )
         runs = [*wanted, *catch_up, *answers]
+        foreign_keys = known.foreign if known else ()
+        skip_reason = None if runs else why_not + _foreign_keys_warning(foreign_keys)
         seen = look.snapshot
         self.metrics.record(cluster, len(seen.members), seen.partitions, events, cluster_for_times=observe)
         return dg.SensorResult(
             run_requests=runs,
-            skip_reason=None if runs else why_not + _foreign_keys_warning(known.foreign if known else ()),
+            skip_reason=skip_reason,
             dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
             asset_events=[
                 *(
                     group_observations(
-                        self.group_id, self.topics, look, events, failed=failed, windows=windows.status_text
+                        self.group_id, self.topics, look, events=events, failed=failed, windows=windows.status_text
                     )
                     if observe
                     else []
@@ -230,8 +243,8 @@ class _GroupSensor:
                     instance,
                     self.crash_lag.key,
                     self.group_id,
-                    not_yet_materialized(instance, self.crash_lag.key, keys),
-                    look,
+                    keys=not_yet_materialized(instance, self.crash_lag.key, keys),
+                    observed=look,
                 ),
                 *judged,
             ],
@@ -261,7 +274,8 @@ class _GroupSensor:
         *,
         must_read_ledger: bool = True,
     ) -> GroupObservation:
-        told, runs = (cluster, instance, self.group_id, self.topics), 3 * self.requests.max_live_runs
+        told = (cluster, instance, self.group_id, self.topics)
+        runs = 3 * self.requests.max_live_runs
         return GroupObservation.read(*told, recent_runs=runs, ledger=table, must_read_ledger=must_read_ledger)
 
     @property

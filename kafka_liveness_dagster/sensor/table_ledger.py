@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
@@ -46,6 +46,7 @@ class TableLedgerReader:
     target: str
     spark: SparkConnectResource
     connect_seconds: float = QUICK_CONNECT_SECONDS
+    _: KW_ONLY
     unavailable_reason: str = field(default="", init=False)
     was_read: bool = field(default=False, init=False)
     exists: bool = field(default=False, init=False)
@@ -105,7 +106,7 @@ class TableLedgerReader:
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         last = _snapshots.get(self.target, EMPTY_LEDGER_SNAPSHOT)
-        ledger = TableLedger(IcebergTable(self.target), self._session, _QUERY_SECONDS, last)
+        ledger = TableLedger(IcebergTable(self.target), self._session, _QUERY_SECONDS, last=last)
         found = ledger.entries(asked)
         _snapshots[self.target] = ledger.snapshot
         self.exists = ledger.snapshot.snapshot_id is not None

@@ -50,13 +50,16 @@ class WindowMaterializer:
                 cursor.windows_identity,
             )
             return WindowProgress((), *numbers, first_window_start=cursor.first_window_start)
-        told, until = instance.get_materialized_partitions(self.windows.key), 0.0
+        told = instance.get_materialized_partitions(self.windows.key)
+        until = 0.0
         for window in self.windows.ended_windows(self.windows.begin, now, len(told)):
             if window.key not in told:
                 break
             until = window.end
         newest = self.windows.materialized_until(instance)
-        return WindowProgress((), until, newest if newest <= now and told else 0.0, 0, self.windows.identity)
+        return WindowProgress(
+            (), until, newest if newest <= now and told else 0.0, last_late_event=0, identity=self.windows.identity
+        )
 
     def is_due(self, progress: WindowProgress, now: float) -> bool:
         """Whether there is a window to judge: then the table has to be asked."""
@@ -85,22 +88,26 @@ class WindowMaterializer:
         at_work = all(one.committed is not None or one.log_end == 0 for one in observed.snapshot.partitions)
         watched = progress.watched_since or (now if at_work else 0.0)
         events: list[dg.AssetMaterialization] = []
-        unknown, said, told_to, first = 0, "", progress.done_until, progress.first_window_start
-        due, give_up_at = deque(self._due_windows(told_to, now)), time.monotonic() + _MAX_SECONDS
+        unknown = 0
+        said = ""
+        told_to = progress.done_until
+        first = progress.first_window_start
+        due = deque(self._due_windows(told_to, now))
+        give_up_at = time.monotonic() + _MAX_SECONDS
         known = instance.get_materialized_partitions(self.windows.key) if due else set()
         while due and time.monotonic() <= give_up_at:  # Dagster ends a tick that is too long, and keeps nothing of it
             window = due.popleft()
             if window.key in known:
                 told_to = window.end
                 continue
-            found = self._judge(cluster, observed, window, watched or now)
+            found = self._judge(cluster, observed, window, watched=watched or now)
             if found.status is WindowStatus.BEFORE:
                 if not has_records(
                     observed.snapshot.partitions, {tp: one.log_end for tp, one in observed.partitions.items()}
                 ):
                     said = "the first record is waited for"
                     break
-                told_to = first = self._first_begin(cluster, observed, window, now)
+                told_to = first = self._first_begin(cluster, observed, window, now=now)
                 due = deque(self._due_windows(told_to, now))
                 continue
             if unavailable_reason or found.status is WindowStatus.WAITING:
@@ -122,7 +129,15 @@ class WindowMaterializer:
             f"late records are waited for in {join_some(waiting)}" if waiting else "",
         ]
         said = "; ".join(filter(None, words))
-        return WindowProgress([*events, *again], told_to, watched, late_seen, self.windows.identity, said, first)
+        return WindowProgress(
+            [*events, *again],
+            told_to,
+            watched,
+            last_late_event=late_seen,
+            identity=self.windows.identity,
+            status_text=said,
+            first_window_start=first,
+        )
 
     def _due_windows(self, told_to: float, now: float) -> list[Window]:
         return self.windows.ended_windows(told_to, now - self.windows.allowed_lateness_seconds, _MAX_WINDOWS)
@@ -141,7 +156,8 @@ class WindowMaterializer:
         from kafka_liveness_dagster.kafka.timestamps import window_ends  # noqa: PLC0415 - confluent_kafka stays lazy
 
         lateness = self.windows.allowed_lateness_seconds
-        before, behind = window.end, now - lateness
+        before = window.end
+        behind = now - lateness
         while (middle := self.windows.window_at((before + behind) / 2).begin) > before:
             ends = window_ends(cluster, list(look.partitions), round(1000 * (middle + lateness)))
             before, behind = (before, middle) if has_records(look.snapshot.partitions, ends) else (middle, behind)
@@ -178,7 +194,8 @@ class WindowMaterializer:
         late: dict[str, dg.EventLogRecord] = {}
         waiting: dict[str, None] = {}
         for record in instance.fetch_observations(asked, limit=_MAX_WINDOWS, ascending=True).records:
-            key, ranges = record.partition_key, late_ranges(record.asset_observation)
+            key = record.partition_key
+            ranges = late_ranges(record.asset_observation)
             if key is not None and ranges and not are_processed(look.snapshot.partitions, ranges):
                 waiting[key] = None
             elif key is not None and ranges:

@@ -185,11 +185,19 @@ class KafkaAssetSettings(ValidatedSettings):
     @property
     def windows(self) -> Windows | None:
         """The windows of time that are told complete; None where none are."""
-        start, told = self.completeness.start, self.completeness
+        start = self.completeness.start
+        told = self.completeness
         if self.complete_every is None or start is None:
             return None
-        marking = (told.allowed_lateness_seconds, told.reopen_on_late, told.mark_empty)
-        return Windows(self.key, self.complete_every, start, told.timezone, *marking)
+        return Windows(
+            of=self.key,
+            every=self.complete_every,
+            start=start,
+            timezone=told.timezone,
+            allowed_lateness_seconds=told.allowed_lateness_seconds,
+            reopen_on_late=told.reopen_on_late,
+            mark_empty=told.mark_empty,
+        )
 
     @property
     def layout(self) -> TableLayout:

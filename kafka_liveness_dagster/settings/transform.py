@@ -35,7 +35,8 @@ class TransformSignature(NamedTuple):
 
         Dagster looks at parameters or at ``required_resource_keys``, not at both.
         """
-        names, kind = {one.name for one in self.parameters}, Parameter.POSITIONAL_OR_KEYWORD
+        names = {one.name for one in self.parameters}
+        kind = Parameter.POSITIONAL_OR_KEYWORD
         own = [Parameter(key, kind, annotation=_RESOURCE) for key in resource_keys if key not in names]
         context = Parameter(_CONTEXT, kind, annotation=dg.AssetExecutionContext)
         return Signature([context, *own, *self.parameters], return_annotation=returns)
@@ -44,7 +45,8 @@ class TransformSignature(NamedTuple):
         self, transform: Callable[..., Any], context: dg.AssetExecutionContext, others: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """The transform as a function of its batch alone, with its name; of the others it gets what it asks for."""
-        first, asked = [context] if self.context else [], {one.name: others[one.name] for one in self.parameters}
+        first = [context] if self.context else []
+        asked = {one.name: others[one.name] for one in self.parameters}
 
         @functools.wraps(transform)
         def of_batch(batch: Any) -> Any:
@@ -78,7 +80,9 @@ def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) ->
             f"def {name}(batch, {', '.join(missing)})"
         )
     asked = [one for one in named.values() if one.default is Parameter.empty or one.name in inputs]
-    return TransformSignature(is_with_context, tuple(_check_parameter(one, transform, name, inputs) for one in asked))
+    return TransformSignature(
+        is_with_context, tuple(_check_parameter(one, transform, name, inputs=inputs) for one in asked)
+    )
 
 
 def _check_parameter(one: Parameter, transform: Callable[..., Any], name: str, inputs: Collection[str]) -> Parameter:

@@ -79,7 +79,7 @@ class ValidatedSettings(BaseModel):
         sections = {name: group for name, group in groups.items() if group is not None}
         found = _find_errors(cls, {name: one for name, one in given.items() if name not in sections}, whose)
         for name, group in sections.items():
-            found += _find_errors(group, given[name], whose, name)
+            found += _find_errors(group, given[name], whose, section=name)
         if found:
             raise InvalidSettingError("\n".join(found))
 
@@ -117,7 +117,8 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     settings_class: ClassVar[type[ValidatedSettings]]
 
     def __init__(self, **given: Any) -> None:
-        fields, known = type(self).model_fields, self.settings_class.model_fields
+        fields = type(self).model_fields
+        known = self.settings_class.model_fields
         default = {name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known}
         its_own = fields.keys() - known  # of a class made of ours
         self.settings_class(**default | {name: value for name, value in given.items() if name not in its_own})
@@ -174,7 +175,7 @@ def _find_errors(
     try:
         _with_optional_fields(settings).model_validate(given)
     except ValidationError as error:
-        return _sentences(error, settings.model_fields, whose, section)
+        return _sentences(error, settings.model_fields, whose, section=section)
     return []
 
 
@@ -196,7 +197,7 @@ def unknown_setting_error(name: object, known: Iterable[str], whose: str) -> str
 
 
 def _sentences(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str, section: str = "") -> list[str]:
-    return list(dict.fromkeys(_sentence(detail, fields, whose, section) for detail in error.errors()))
+    return list(dict.fromkeys(_sentence(detail, fields, whose, section=section) for detail in error.errors()))
 
 
 def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section: str) -> str:

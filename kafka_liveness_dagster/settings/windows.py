@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from heapq import nlargest
@@ -53,6 +53,7 @@ class Windows:
     of: dg.AssetKey
     every: Every
     start: str
+    _: KW_ONLY
     timezone: str
     allowed_lateness_seconds: float
     reopen_on_late: bool
@@ -66,7 +67,8 @@ class Windows:
     @cached_property
     def definition(self) -> dg.TimeWindowPartitionsDefinition:
         """As downstream assets may have them, too."""
-        start, zone = datetime.strptime(self.start, start_format(self.start)), self.timezone  # noqa: DTZ007 - of the zone
+        start = datetime.strptime(self.start, start_format(self.start))  # noqa: DTZ007 - of the zone
+        zone = self.timezone
         if self.every == "1h":
             return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
         if self.every == "1d":

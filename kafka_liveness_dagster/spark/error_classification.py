@@ -170,7 +170,8 @@ def lost_server_error(error: PySparkException, connection: SparkConnection) -> S
             "spark.executor.memory) in the server's settings, or lower max_poll_records"
         )
     elif is_session_gone(error) and connection.is_released:
-        why, memory = "this process ended its session", "leave out `spark.stop()` in the transform, and in a sink"
+        why = "this process ended its session"
+        memory = "leave out `spark.stop()` in the transform, and in a sink"
     elif is_session_gone(error):
         why = "it was started anew, or has ended this session"
     elif is_unavailable(error):

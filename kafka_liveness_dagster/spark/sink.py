@@ -100,7 +100,7 @@ def replace_rows(
         UnreadableRecordError: Spark cannot read one of the records.
         Exception: whatever the sink raised.
     """
-    writing = SinkWrite(sink, ranges, make_frame, may_go_on)
+    writing = SinkWrite(sink, ranges, make_frame, may_go_on=may_go_on)
     return writing.execute_with_retries(writing.prepare())
 
 

@@ -85,7 +85,9 @@ def read_ranges(
     dealt = one_per_partition(ranges)
     total = sum(part.size for layer in dealt for part in layer)
     tasks = _task_count(session, total) if min_partitions is None else min_partitions
-    frames = (_read_layer(session, layer, kafka_options, _split_evenly(tasks, layer, total)) for layer in dealt)
+    frames = (
+        _read_layer(session, layer, kafka_options, min_partitions=_split_evenly(tasks, layer, total)) for layer in dealt
+    )
     return functools.reduce(lambda left, right: left.unionByName(right), frames)
 
 

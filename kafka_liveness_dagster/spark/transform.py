@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
@@ -67,6 +67,7 @@ class TransformedBatch:
     transform: Callable[[DataFrame], DataFrame]
     session: SparkSession
     ranges: Sequence[OffsetRange]
+    _: KW_ONLY
     options: Mapping[str, str]
     passthrough_errors: tuple[type[Exception], ...] = ()
     measures_bytes: bool = False

@@ -74,13 +74,15 @@ def measure_topics(
     found = {}
     for topic, seen in _group_by_topic(partitions).items():
         positions = {one.topic_partition: one.log_start if one.committed is None else one.committed for one in seen}
-        behind = seconds_behind(cluster, group_id, positions, {one.topic_partition: one.log_end for one in seen})
+        behind = seconds_behind(cluster, group_id, positions, ends={one.topic_partition: one.log_end for one in seen})
         first = {one.topic_partition: at for one in seen if (at := _first_pending(one)) is not None}
         owed = timestamps(cluster, group_id, first) if first else {}
         waits = [one for one in open_transactions if one.topic_partition.topic == topic]
         ages = [one.open_seconds for one in waits if one.open_seconds is not None]
         since = min(owed.values()) / 1000 if owed else None
-        found[topic] = TopicTimes(behind, since, sum(one.offsets for one in waits), max(ages, default=None))
+        found[topic] = TopicTimes(
+            behind, since, sum(one.offsets for one in waits), open_transaction_seconds=max(ages, default=None)
+        )
     return found
 
 
@@ -111,10 +113,8 @@ def gauge_points(
     for metric in (LAG, PENDING, EXPIRED):
         yield from (Point(metric, value, dict(of)) for of, value in sums[metric.name].items())
     for topic, seen in _group_by_topic(partitions).items():
-        of_topic, (behind, owed_since, held, held_seconds) = (
-            {GROUP: group_id, TOPIC: topic},
-            topic_times.get(topic, NO_TIMES),
-        )
+        of_topic = {GROUP: group_id, TOPIC: topic}
+        behind, owed_since, held, held_seconds = topic_times.get(topic, NO_TIMES)
         if not any(one.lag for one in seen):
             behind = 0.0
         if behind is not None:
@@ -158,11 +158,11 @@ class GroupMetrics:
                 held = open_transactions(
                     cluster, self._group_id, {one.topic_partition: one.log_end for one in partitions}
                 )
-                self._times = measure_topics(cluster, self._group_id, partitions, held)
+                self._times = measure_topics(cluster, self._group_id, partitions, open_transactions=held)
             except KafkaLivenessError as error:  # what is measured is no reason to fail a tick
                 self._times = {}
                 log.warning("how old the records of group %s are is not known: %s", self._group_id, error)
-        set_gauges(self._group_id, list(gauge_points(self._group_id, members, partitions, self._times)))
+        set_gauges(self._group_id, list(gauge_points(self._group_id, members, partitions, topic_times=self._times)))
 
 
 def _group_by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[PartitionSnapshot]]:

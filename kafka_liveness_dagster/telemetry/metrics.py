@@ -9,7 +9,7 @@ with ``kafka_liveness.``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 GROUP = "messaging.consumer.group.name"
@@ -23,9 +23,11 @@ PHASE = "kafka_liveness.phase"
 REASON = "kafka_liveness.reason"
 EVENT = "kafka_liveness.event"
 
-BAD_RECORD, SLOW_RECORD = "bad-record", "slow-record"
+BAD_RECORD = "bad-record"
+SLOW_RECORD = "slow-record"
 """Reasons of quarantined offsets."""
-COMMIT_CONFLICT, COMMIT_STATE_UNKNOWN = "commit-conflict", "commit-state-unknown"
+COMMIT_CONFLICT = "commit-conflict"
+COMMIT_STATE_UNKNOWN = "commit-state-unknown"
 """Reasons of retried table commits, in Iceberg's words."""
 
 
@@ -45,6 +47,7 @@ class Metric:
     name: str
     instrument: Literal["counter", "gauge", "histogram"]
     unit: str
+    _: KW_ONLY
     description: str
     labels: tuple[str, ...]
     recorded_by: Literal["runs", "sensor"]
@@ -71,151 +74,160 @@ PROCESS_DURATION = Metric(
     "messaging.process.duration",
     "histogram",
     "s",
-    "Seconds from the plan of a batch to its commit. From the commit of the batch before if that is later.",
-    _BROKER_LABELS,
-    "runs",
+    description="Seconds from the plan of a batch to its commit. From the commit of the batch before if that is later.",
+    labels=_BROKER_LABELS,
+    recorded_by="runs",
 )
 CLIENT_DURATION = Metric(
     "messaging.client.operation.duration",
     "histogram",
     "s",
-    "Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the wait for records is "
+    description="Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the "
+    "wait for records is "
     "not included. `commit` commits the offsets of a batch.",
-    _BROKER_LABELS,
-    "runs",
+    labels=_BROKER_LABELS,
+    recorded_by="runs",
 )
 PHASE_DURATION = Metric(
     "kafka_liveness.batch.phase.duration",
     "histogram",
     "s",
-    "Seconds that a committed batch spent in a phase. `transform` reads the table's metadata and calls the transform. "
+    description="Seconds that a committed batch spent in a phase. `transform` reads the table's metadata and "
+    "calls the transform. "
     "`write` is Spark's read, computation, write and table commit, retries included. `dead letters` finds the bad "
     "records and writes the others.",
-    (GROUP, LANE, PHASE),
-    "runs",
+    labels=(GROUP, LANE, PHASE),
+    recorded_by="runs",
 )
 OFFSETS = Metric(
     "kafka_liveness.committed.offsets",
     "counter",
     "{offset}",
-    "Offsets that were processed and committed: an upper bound on records.",
-    (GROUP, TOPIC, LANE, PARTITION),
-    "runs",
+    description="Offsets that were processed and committed: an upper bound on records.",
+    labels=(GROUP, TOPIC, LANE, PARTITION),
+    recorded_by="runs",
 )
 ROWS = Metric(
     "kafka_liveness.written.rows",
     "counter",
     "{row}",
-    "Rows that committed batches wrote to the table or the sink. Absent if the sink does not count rows.",
-    (GROUP, LANE),
-    "runs",
+    description="Rows that committed batches wrote to the table or the sink. Absent if the sink does not count rows.",
+    labels=(GROUP, LANE),
+    recorded_by="runs",
 )
 RETRIES = Metric(
     "kafka_liveness.write.retries",
     "counter",
     "{attempt}",
-    "Table commits of a batch that were retried: `commit-conflict` with another writer, or `commit-state-unknown` "
+    description="Table commits of a batch that were retried: `commit-conflict` with another writer, or "
+    "`commit-state-unknown` "
     "because the catalog did not respond.",
-    (GROUP, LANE, REASON),
-    "runs",
+    labels=(GROUP, LANE, REASON),
+    recorded_by="runs",
 )
 DEAD_LETTERS = Metric(
     "kafka_liveness.quarantined.offsets",
     "counter",
     "{offset}",
-    "Offsets that were quarantined and are pending: `bad-record` (the transform fails) or `slow-record` (it exceeds "
+    description="Offsets that were quarantined and are pending: `bad-record` (the transform fails) or "
+    "`slow-record` (it exceeds "
     "the run budget alone).",
-    (GROUP, TOPIC, REASON),
-    "runs",
+    labels=(GROUP, TOPIC, REASON),
+    recorded_by="runs",
 )
 FENCES = Metric(
     "kafka_liveness.fences",
     "counter",
     "{fence}",
-    "Fences of a run's consumer, by reason.",
-    (GROUP, LANE, REASON),
-    "runs",
+    description="Fences of a run's consumer, by reason.",
+    labels=(GROUP, LANE, REASON),
+    recorded_by="runs",
 )
 THROTTLE_TIME = Metric(
     "kafka_liveness.throttle.time",
     "histogram",
     "s",
-    "Seconds by which a broker quota delayed a fetch of this login. Measured while a batch takes more than 20 s.",
-    (GROUP, LANE),
-    "runs",
+    description="Seconds by which a broker quota delayed a fetch of this login. Measured while a batch takes "
+    "more than 20 s.",
+    labels=(GROUP, LANE),
+    recorded_by="runs",
 )
 LAG = Metric(
     "kafka_liveness.lag.offsets",
     "gauge",
     "{offset}",
-    "Offsets that the live lane has not read yet.",
-    (GROUP, TOPIC, PARTITION),
-    "sensor",
+    description="Offsets that the live lane has not read yet.",
+    labels=(GROUP, TOPIC, PARTITION),
+    recorded_by="sensor",
 )
 LAG_TIME = Metric(
     "kafka_liveness.lag.time",
     "gauge",
     "s",
-    "Seconds from the newest processed record to the newest record in the log, by their timestamps. Absent if unknown.",
-    (GROUP, TOPIC),
-    "sensor",
+    description="Seconds from the newest processed record to the newest record in the log, by their timestamps. "
+    "Absent if unknown.",
+    labels=(GROUP, TOPIC),
+    recorded_by="sensor",
 )
 PENDING = Metric(
     "kafka_liveness.crash_lag.offsets",
     "gauge",
     "{offset}",
-    "Offsets of crash lag that are pending: the live lane skipped ahead and no lane has processed them.",
-    (GROUP, TOPIC, PARTITION),
-    "sensor",
+    description="Offsets of crash lag that are pending: the live lane skipped ahead and no lane has processed them.",
+    labels=(GROUP, TOPIC, PARTITION),
+    recorded_by="sensor",
 )
 PENDING_AGE = Metric(
     "kafka_liveness.crash_lag.age",
     "gauge",
     "s",
-    "Seconds since the timestamp of the oldest pending record that the broker still has; 0 if none is pending.",
-    (GROUP, TOPIC),
-    "sensor",
+    description="Seconds since the timestamp of the oldest pending record that the broker still has; 0 if none "
+    "is pending.",
+    labels=(GROUP, TOPIC),
+    recorded_by="sensor",
 )
 OPEN_TRANSACTION_OFFSETS = Metric(
     "kafka_liveness.open_transaction.offsets",
     "gauge",
     "{offset}",
-    "Offsets behind an open transaction. No read_committed consumer receives them, and lag does not count them.",
-    (GROUP, TOPIC),
-    "sensor",
+    description="Offsets behind an open transaction. No read_committed consumer receives them, and lag does not "
+    "count them.",
+    labels=(GROUP, TOPIC),
+    recorded_by="sensor",
 )
 OPEN_TRANSACTION_AGE = Metric(
     "kafka_liveness.open_transaction.age",
     "gauge",
     "s",
-    "Seconds since the timestamp of the first record of the oldest open transaction; 0 if there is none.",
-    (GROUP, TOPIC),
-    "sensor",
+    description="Seconds since the timestamp of the first record of the oldest open transaction; 0 if there is none.",
+    labels=(GROUP, TOPIC),
+    recorded_by="sensor",
 )
 EXPIRED = Metric(
     "kafka_liveness.crash_lag.expired_offsets",
     "gauge",
     "{offset}",
-    "Pending offsets of crash lag that the broker has deleted.",
-    (GROUP, TOPIC, PARTITION),
-    "sensor",
+    description="Pending offsets of crash lag that the broker has deleted.",
+    labels=(GROUP, TOPIC, PARTITION),
+    recorded_by="sensor",
 )
 MEMBERS = Metric(
     "kafka_liveness.group.members",
     "gauge",
     "{member}",
-    "Members of the live lane's group.",
-    (GROUP,),
-    "sensor",
+    description="Members of the live lane's group.",
+    labels=(GROUP,),
+    recorded_by="sensor",
 )
 EVENTS = Metric(
     "kafka_liveness.group.events",
     "counter",
     "{event}",
-    "Events of the group by name: `RebalanceCompleted`, `CrashLagFound`, …; `MemberLeft` with its reason. Rebalances "
+    description="Events of the group by name: `RebalanceCompleted`, `CrashLagFound`, …; `MemberLeft` with its "
+    "reason. Rebalances "
     "between two sensor ticks count as one.",
-    (GROUP, EVENT, REASON),
-    "sensor",
+    labels=(GROUP, EVENT, REASON),
+    recorded_by="sensor",
 )
 
 METRICS = (

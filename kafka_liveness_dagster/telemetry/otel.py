@@ -212,9 +212,11 @@ def _exporter_names(variable: str) -> list[str]:
 
 def _create_exporter(signal: str, name: str) -> Any:
     """An exporter or a reader; None for a Prometheus endpoint that cannot be had just now."""
-    variable, group = f"OTEL_{signal}_EXPORTER", f"opentelemetry_{signal.lower()}_exporter"
+    variable = f"OTEL_{signal}_EXPORTER"
+    group = f"opentelemetry_{signal.lower()}_exporter"
     known: Mapping[str, Any] = {one.name: one for one in entry_points(group=group)}
-    wanted, protocol = name, f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
+    wanted = name
+    protocol = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
     if name == "otlp":
         said = os.environ.get(protocol) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
         if (wanted := _OTLP.get(said.strip(), "")) == "":
@@ -309,7 +311,8 @@ class BatchPhases:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Be in a phase, in any thread; one that fails counts as well."""
-        at, began = time.time_ns(), time.monotonic_ns()
+        at = time.time_ns()
+        began = time.monotonic_ns()
         try:
             yield
         finally:
@@ -343,7 +346,7 @@ def record_trace(
     if (found := loaded_api("trace")) is None:
         return
     with suppress_errors(name):
-        _record_spans(found, name, phases, attributes, failed)
+        _record_spans(found, name, phases, attributes=attributes, failed=failed)
 
 
 def _record_spans(
@@ -357,7 +360,8 @@ def _record_spans(
         attributes=attributes,
         start_time=phases.started_ns,
     )
-    inside, ended_ns = found.set_span_in_context(root), time.time_ns()
+    inside = found.set_span_in_context(root)
+    ended_ns = time.time_ns()
     for phase, began_ns, until_ns in phases.phase_times:
         if until_ns - began_ns >= _MIN_NS:
             made_by.start_span(phase, context=inside, start_time=began_ns).end(until_ns)

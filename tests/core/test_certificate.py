@@ -33,7 +33,9 @@ UNKNOWN = LedgerEntry(is_complete=False)
 
 
 def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, second=SECOND, topic_id="a"):
-    return PartitionState(committed, mark, log_start, log_end, second, account, topic_id)
+    return PartitionState(
+        committed, mark, log_start, log_end=log_end, catch_up_log=second, ledger_entry=account, topic_id=topic_id
+    )
 
 
 def certificate(*args, foreign=(), rows=None, **kwargs):
@@ -205,7 +207,10 @@ def test_stretches_join_where_nothing_is_between():
 
 
 def history(*texts):
-    return [SnapshotRecord(number, "", "overwrite", 0, 0, text) for number, text in enumerate(texts)]
+    return [
+        SnapshotRecord(number, "", "overwrite", added_rows=0, deleted_rows=0, text=text)
+        for number, text in enumerate(texts)
+    ]
 
 
 def test_what_several_snapshots_wrote_is_told():
@@ -233,7 +238,7 @@ def test_what_several_snapshots_wrote_is_told():
 )
 def test_a_history_is_scanned_as_it_is_decoded(spans):
     """Written twice, everything of any text is an overlap: the quick way finds what the exact one does."""
-    accounts = {tp: LedgerEntry(union(done), (Span(3, 4),), 0, "a-_") for tp, done in spans.items()}
+    accounts = {tp: LedgerEntry(union(done), (Span(3, 4),), 0, topic_id="a-_") for tp, done in spans.items()}
     (write,) = history(encode_entries(accounts))
     wrote = {tp: done for tp, done in write.written.items() if done}
     assert wrote == {tp: account.written for tp, account in accounts.items() if account.written}
@@ -263,7 +268,7 @@ def test_a_newer_versions_history_is_not_understood(text):
 
 def group(*partitions, is_table=True):
     target = "lake.shop.orders" if is_table else "ParquetSink"
-    return GroupCertificate("etl", target, is_table, 1, partitions)
+    return GroupCertificate("etl", target, is_table, snapshot_id=1, partitions=partitions)
 
 
 def test_the_group_is_certified_when_all_its_partitions_are():

@@ -45,7 +45,7 @@ ORIGINS = st.builds(GroupOrigin, st.integers(0, 2**62), st.from_regex(r"([A-Za-z
 RUNS = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
 AGAIN = st.none() | st.builds(lambda at, count: Span(at, at + count), st.integers(0, 2**60), st.integers(1, 99))
 MARKS = st.builds(LiveCommitMetadata, st.sampled_from(OwnerState), RUNS, WIDE_SPANS) | st.builds(
-    LiveCommitMetadata, st.sampled_from(OwnerState), RUNS, WIDE_SPANS, AGAIN, ORIGINS
+    LiveCommitMetadata, st.sampled_from(OwnerState), RUNS, WIDE_SPANS, reprocess=AGAIN, origin=ORIGINS
 )
 TEXTS = st.text() | st.from_regex(r"kl1 (running|released|done|paused)[ 0-9a-f,@-]*")
 
@@ -87,13 +87,17 @@ def paused(*owed):
         pytest.param(paused((70, 120)), "kl1 paused 0badcafe @- 70-120", id="held in both lanes"),
         pytest.param(
             LiveCommitMetadata(
-                OwnerState.RUNNING, RUN, (Span(70, 120),), Span(0, 120), GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew")
+                OwnerState.RUNNING,
+                RUN,
+                (Span(70, 120),),
+                reprocess=Span(0, 120),
+                origin=GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew"),
             ),
             "kl1 running 0badcafe 2Mq71qnKT1ul7FBvra2xew@0 70-120 reprocess 0-120",
             id="of a lane with a table, set back",
         ),
         pytest.param(
-            LiveCommitMetadata(OwnerState.RELEASED, RUN, (), None, GroupOrigin(5)),
+            LiveCommitMetadata(OwnerState.RELEASED, RUN, (), reprocess=None, origin=GroupOrigin(5)),
             "kl1 released 0badcafe @5",
             id="a broker without topic ids",
         ),
@@ -113,7 +117,7 @@ def test_a_mark_is_read_back_from_its_text(mark):
 
 def test_without_a_table_nothing_is_to_be_done_again():
     """Only the two logs say what is done, and the second one is rewritten."""
-    assert LiveCommitMetadata(OwnerState.RUNNING, RUN, (), Span(0, 120)).encode() == "kl1 running 0badcafe @-"
+    assert LiveCommitMetadata(OwnerState.RUNNING, RUN, (), reprocess=Span(0, 120)).encode() == "kl1 running 0badcafe @-"
 
 
 @given(WIDE_SPANS | MANY_SPANS)
@@ -126,7 +130,9 @@ def test_what_fits_fits_under_both_marks(owed):
 def test_debts_that_leave_no_room_for_the_origin_are_written_without_it():
     """A lane without a table may have left them: refused with every start else."""
     many = tuple(Span(10**9 + 20 * n, 10**9 + 20 * n + 10) for n in range(185))
-    mark = LiveCommitMetadata(OwnerState.RUNNING, RUN, many, Span(0, 5), GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew"))
+    mark = LiveCommitMetadata(
+        OwnerState.RUNNING, RUN, many, reprocess=Span(0, 5), origin=GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew")
+    )
     assert not fits_commit_metadata(many, mark.origin, mark.reprocess)
     assert mark.encode() == LiveCommitMetadata(OwnerState.RUNNING, RUN, many).encode()
 
@@ -203,7 +209,7 @@ def test_a_done_log_is_read_back_from_its_text(watermark, done):
 @given(MANY_SPANS, MANY_SPANS)
 def test_what_was_told_gives_way_last(done, told):
     """What is done is left out from the top, then what was told from the bottom: the table's ledger has it by then."""
-    text = CatchUpCommitMetadata(0, done, told, GroupOrigin(0, "id"), "lake.shop.orders").encode()
+    text = CatchUpCommitMetadata(0, done, told, origin=GroupOrigin(0, "id"), target="lake.shop.orders").encode()
     read = CatchUpCommitMetadata.decode(0, text)
     assert len(text.encode()) <= MAX_METADATA_BYTES
     assert read.done == done[: len(read.done)]
@@ -214,7 +220,9 @@ def test_what_was_told_gives_way_last(done, told):
 @given(MANY_SPANS, MANY_SPANS, MANY_SPANS)
 def test_no_missing_offset_is_left_out(done, told, missing):
     """Expired snapshots may be all that shows it: rather too many offsets are processed again."""
-    text = CatchUpCommitMetadata(0, done, told, GroupOrigin(0, "id"), "lake.shop.orders", missing).encode()
+    text = CatchUpCommitMetadata(
+        0, done, told, origin=GroupOrigin(0, "id"), target="lake.shop.orders", missing=missing
+    ).encode()
     read = CatchUpCommitMetadata.decode(0, text)
     assert len(text.encode()) <= MAX_METADATA_BYTES
     assert difference(missing, read.missing) == ()
@@ -225,7 +233,9 @@ def test_the_second_logs_text():
     """Operators read this one too."""
     assert CatchUpCommitMetadata(120, spans((150, 160))).encode() == "kl1 done @- 150-160"
     assert CatchUpCommitMetadata(120).encode() == "kl1 done @-"
-    log = CatchUpCommitMetadata(120, spans((150, 160)), spans((30, 40)), GroupOrigin(0, "id"), "lake.shop.orders")
+    log = CatchUpCommitMetadata(
+        120, spans((150, 160)), spans((30, 40)), origin=GroupOrigin(0, "id"), target="lake.shop.orders"
+    )
     assert log.encode() == "kl1 done id@0 150-160 written-off 30-40 target lake.shop.orders"
     assert CatchUpCommitMetadata.decode(120, log.encode()) == log
     assert CatchUpCommitMetadata(120, origin=GroupOrigin(0)).encode() == "kl1 done @0"
@@ -375,89 +385,97 @@ def test_a_lost_write_costs_rework_and_no_data(owed, done):
     ("facts", "policy", "answer"),
     [
         pytest.param(
-            PartitionState(70, running(), 0, 120),
+            PartitionState(70, running(), 0, log_end=120),
             PARALLEL,
             ResumeDecision(120, spans((70, 120)), skipped=Span(70, 120)),
             id="KIP-333: committed 70, crashed at 100, log end 120",
         ),
         pytest.param(
-            PartitionState(140, running((70, 120)), 0, 190),
+            PartitionState(140, running((70, 120)), 0, log_end=190),
             PARALLEL,
             ResumeDecision(190, spans((70, 120), (140, 190)), skipped=Span(140, 190)),
             id="KIP-333: committed 140, crashed again at 170, log end 190",
         ),
         pytest.param(
-            PartitionState(140, running((70, 120)), 0, 190, CatchUpCommitMetadata(120)),
+            PartitionState(140, running((70, 120)), 0, log_end=190, catch_up_log=CatchUpCommitMetadata(120)),
             PARALLEL,
             ResumeDecision(190, spans((140, 190)), skipped=Span(140, 190)),
             id="the second crash after the first was caught up",
         ),
         pytest.param(
-            PartitionState(140, running((70, 120)), 0, 190, CatchUpCommitMetadata(90, spans((100, 110)))),
+            PartitionState(
+                140, running((70, 120)), 0, log_end=190, catch_up_log=CatchUpCommitMetadata(90, spans((100, 110)))
+            ),
             PARALLEL,
             ResumeDecision(190, spans((90, 100), (110, 120), (140, 190)), skipped=Span(140, 190)),
             id="the second crash while the first is being caught up",
         ),
         pytest.param(
-            PartitionState(120, running((70, 120)), 0, 130),
+            PartitionState(120, running((70, 120)), 0, log_end=130),
             PARALLEL,
             ResumeDecision(130, spans((70, 130)), skipped=Span(120, 130)),
             id="crashed again before the first batch: one longer range",
         ),
         pytest.param(
-            PartitionState(70, released(), 0, 120),
+            PartitionState(70, released(), 0, log_end=120),
             PARALLEL,
             ResumeDecision(70),
             id="released: a handover is not a crash, its backlog comes in order",
         ),
         pytest.param(
-            PartitionState(140, released((70, 120)), 0, 190),
+            PartitionState(140, released((70, 120)), 0, log_end=190),
             PARALLEL,
             ResumeDecision(140, spans((70, 120))),
             id="released: what was owed stays owed",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 120), IN_ORDER, ResumeDecision(70), id="mode off: in order, as Kafka does"
+            PartitionState(70, running(), 0, log_end=120),
+            IN_ORDER,
+            ResumeDecision(70),
+            id="mode off: in order, as Kafka does",
         ),
         pytest.param(
-            PartitionState(140, running((70, 120)), 0, 190),
+            PartitionState(140, running((70, 120)), 0, log_end=190),
             IN_ORDER,
             ResumeDecision(140, spans((70, 120))),
             id="mode switched off: no new jump, the old debt stays",
         ),
         pytest.param(
-            PartitionState(70, None, 0, 120), PARALLEL, ResumeDecision(70), id="a plain consumer's commit: in order"
+            PartitionState(70, None, 0, log_end=120),
+            PARALLEL,
+            ResumeDecision(70),
+            id="a plain consumer's commit: in order",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 120),
+            PartitionState(70, running(), 0, log_end=120),
             ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=51),
             ResumeDecision(70),
             id="lag 50 < min_crash_lag 51: not worth a backfill",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 120),
+            PartitionState(70, running(), 0, log_end=120),
             ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=50),
             ResumeDecision(120, spans((70, 120)), skipped=Span(70, 120)),
             id="lag 50 = min_crash_lag 50: skipped",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 70), PARALLEL, ResumeDecision(70), id="crashed with nothing to do"
+            PartitionState(70, running(), 0, log_end=70), PARALLEL, ResumeDecision(70), id="crashed with nothing to do"
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 70),
+            PartitionState(70, running(), 0, log_end=70),
             ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=0),
             ResumeDecision(70),
             id="min_crash_lag 0: an empty range is owed by nobody",
         ),
         pytest.param(
-            PartitionState(70, running(), 70, 120),
+            PartitionState(70, running(), 70, log_end=120),
             PARALLEL,
             ResumeDecision(120, spans((70, 120)), skipped=Span(70, 120)),
             id="committed at the log start: nothing expired yet",
         ),
-        pytest.param(PartitionState(None, None, 5, 120), PARALLEL, ResumeDecision(5), id="no commit, earliest"),
+        pytest.param(PartitionState(None, None, 5, log_end=120), PARALLEL, ResumeDecision(5), id="no commit, earliest"),
         pytest.param(
-            PartitionState(None, None, 5, 120),
+            PartitionState(None, None, 5, log_end=120),
             ResumePolicy(auto_offset_reset="latest"),
             ResumeDecision(120),
             id="no commit, latest: a number, read once",
@@ -473,28 +491,32 @@ def test_resume_by_example(facts, policy, answer):
     ("facts", "policy", "error", "words"),
     [
         pytest.param(
-            PartitionState(None, None, 5, 120),
+            PartitionState(None, None, 5, log_end=120),
             ResumePolicy(auto_offset_reset="error"),
             NoCommittedOffsetError,
             "orders:3 has no committed offset.*5 is the log start, 120 the log end",
             id="no commit, error",
         ),
         pytest.param(
-            PartitionState(70, running(), 100, 120),
+            PartitionState(70, running(), 100, log_end=120),
             PARALLEL,
             DataExpiredError,
             "committed at 70 but its log starts at 100: 30 offsets were deleted.*retention",
             id="retention was faster",
         ),
         pytest.param(
-            PartitionState(70, released(), 0, 69),
+            PartitionState(70, released(), 0, log_end=69),
             IN_ORDER,
             TopicRecreatedError,
             "committed at 70 but its log ends at 69.*reset-offsets",
             id="another topic of the same name",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, 0), PARALLEL, TopicRecreatedError, "ends at 0", id="recreated and empty"
+            PartitionState(70, running(), 0, log_end=0),
+            PARALLEL,
+            TopicRecreatedError,
+            "ends at 0",
+            id="recreated and empty",
         ),
     ],
 )
@@ -509,7 +531,7 @@ def test_a_token_that_does_not_fit_is_not_half_written():
     many = tuple(Span(10**9 + 20 * n, 10**9 + 20 * n + 10) for n in range(185))
     assert fits_commit_metadata(many)  # 22 + 185 * 22 - 1 = 4,091 bytes
     lag = Span(many[-1].end + 10, many[-1].end + 60)
-    facts = PartitionState(lag.start, LiveCommitMetadata(OwnerState.RUNNING, RUN, many), 0, lag.end)
+    facts = PartitionState(lag.start, LiveCommitMetadata(OwnerState.RUNNING, RUN, many), 0, log_end=lag.end)
     assert decide_resume(TP, facts, PARALLEL) == ResumeDecision(lag.start, many, overflow=lag)
 
 
@@ -542,7 +564,7 @@ def test_a_poisoned_offset_that_cannot_be_owed_is_not_passed():
 
 def test_a_second_log_from_before_a_reset_is_not_believed():
     """Its watermark is never above the first log; where it is, the group was reset and nothing of it is done."""
-    facts = PartitionState(20, running(), 0, 250, CatchUpCommitMetadata(200))
+    facts = PartitionState(20, running(), 0, log_end=250, catch_up_log=CatchUpCommitMetadata(200))
     answer = decide_resume(TP, facts, PARALLEL)
     assert answer.pending == spans((20, 250))
     assert answer.catch_up_log.outstanding(answer.pending) == answer.pending
@@ -551,7 +573,10 @@ def test_a_second_log_from_before_a_reset_is_not_believed():
 def test_a_second_log_from_before_a_reset_does_not_swallow_a_quarantined_offset():
     """With the mode off too: the offset that is passed is owed, whatever an earlier life says is done."""
     answer = decide_resume(
-        TP, PartitionState(20, running(), 0, 250, CatchUpCommitMetadata(200)), IN_ORDER, spans((20, 21))
+        TP,
+        PartitionState(20, running(), 0, log_end=250, catch_up_log=CatchUpCommitMetadata(200)),
+        IN_ORDER,
+        spans((20, 21)),
     )
     assert (answer.position, answer.pending) == (21, spans((20, 21)))
     assert answer.catch_up_log.outstanding(answer.pending) == answer.pending
@@ -568,7 +593,9 @@ def test_nothing_below_the_first_log_is_forgotten(owed, done, mark, lag, policy)
     """Owed before, or skipped now, and not done: owed after. Live and owed offsets are disjoint."""
     at = max((s.end for s in owed), default=0)
     second = CatchUpCommitMetadata().mark_done(owed, intersection(owed, done))
-    answer = decide_resume(TP, PartitionState(at, LiveCommitMetadata(mark, RUN, owed), 0, at + lag, second), policy)
+    answer = decide_resume(
+        TP, PartitionState(at, LiveCommitMetadata(mark, RUN, owed), 0, log_end=at + lag, catch_up_log=second), policy
+    )
     skipped = offsets([answer.skipped]) if answer.skipped else set()
     assert offsets(answer.pending) == offsets(second.outstanding(owed)) | skipped
     assert skipped == set(range(at, answer.position))
@@ -580,10 +607,12 @@ def test_nothing_below_the_first_log_is_forgotten(owed, done, mark, lag, policy)
 def test_resuming_twice_owes_nothing_twice(owed, lag, policy):
     """An assignment whose answer was committed and then lost at once comes to the same answer again."""
     at = max((s.end for s in owed), default=0)
-    once = decide_resume(TP, PartitionState(at, LiveCommitMetadata(OwnerState.RUNNING, RUN, owed), 0, at + lag), policy)
+    once = decide_resume(
+        TP, PartitionState(at, LiveCommitMetadata(OwnerState.RUNNING, RUN, owed), 0, log_end=at + lag), policy
+    )
     again = decide_resume(
         TP,
-        PartitionState(once.position, LiveCommitMetadata(OwnerState.RUNNING, RUN, once.pending), 0, at + lag),
+        PartitionState(once.position, LiveCommitMetadata(OwnerState.RUNNING, RUN, once.pending), 0, log_end=at + lag),
         policy,
     )
     assert again == ResumeDecision(once.position, once.pending)
@@ -683,38 +712,38 @@ SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="write_off")
 def test_expired_data_is_an_error_unless_it_may_be_skipped(mark):
     """The error has both offsets, what is gone, and the way on."""
     with pytest.raises(DataExpiredError, match=r"committed at 70 but its log starts at 90: 20 offsets.*on_data_loss"):
-        decide_resume(TP, PartitionState(70, mark, 90, 120), PARALLEL)
+        decide_resume(TP, PartitionState(70, mark, 90, log_end=120), PARALLEL)
 
 
 @pytest.mark.parametrize(
     ("facts", "answer"),
     [
         pytest.param(
-            PartitionState(70, released(), 90, 120),
+            PartitionState(70, released(), 90, log_end=120),
             ResumeDecision(90, lost=spans((70, 90))),
             id="in order from the log start",
         ),
         pytest.param(
-            PartitionState(70, running(), 90, 120),
+            PartitionState(70, running(), 90, log_end=120),
             ResumeDecision(120, spans((90, 120)), skipped=Span(90, 120), lost=spans((70, 90))),
             id="after a crash, only what still exists is owed",
         ),
         pytest.param(
-            PartitionState(70, running(), 120, 120),
+            PartitionState(70, running(), 120, log_end=120),
             ResumeDecision(120, lost=spans((70, 120))),
             id="all of it: nothing is owed",
         ),
         pytest.param(
-            PartitionState(140, released((70, 120)), 130, 190),
+            PartitionState(140, released((70, 120)), 130, log_end=190),
             ResumeDecision(140, spans((70, 120))),
             id="an owed range that expired is the catch-up lane's to record",
         ),
         pytest.param(
-            PartitionState(70, paused(), 90, 120),
+            PartitionState(70, paused(), 90, log_end=120),
             ResumeDecision(90, lost=spans((70, 90)), paused=True),
             id="paused meanwhile",
         ),
-        pytest.param(PartitionState(70, released(), 70, 120), ResumeDecision(70), id="70 is still there"),
+        pytest.param(PartitionState(70, released(), 70, log_end=120), ResumeDecision(70), id="70 is still there"),
     ],
 )
 def test_what_skipping_expired_data_means(facts, answer):
@@ -725,7 +754,7 @@ def test_what_skipping_expired_data_means(facts, answer):
 def test_skipping_does_not_forgive_a_topic_made_anew():
     """A log that ends below the commit is another log, whatever may be skipped."""
     with pytest.raises(TopicRecreatedError):
-        decide_resume(TP, PartitionState(70, running(), 0, 60), SKIP)
+        decide_resume(TP, PartitionState(70, running(), 0, log_end=60), SKIP)
 
 
 @pytest.mark.parametrize(
@@ -742,7 +771,7 @@ def test_skipping_does_not_forgive_a_topic_made_anew():
 def test_no_more_ranges_are_owed_than_chosen(most, owed, jumps):
     """Beyond max_owed_ranges the backlog comes in order, and the answer says that it was not skipped."""
     policy = ResumePolicy(enable_parallel_rebalance=True, max_owed_ranges=most)
-    answer = decide_resume(TP, PartitionState(70, running(*owed), 0, 120), policy)
+    answer = decide_resume(TP, PartitionState(70, running(*owed), 0, log_end=120), policy)
     expected = (120, Span(70, 120), None) if jumps else (70, None, Span(70, 120))
     assert (answer.position, answer.skipped, answer.overflow) == expected
     assert answer.pending == union((*spans(*owed), *([Span(70, 120)] if jumps else [])))
@@ -751,7 +780,7 @@ def test_no_more_ranges_are_owed_than_chosen(most, owed, jumps):
 @pytest.mark.parametrize("policy", [PARALLEL, IN_ORDER])
 def test_a_paused_partition_stays_where_it_is(policy):
     """However its owner ended, no crash lag is made of it and what it owes stays owed."""
-    facts = PartitionState(140, paused((70, 120)), 0, 190)
+    facts = PartitionState(140, paused((70, 120)), 0, log_end=190)
     assert facts.is_paused
     assert decide_resume(TP, facts, policy) == ResumeDecision(140, spans((70, 120)), paused=True)
 

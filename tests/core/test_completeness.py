@@ -14,7 +14,7 @@ ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 7)
 
 
 def partition(committed=100, log_end=100, tp=ORDERS, **facts):
-    return PartitionSnapshot(tp, committed, None, log_end, **{"origin": 0, **facts})
+    return PartitionSnapshot(tp, committed, None, log_end=log_end, **{"origin": 0, **facts})
 
 
 def judge(one, begin, end, *, is_of_our_time=False):

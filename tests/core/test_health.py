@@ -43,7 +43,7 @@ FOREIGN = MemberSnapshot("m-2", "rdkafka at 10.0.0.7", (P0,), is_foreign=True)
 
 
 def partition(committed=70, mark=OwnerState.RELEASED, log_end=70, tp=P0, run=RUN, **more):
-    return PartitionSnapshot(tp, committed, mark and LiveCommitMetadata(mark, run), log_end, **more)
+    return PartitionSnapshot(tp, committed, mark and LiveCommitMetadata(mark, run), log_end=log_end, **more)
 
 
 BAD = (OffsetRange("orders", 0, 7, 8), OffsetRange("orders", 0, 9, 10))
@@ -84,7 +84,9 @@ NEW = partition(committed=None, mark=None, log_end=50)
 )
 def test_group_alive(members, runs, at, gravity, says):
     """A member, or nothing to read and a last run that was fine."""
-    found = group_alive(GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs), dict.fromkeys(runs, 5.0), 120.0)
+    found = group_alive(
+        GroupSnapshot(GroupState.STABLE, tuple(members), (at,), runs=runs), dict.fromkeys(runs, 5.0), 120.0
+    )
     assert (found.severity, says in found.message) == (gravity, True), found.message
     assert found.numbers["external_members"] + found.numbers["members"] == len(members)
 
@@ -92,7 +94,7 @@ def test_group_alive(members, runs, at, gravity, says):
 def test_a_run_that_is_listed_twice_is_one_at_work():
     """It lost its broker and joined again: the coordinator lists its former membership until its session is over."""
     twice = (MEMBER, replace(MEMBER, member_id="m-2", partitions=()), FOREIGN)
-    found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), {RUN: AT_WORK}), {RUN: 5.0}, 120.0)
+    found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), runs={RUN: AT_WORK}), {RUN: 5.0}, 120.0)
     assert found.message.startswith("1 member at work")
     assert (found.numbers["members"], found.numbers["external_members"]) == (1, 1)
 
@@ -107,7 +109,7 @@ def test_a_run_that_is_listed_twice_is_one_at_work():
 )
 def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, says):
     """It left no mark: only its age tells a start from a ghost."""
-    seen = GroupSnapshot(GroupState.STABLE, tuple(members), (BEHIND,), {OLDER: AT_WORK})
+    seen = GroupSnapshot(GroupState.STABLE, tuple(members), (BEHIND,), runs={OLDER: AT_WORK})
     found = group_alive(seen, {OLDER: age}, 120.0)
     assert (found.severity, says in found.message) == (gravity, True), found.message
     assert found.numbers["ghosts"] == (age >= 120)
@@ -115,7 +117,7 @@ def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, 
 
 def test_a_run_that_is_being_requested_counts():
     """The sensor looks and requests in one tick: new records are no alarm."""
-    seen = GroupSnapshot(GroupState.EMPTY, (), (BEHIND,), {RUN: DONE})
+    seen = GroupSnapshot(GroupState.EMPTY, (), (BEHIND,), runs={RUN: DONE})
     assert group_alive(seen, {}, 120.0).severity is ERROR
     assert group_alive(seen, {}, 120.0, requested=True).severity is FINE
 

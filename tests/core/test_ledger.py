@@ -65,7 +65,7 @@ def what(snapshots, current):
 def test_the_text_is_a_promise():
     """People read it in their table's snapshots."""
     accounts = {
-        TopicPartition("orders", 0): LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, ID),
+        TopicPartition("orders", 0): LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, topic_id=ID),
         TopicPartition("orders", 1): LedgerEntry((Span(5, 6),)),
         TopicPartition("paid", 0): LedgerEntry((Span(1, 2),)),
     }
@@ -138,7 +138,7 @@ def test_a_long_text_is_compressed():
 def test_what_is_compressed_is_told_by_sizes(start, size):
     """Whatever the topic is called: only spans have sizes."""
     spans = tuple(Span(start + 2 * n * size, start + (2 * n + 1) * size) for n in range(60))
-    held = {TopicPartition("etl-2024-01", p): LedgerEntry(spans[:30], spans[30:], 7, ID) for p in range(3)}
+    held = {TopicPartition("etl-2024-01", p): LedgerEntry(spans[:30], spans[30:], 7, topic_id=ID) for p in range(3)}
     assert encode_entries(held).startswith("z:")
     assert decode_entries(encode_entries(held)) == held
 
@@ -238,9 +238,9 @@ def test_nothing_says_nothing():
 def test_accounts_add_up():
     """Offsets are united, the beginning is the earliest, and what one of them does not know both do not."""
     both = LedgerEntry((Span(0, 5),), first_offset=3) + LedgerEntry(
-        (Span(5, 9),), (Span(9, 10),), 1, ID, is_complete=False
+        (Span(5, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False
     )
-    assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, ID, is_complete=False)
+    assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False)
     assert merge_entries([{TP: LedgerEntry()}, {TP: LedgerEntry(first_offset=2)}])[TP] == LedgerEntry(first_offset=2)
 
 
@@ -260,7 +260,7 @@ def test_every_commit_counts():
 
 def test_a_sum_stands_for_all_before_it():
     """The walk ends at the first snapshot that somebody summed up, expired or not."""
-    summed = SnapshotSummary(4, 3, text((20, 30)), text((0, 20)), 3)
+    summed = SnapshotSummary(4, 3, text((20, 30)), total=text((0, 20)), total_as_of=3)
     assert what(table(SnapshotSummary(3, 2, text((99, 100))), summed), 4) == ([(0, 30)], True)
     assert what(table(summed), 4) == ([(0, 30)], True)
 
@@ -269,9 +269,9 @@ def test_two_writers_at_a_time_lose_nothing_of_each_other():
     """Neither's sum has the other's commit: the newest sum counts, and all that was written since."""
     snapshots = table(
         SnapshotSummary(1, None, text((0, 10))),
-        SnapshotSummary(2, 1, text((10, 20)), text((0, 10)), 1),
-        SnapshotSummary(3, 2, text((50, 60)), text((0, 20)), 2),
-        SnapshotSummary(4, 3, text((20, 30)), text((0, 10)), 1),
+        SnapshotSummary(2, 1, text((10, 20)), total=text((0, 10)), total_as_of=1),
+        SnapshotSummary(3, 2, text((50, 60)), total=text((0, 20)), total_as_of=2),
+        SnapshotSummary(4, 3, text((20, 30)), total=text((0, 10)), total_as_of=1),
     )
     assert what(snapshots, 4) == ([(0, 30), (50, 60)], True)
 
@@ -288,21 +288,26 @@ def test_a_sum_of_what_was_rolled_back_is_not_believed():
     snapshots = table(
         SnapshotSummary(1, None, text((0, 10))),
         SnapshotSummary(2, 1, text((10, 20))),
-        SnapshotSummary(3, 1, text((20, 30)), text((0, 20)), 2),
+        SnapshotSummary(3, 1, text((20, 30)), total=text((0, 20)), total_as_of=2),
     )
     assert what(snapshots, 3) == ([(0, 10), (20, 30)], True)
 
 
 def test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history():
     """The walk does not reach the beginning of the table, so sums count there; this one must not."""
-    snapshots = table(SnapshotSummary(2, 1, text((10, 20))), SnapshotSummary(3, 1, text((20, 30)), text((0, 20)), 2))
+    snapshots = table(
+        SnapshotSummary(2, 1, text((10, 20))), SnapshotSummary(3, 1, text((20, 30)), total=text((0, 20)), total_as_of=2)
+    )
     assert what(snapshots, 3) == ([(20, 30)], False)
 
 
 def test_an_expired_history_proves_nothing_by_what_it_lacks():
     """What is said is true; what is not said may have been said by a snapshot that is gone."""
     assert what(table(SnapshotSummary(5, 4, text((40, 50)))), 5) == ([(40, 50)], False)
-    assert what(table(SnapshotSummary(5, 4, text((40, 50)), text((0, 30)), 2)), 5) == ([(0, 30), (40, 50)], False)
+    assert what(table(SnapshotSummary(5, 4, text((40, 50)), total=text((0, 30)), total_as_of=2)), 5) == (
+        [(0, 30), (40, 50)],
+        False,
+    )
     found = read_ledger(
         table(SnapshotSummary(5, 4, text((40, 50)))), lineage(table(SnapshotSummary(5, 4, text((40, 50)))), 5)
     )
@@ -327,11 +332,14 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     assert told == "? orders/ 3?:0-30 4:5-9"
     assert decode_entries(told) == lost
     found = read_ledger(
-        table(SnapshotSummary(5, 4, text((40, 50)), told, 4)), lineage(table(SnapshotSummary(5, 4, "", told, 4)), 5)
+        table(SnapshotSummary(5, 4, text((40, 50)), total=told, total_as_of=4)),
+        lineage(table(SnapshotSummary(5, 4, "", total=told, total_as_of=4)), 5),
     )
     complete = {tp.partition: found.entry(tp).is_complete for tp in (TP, *lost, TopicPartition("orders", 9))}
     assert complete == {3: False, 4: True, 9: False}
-    fresh = SnapshotSummary(6, 5, encode_entries({TopicPartition("orders", 9): LedgerEntry((Span(0, 1),))}), told, 5)
+    fresh = SnapshotSummary(
+        6, 5, encode_entries({TopicPartition("orders", 9): LedgerEntry((Span(0, 1),))}), total=told, total_as_of=5
+    )
     assert not read_ledger(table(fresh), lineage(table(fresh), 6)).entry(TopicPartition("orders", 9)).is_complete
 
 

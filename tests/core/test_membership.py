@@ -29,7 +29,9 @@ P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
 def snapshot(tp=P0, committed=70, mark=OwnerState.RUNNING, run=RUN, log_end=120, outstanding=()):  # noqa: PLR0917
-    return PartitionSnapshot(tp, committed, mark and LiveCommitMetadata(mark, run), log_end, outstanding)
+    return PartitionSnapshot(
+        tp, committed, mark and LiveCommitMetadata(mark, run), log_end=log_end, outstanding=outstanding
+    )
 
 
 CUT_OFF, ENDED = FenceReport(FenceReason.BROKERS_UNAVAILABLE), FenceReport(FenceReason.INTERRUPTED)
@@ -130,7 +132,7 @@ def test_one_departure_names_all_its_partitions():
 )
 def test_lag(committed, log_end, lag, why):
     """Lag counts from the first log, or from the log start."""
-    assert PartitionSnapshot(P0, committed, None, log_end, log_start=10).lag == lag, why
+    assert PartitionSnapshot(P0, committed, None, log_end=log_end, log_start=10).lag == lag, why
 
 
 def test_owed_counts_what_is_outstanding():
@@ -215,10 +217,12 @@ def test_who_waits_for_a_partition(partitions, others, is_due):
 def test_partitions_with_text_of_other_clients_are_named():
     """Each with what is wrong, and what repairs it; the others are not."""
     kcat = ExternalCommit("second", 120, "")
-    rebuilt = PartitionSnapshot(P0, 70, None, 120, external=kcat)
-    unsure = PartitionSnapshot(P1, 70, None, 120, (Span(30, 70),), external=kcat, is_upper_bound=True)
+    rebuilt = PartitionSnapshot(P0, 70, None, log_end=120, external=kcat)
+    unsure = PartitionSnapshot(
+        P1, 70, None, log_end=120, outstanding=(Span(30, 70),), external=kcat, is_upper_bound=True
+    )
     odd = PartitionSnapshot(
-        P0, 70, LiveCommitMetadata(OwnerState.RELEASED, RUN, (Span(30, 40), Span(60, 2**63 - 1))), 120
+        P0, 70, LiveCommitMetadata(OwnerState.RELEASED, RUN, (Span(30, 40), Span(60, 2**63 - 1))), log_end=120
     )
     table, sink = replaced_log_lines([rebuilt, unsure, odd, snapshot()])
     assert table == (

@@ -14,7 +14,9 @@ FINE, WARNING, ERROR = Severity.FINE, Severity.WARNING, Severity.ERROR
 
 
 def log(end, *owed, start=0, mark=OwnerState.RUNNING):
-    return PartitionSnapshot(P0, 70, LiveCommitMetadata(mark, "0badcafe"), end, owed, log_start=start)
+    return PartitionSnapshot(
+        P0, 70, LiveCommitMetadata(mark, "0badcafe"), log_end=end, outstanding=owed, log_start=start
+    )
 
 
 @pytest.mark.parametrize(

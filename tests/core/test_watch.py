@@ -42,7 +42,7 @@ GHOST_SECONDS = 60.0
 
 def commit(tp, run=RUN, mark=OwnerState.RUNNING):
     """A partition whose last commit is a run's."""
-    return PartitionSnapshot(tp, 70, LiveCommitMetadata(mark, run), 120)
+    return PartitionSnapshot(tp, 70, LiveCommitMetadata(mark, run), log_end=120)
 
 
 def member(name=RUN, member_id="m-1", partitions=(P0, P1), **kind):
@@ -52,7 +52,7 @@ def member(name=RUN, member_id="m-1", partitions=(P0, P1), **kind):
 
 def group(*members, state=GroupState.STABLE, commits=(), runs=None):
     """One look."""
-    return GroupSnapshot(state, members, tuple(commits), {RUN: AT_WORK} if runs is None else runs)
+    return GroupSnapshot(state, members, tuple(commits), runs={RUN: AT_WORK} if runs is None else runs)
 
 
 PLACE = instance_id_for_run("0badcafe-1111", "00c0ffee")
@@ -390,9 +390,9 @@ def test_words():
 def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
     """By whom, where a foreign member is there; while it is owed again nothing new is told."""
     left = (Span(70, 120),)
-    lost = PartitionSnapshot(P0, 120, None, 120, left, forgotten_pending=left)
-    owed = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN, left), 120, left)
-    done = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), 120)
+    lost = PartitionSnapshot(P0, 120, None, log_end=120, outstanding=left, forgotten_pending=left)
+    owed = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN, left), log_end=120, outstanding=left)
+    done = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120)
     kcat = member("kcat at 10.0.0.7", "m-2", (P0,), is_foreign=True)
     memory, out = None, []
     for n, seen in enumerate([group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]):

@@ -44,16 +44,18 @@ def spans(*pairs):
 
 
 def mark(*owed, kind=OwnerState.RELEASED, origin=BEGUN, again=None):
-    return LiveCommitMetadata(kind, RUN, spans(*owed), again and Span(*again), origin)
+    return LiveCommitMetadata(kind, RUN, spans(*owed), reprocess=again and Span(*again), origin=origin)
 
 
 def account(*done, told=(), start=0, complete=True):
-    return LedgerEntry(spans(*done), spans(*told), start, ID, is_complete=complete)
+    return LedgerEntry(spans(*done), spans(*told), start, topic_id=ID, is_complete=complete)
 
 
 def facts(committed, last, table, *, second=OURS, log=(0, 120), **more):
     """One partition, of the topic whose id everybody knows."""
-    return PartitionState(committed, last, *log, second, table, ID, **more)
+    return PartitionState(
+        committed, last, log[0], log_end=log[1], catch_up_log=second, ledger_entry=table, topic_id=ID, **more
+    )
 
 
 EXTERNAL = CatchUpCommitMetadata(external=ExternalCommit("second", 10**6, ""))  # kcat in G.catch-up
@@ -406,7 +408,9 @@ def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole()
             id="second",
         ),
         pytest.param(
-            facts(None, None, LedgerEntry((Span(0, 50),), (), 0, "old")), "the table", id="the broker drops both logs"
+            facts(None, None, LedgerEntry((Span(0, 50),), (), 0, topic_id="old")),
+            "the table",
+            id="the broker drops both logs",
         ),
     ],
 )
@@ -432,7 +436,7 @@ def test_a_group_is_of_one_table():
 
 def test_a_broker_without_topic_ids_changes_nothing():
     """It cannot be told, and the id that is known stays."""
-    found = PartitionState(120, mark(), 0, 120, OURS, account((0, 120)))
+    found = PartitionState(120, mark(), 0, log_end=120, catch_up_log=OURS, ledger_entry=account((0, 120)))
     check_identity(TP, found)
     assert decide_resume(TP, found, ResumePolicy()).origin == BEGUN
 
@@ -457,8 +461,8 @@ def test_what_is_done_is_dropped_from_the_first_log_only_with_proof():
 def test_nothing_is_missing_in_silence(done, owed, told, stranger, committed):
     """Below the new position each offset is in the table, owed, told, or the answer is an error."""
     owed = tuple(span for span in owed if span.end <= committed)
-    last = None if stranger else LiveCommitMetadata(OwnerState.RUNNING, RUN, owed, None, BEGUN)
-    found = facts(committed, last, LedgerEntry(done, told, 0, ID), log=(0, 60))
+    last = None if stranger else LiveCommitMetadata(OwnerState.RUNNING, RUN, owed, reprocess=None, origin=BEGUN)
+    found = facts(committed, last, LedgerEntry(done, told, 0, topic_id=ID), log=(0, 60))
     answer = decide_resume(TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="crash_lag"))
     assert difference((Span(0, answer.position),), (*done, *told, *answer.pending)) == ()
     assert not difference(found.not_done(answer.pending), answer.pending)

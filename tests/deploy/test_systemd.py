@@ -140,7 +140,7 @@ def running(services, produce):
     [settings] = re.findall(r"^```yaml\n(run_monitoring.*?)^```", page, re.DOTALL | re.MULTILINE)
     with Host(code(topic, table), settings, services.bootstrap_servers, spark_settings) as host:
         host.start_all()
-        yield Pipeline(host, services, topic, table, produce)
+        yield Pipeline(host, services, topic, table=table, sink=produce)
 
 
 @pytest.mark.certify

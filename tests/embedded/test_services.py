@@ -214,7 +214,7 @@ def test_nobody_else_can_read_the_token(home):
     assert (home / "services.json").stat().st_mode & 0o777 == 0o600
     assert home.stat().st_mode & 0o777 == 0o700
     assert "secret" not in repr(state.read_state(home))
-    assert "secret" not in repr(services.Services("", "sc://localhost:9/;token=secret", "", ""))
+    assert "secret" not in repr(services.Services("", "sc://localhost:9/;token=secret", "", warehouse=""))
 
 
 def _contents(folder):

@@ -37,10 +37,10 @@ _ADOPT = """\
                     r.position,
                     r.position,
                     r.pending,
-                    arrived[tp],
-                    r.paused,
-                    r.reprocess,
-                    r.origin if self._ledger else None,
+                    assignment_id=arrived[tp],
+                    is_paused=r.paused,
+                    reprocess=r.reprocess,
+                    origin=r.origin if self._ledger else None,
                 )
                 for tp, r in resumed.items()
             }
@@ -199,8 +199,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the last check does not query the table",
         file="kafka/catch_up/completion.py",
-        old="facts, without = self.read_all(), spans_by_partition(left_out)",
-        new="facts, without = self.read_commits(), spans_by_partition(left_out)",
+        old="        facts = self.read_all()\n        without = spans_by_partition(left_out)\n",
+        new="        facts = self.read_commits()\n        without = spans_by_partition(left_out)\n",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
         invariant="DID NOT RAISE RowsMissingError",
     ),
@@ -560,8 +560,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a new membership begins with the time of the one before",
         file="kafka/watchdog.py",
-        old="            self._timer.poll(now_ms())\n            self._reason, self._leave",
-        new="            self._reason, self._leave",
+        old="            self._timer.poll(now_ms())\n            self._reason = None\n",
+        new="            self._reason = None\n",
         killed_by=f"{_MEMBERSHIPS}a_new_membership_has_the_whole_process_timeout",
         invariant="a new membership begins with its own time",
     ),

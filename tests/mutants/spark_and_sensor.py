@@ -314,8 +314,8 @@ _WRITE = (
     Mutant(
         name="a file ends at its last offset",
         file="spark/table/table.py",
-        old="OffsetRange(topic, partition, first, last + 1)",
-        new="OffsetRange(topic, partition, first, last)",
+        old="OffsetRange(topic, partition, first, end=last + 1)",
+        new="OffsetRange(topic, partition, first, end=last)",
         killed_by=f"{_WRITES}test_a_file_ends_behind_its_last_offset",
         invariant="end=8",
     ),
@@ -381,7 +381,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table as long as a run does",
         file="sensor/table_ledger.py",
-        old="IcebergTable(self.target), self._session, _QUERY_SECONDS, last)",
+        old="IcebergTable(self.target), self._session, _QUERY_SECONDS, last=last)",
         new="IcebergTable(self.target), self._session, last=last)",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
         invariant="the tick waits for Spark",

@@ -150,12 +150,12 @@ def own_before_committing(member, settled):
                 del member.pending[tp]
 
 
-def commit_before_writing(pipeline, in_flight, lane, tally, lines, _on_quarantine):
+def commit_before_writing(pipeline, in_flight, lane, _counter, **_):
     """Done before it is in the table."""
     lane.commit(in_flight[0].batch)
     one = in_flight[0]
     one.finish() if pipeline.max_in_flight > 1 else one.run()
-    return in_flight.committed()
+    return in_flight.pop_committed()
 
 
 def refuse_what_is_forgotten(log, asked, facts):

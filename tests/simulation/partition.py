@@ -140,7 +140,16 @@ class SimulatedPartition:
         if self.foreign is not None:
             raise self.foreign
         offset, mark = first or self.live_log
-        return PartitionState(offset, mark, self.log_start, self.log_end, self.catch_up_log, account, self.topic_id, ())
+        return PartitionState(
+            offset,
+            mark,
+            self.log_start,
+            log_end=self.log_end,
+            catch_up_log=self.catch_up_log,
+            ledger_entry=account,
+            topic_id=self.topic_id,
+            remembered_pending=(),
+        )
 
     def begin_life(self, start: int) -> None:
         """A member goes on here: it answers for all from here on, and for what was its group's before."""

@@ -143,14 +143,14 @@ class RunWorker(Process):
             kafka,
             spark,
             _same,
-            seen.name,
-            None,
-            most,
-            s.auto and not world.calm,
-            s.liveness,
-            s.on_slow_record,
-            s.in_flight,
-            ledger,
+            table=seen.name,
+            sink=None,
+            max_records=most,
+            is_auto_sized=s.auto and not world.calm,
+            liveness=s.liveness,
+            on_slow_record=s.on_slow_record,
+            max_in_flight=s.in_flight,
+            ledger=ledger,
         )
         return pipeline, ledger
 
@@ -158,7 +158,11 @@ class RunWorker(Process):
         s = self.world.scenario
         protocol = "consumer" if s.protocol == "consumer" else "classic"
         return Timeouts(
-            s.session_ms, s.heartbeat_ms, s.process_ms, RunBudget(s.process_ms / 1000, "argument"), protocol
+            s.session_ms,
+            s.heartbeat_ms,
+            s.process_ms,
+            budget=RunBudget(s.process_ms / 1000, "argument"),
+            protocol=protocol,
         )  # type: ignore[arg-type]
 
 
@@ -179,7 +183,7 @@ class LiveRun(RunWorker):
             (TOPIC,),
             GROUP,
             self.world.max_poll_records,
-            self.policy,
+            policy=self.policy,
             answers_rebalances_while_busy=pipeline.liveness == "progress",
             ledger=ledger,
             recommit_seconds=5.0,

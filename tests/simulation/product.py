@@ -122,7 +122,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (write, "require_rows_in_ranges", lambda frame, _ranges: frame),
     (write, "schema", SimpleNamespace(with_missing_columns=lambda frame, _found: frame, allows_fanout=bool)),
     (write, "with_sums", lambda frame: (frame, frame)),
-    (write, "commits", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_: None, ATTEMPT="attempt")),
+    (write, "commits", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_, **__: None, ATTEMPT="attempt")),
     (write, "row_count", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (core_ledger, "decode_entries", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),

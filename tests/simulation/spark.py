@@ -125,9 +125,7 @@ class SeenTable:
 class Frame:
     """The rows of a batch; as ``spark.transform.TransformedBatch`` makes them."""
 
-    def __init__(
-        self, _transform: object, session: Session, ranges: Sequence[OffsetRange], _options: object, *_: object
-    ) -> None:
+    def __init__(self, _transform: object, session: Session, ranges: Sequence[OffsetRange], **_: object) -> None:
         me: Any = getcurrent()
         self.session, self.ranges, self.planned = session, ranges, me.process.topic_id
 
@@ -141,17 +139,17 @@ class Frame:
 
 
 def overwrite(
-    frame: Frame, table: SeenTable, snapshot_id: int | None, _replaced: object, told: Mapping[str, str], **_: object
+    frame: Frame, table: SeenTable, snapshot_id: int | None, *, summary: Mapping[str, str], **_: object
 ) -> None:
     """As ``spark.table.write`` has Spark replace the ranges."""
     process, world = table.process, table.process.world
     clock.point(0.3)
-    write = world.table.begin(process.name, frame.ranges, told, frame.planned, snapshot_id)
+    write = world.table.begin(process.name, frame.ranges, summary, frame.planned, snapshot_id)
     if write is None:
         process.spark_failed = True
         raise SparkError("Job aborted: Lost task 0.0: offsets out of range")
     if process.is_live:
-        for tp, account in decode_entries(told["kafka-liveness.written"]).items():
+        for tp, account in decode_entries(summary["kafka-liveness.written"]).items():
             world.partitions[tp].unsaid |= account.first_offset is None
     write.tag = frame.session.tags.get(getcurrent(), "")
     seconds, fails = process.seconds_of(frame.ranges), world.spark_fails()

@@ -50,7 +50,7 @@ class Broker:
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (OWED.span,), origin=GroupOrigin(0, "T1"))
         self.topic_id, self.loses, self.written = "T1", False, []
         self.facts_now = PartitionState(
-            120, mark, 0, 150, CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
+            120, mark, 0, log_end=150, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
         )
 
     def partition_states(self, _group_id, _partitions):

@@ -46,7 +46,11 @@ class Lane:
 
     def partition_states(self, _group_id, _partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", self._owed, origin=GroupOrigin(0))
-        return {AT: PartitionState(self._committed, mark, 0, 200, CatchUpCommitMetadata(origin=GroupOrigin(0)))}
+        return {
+            AT: PartitionState(
+                self._committed, mark, 0, log_end=200, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0))
+            )
+        }
 
     def commit_as_member(self, commit):
         return commit(self)

@@ -83,8 +83,15 @@ def handle(session, rejects):
     rejects.gives(f'table_name: "{LETTERS}"', noting("letters"))
 
     def run(failed=FAILED, *, most=3, transform=lambda batch: batch):
-        frame = TransformedBatch(transform, session, BATCH.ranges, KAFKA)
-        write = TableWrite(session, IcebergTable("lake.shop.orders"), BATCH.ranges, frame, lambda: None, lambda: None)
+        frame = TransformedBatch(transform, session, BATCH.ranges, options=KAFKA)
+        write = TableWrite(
+            session,
+            IcebergTable("lake.shop.orders"),
+            BATCH.ranges,
+            make_frame=frame,
+            may_go_on=lambda: None,
+            may_replace=lambda: None,
+        )
         in_flight = SimpleNamespace(batch=BATCH, write=write, job=nullcontext())
         landed = DeadLetterHandler(most, RUN).write_without_bad_records(in_flight, Lane(order), failed)
         return landed, order

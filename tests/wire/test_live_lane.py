@@ -63,7 +63,14 @@ class RecordedCalls:
             if self.is_ours
             else None
         )
-        one = PartitionState(self.committed, mark, *self.bounds, self.second, topic_id=self.topic_id)
+        one = PartitionState(
+            self.committed,
+            mark,
+            self.bounds[0],
+            log_end=self.bounds[1],
+            catch_up_log=self.second,
+            topic_id=self.topic_id,
+        )
         return dict.fromkeys(partitions, one)
 
     def entries(self, partitions):
@@ -289,7 +296,7 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
 def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(steps, lane, monkeypatch, arrives):
     """The run may have died before it recorded them, and the rebuilt log says that they are done."""
     mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 120),), origin=GroupOrigin(0))
-    facts = PartitionState(120, mark, *steps.bounds, EXTERNAL)
+    facts = PartitionState(120, mark, steps.bounds[0], log_end=steps.bounds[1], catch_up_log=EXTERNAL)
     monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
     found, steps.in_table = ResumeReport(), 100
 
@@ -334,7 +341,9 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):
 def test_pending_offsets_that_cannot_be_are_ignored(steps, lane, caplog, monkeypatch):
     """With a warning; the lane reads them anyway."""
     mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=GroupOrigin(0))
-    facts = PartitionState(70, mark, *steps.bounds, CatchUpCommitMetadata(origin=GroupOrigin(0)))
+    facts = PartitionState(
+        70, mark, steps.bounds[0], log_end=steps.bounds[1], catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0))
+    )
     monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
     steps.pending[AT] = 1
     lane().resume_assigned()

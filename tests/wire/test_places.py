@@ -25,7 +25,9 @@ def named(take_over, *members, protocol=CLASSIC, dealt=(), topic=(), **live):
     link = replace(
         RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS), claim_instance_id=take_over
     )
-    listed = tuple(MemberDescription(f"m-{name}", "c", "h", tuple(dealt), name) for name in members)
+    listed = tuple(
+        MemberDescription(f"m-{name}", "c", "h", partitions=tuple(dealt), group_instance_id=name) for name in members
+    )
     cluster = SimpleNamespace(members=lambda _: listed)
     return choose_group_instance_id(cluster, LiveSettings(("t",), "g", **live), protocol, link, set(topic))
 

@@ -34,7 +34,11 @@ class Cluster:
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
         return {
             AT: PartitionState(
-                150, mark, self.log_start, 200, CatchUpCommitMetadata(0, (), (Span(30, 40),), GroupOrigin(0))
+                150,
+                mark,
+                self.log_start,
+                log_end=200,
+                catch_up_log=CatchUpCommitMetadata(0, (), (Span(30, 40),), origin=GroupOrigin(0)),
             )
         }
 

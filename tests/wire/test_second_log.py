@@ -37,7 +37,11 @@ class Broker:
     def __init__(self, late):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 120),), origin=GroupOrigin(0))
         self.facts_now = PartitionState(
-            120, mark, 80, 120, CatchUpCommitMetadata(origin=GroupOrigin(0), target="lake.shop.orders")
+            120,
+            mark,
+            80,
+            log_end=120,
+            catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0), target="lake.shop.orders"),
         )
         self.late = late
 
@@ -170,7 +174,7 @@ def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, si
 # --- an external commit ---------------------------------------------------------------------------------------------
 
 KCAT = ExternalCommit("second", 10**6, "")
-OURS = CatchUpCommitMetadata(75, (Span(80, 90),), (Span(70, 75),), GroupOrigin(0), "lake.shop.orders")
+OURS = CatchUpCommitMetadata(75, (Span(80, 90),), (Span(70, 75),), origin=GroupOrigin(0), target="lake.shop.orders")
 
 
 def replaced(log, broker, *, was_read=True):

@@ -319,7 +319,7 @@ def test_commands_take_librdkafkas_names_from_a_file():
     """``--command-config``: comments and blanks are passed, values may hold ``=``, and extra settings are checked."""
     lines = ["# ours\n", "\n", "security.protocol = SASL_SSL\n", "sasl.mechanism=PLAIN\n", "sasl.username=etl\n"]
     settings = KafkaSettings.from_properties("b:9092", [*lines, "sasl.password=a=b\n", "client.rack=one"])
-    assert settings.security == Security("SASL_SSL", "PLAIN", "etl", "a=b")
+    assert settings.security == Security("SASL_SSL", "PLAIN", "etl", sasl_password="a=b")
     assert settings.extra == {"client.rack": "one"}
     with pytest.raises(InvalidSettingError, match=r"sasl\.jaas\.config is refused"):
         KafkaSettings.from_properties("b:9092", ["sasl.jaas.config=hunter2"])

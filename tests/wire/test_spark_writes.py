@@ -154,7 +154,9 @@ def test_a_process_that_is_fenced_after_the_transform_writes_nothing(server, ses
         if fenced:
             raise FencedError
 
-    writing = TableWrite(session, table, BATCH, frame_of(session), may_go_on, lambda: None)
+    writing = TableWrite(
+        session, table, BATCH, make_frame=frame_of(session), may_go_on=may_go_on, may_replace=lambda: None
+    )
     execute = writing.prepare()
     fenced.append(True)
     with pytest.raises(FencedError):
@@ -285,7 +287,7 @@ ATTEMPT = "spark.sql.iceberg.snapshot-property.attempt"
 
 
 def merge_of(session, table, name, may_go_on=lambda: None):
-    return Merge(frame_of(session)(), table, BATCH, {"attempt": name}, may_go_on)
+    return Merge(frame_of(session)(), table, BATCH, summary={"attempt": name}, may_go_on=may_go_on)
 
 
 def test_merges_of_one_session_take_turns(server, session, table):

@@ -26,7 +26,7 @@ def of(session):
     """Make the rows of a batch by a transform."""
 
     def make(transform, **settings):
-        return TransformedBatch(transform, session, BATCH, KAFKA, **settings)
+        return TransformedBatch(transform, session, BATCH, options=KAFKA, **settings)
 
     return make
 

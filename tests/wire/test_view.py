@@ -40,7 +40,11 @@ class Logs:
 
     def partition_states(self, _group_id, _partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=ORIGIN)
-        return {AT: PartitionState(120, mark, 10, 200, CatchUpCommitMetadata(80, origin=ORIGIN, target=TABLE))}
+        return {
+            AT: PartitionState(
+                120, mark, 10, log_end=200, catch_up_log=CatchUpCommitMetadata(80, origin=ORIGIN, target=TABLE)
+            )
+        }
 
 
 def view(witness=None):

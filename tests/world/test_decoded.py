@@ -313,7 +313,7 @@ def test_what_is_not_in_the_wire_format_fails_by_its_place(  # noqa: PLR0917 - f
     transform = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")  # noqa: E731
     message = rf"the record at offset 1 of {topic}:0 is not in the wire format .*begins with 0x{begins}\b"
     with pytest.raises(kl.SparkFailedError, match=message):
-        write_table(warm_spark, table, ranges, TransformedBatch(transform, warm_spark, ranges, options))
+        write_table(warm_spark, table, ranges, TransformedBatch(transform, warm_spark, ranges, options=options))
     assert not warm_spark.catalog.tableExists(table)
 
 

@@ -171,7 +171,7 @@ def test_the_processs_own_session_may_be_dead(services, make_topic, produce, tab
         return replacement.rows.count()
 
     session = connect(services.spark_remote)
-    rows = TransformedBatch(transform, session, ranges, options)
+    rows = TransformedBatch(transform, session, ranges, options=options)
     assert TableLedger(IcebergTable(table), lambda: session).entries([]) == {}
     with SparkJob(session):
         assert write_table(session, table, ranges, rows).rows == 1

@@ -40,7 +40,9 @@ def made(warm_spark, services, make_topic):
     """What a transform makes of a batch of 50 offsets: ``made(transform) -> TransformedBatch``."""
     ranges = (OffsetRange("orders", 3, 70, 120), OffsetRange("orders", 4, 0, 9))
     options = {"kafka.bootstrap.servers": services.bootstrap_servers}
-    return lambda transform: TransformedBatch(transform, warm_spark, ranges, options, (dg.RetryRequested,))
+    return lambda transform: TransformedBatch(
+        transform, warm_spark, ranges, options=options, passthrough_errors=(dg.RetryRequested,)
+    )
 
 
 async def asynchronous(batch):
@@ -142,7 +144,9 @@ def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, se
         batch.count()
         return batch
 
-    kept, looked_at = (TransformedBatch(transform, warm_spark, ranges, options) for transform in (lambda b: b, looks))
+    kept, looked_at = (
+        TransformedBatch(transform, warm_spark, ranges, options=options) for transform in (lambda b: b, looks)
+    )
     for fails in (
         lambda: write_table(warm_spark, table, ranges, kept),
         lambda: kept.failure_of(ranges),
@@ -180,7 +184,7 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
 
     def transformed(*ranges):
         keep = ("topic", "partition", "offset", "timestamp")
-        return TransformedBatch(lambda batch: batch.select(*keep), warm_spark, ranges, options)
+        return TransformedBatch(lambda batch: batch.select(*keep), warm_spark, ranges, options=options)
 
     ranges = OffsetRange(topic, 0, 0, 5), OffsetRange(topic, 1, 0, 9)
     written: list[int] = []
@@ -192,7 +196,7 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
     assert isinstance(told.value.__cause__, PySparkException)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         replace_rows(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))
-    looks = TransformedBatch(lambda batch: batch.limit(batch.count()), warm_spark, ranges, options)
+    looks = TransformedBatch(lambda batch: batch.limit(batch.count()), warm_spark, ranges, options=options)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         looks()
     assert (warm_spark.catalog.tableExists(table), written) == (False, [])
@@ -245,7 +249,7 @@ def orders_of_two_hours(services, timestamps):
     ranges = OffsetRange(topic, 0, 0, 7), OffsetRange(topic, 1, 0, 4)
 
     def of(session, transform):
-        return TransformedBatch(transform, session, ranges, options, measures_bytes=True, measures_oldest=True)
+        return TransformedBatch(transform, session, ranges, options=options, measures_bytes=True, measures_oldest=True)
 
     return of, oldest
 
@@ -321,7 +325,7 @@ def test_records_that_are_gone_are_the_fault_of_no_transform(services, warm_spar
         (OffsetRange(expired, 7, 0, 20), "no longer"),
         (OffsetRange(f"{expired}-gone", 0, 0, 20), "no longer"),
     ):
-        rows = TransformedBatch(transform, warm_spark, [where], options)
+        rows = TransformedBatch(transform, warm_spark, [where], options=options)
         for fails in (
             lambda r=rows: write_table(warm_spark, table, r.ranges, r),
             lambda r=rows: r.failure_of(r.ranges),
@@ -330,7 +334,7 @@ def test_records_that_are_gone_are_the_fault_of_no_transform(services, warm_spar
                 fails()
             assert told.value.is_lost
             assert isinstance(told.value.__cause__, PySparkException)
-    rows = TransformedBatch(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options)
+    rows = TransformedBatch(transform, warm_spark, [OffsetRange(expired, 0, 10, 20)], options=options)
     assert rows.failure_of(rows.ranges) == ""
 
 
@@ -338,7 +342,7 @@ def test_brokers_that_spark_does_not_reach_are_the_fault_of_no_transform(warm_sp
     """Nor of a record: nobody looks for one."""
     fast = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
     ranges = (OffsetRange("orders", 0, 0, 20),)
-    rows = TransformedBatch(looks, warm_spark, ranges, {"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
+    rows = TransformedBatch(looks, warm_spark, ranges, options={"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
     with pytest.raises(KafkaSourceError, match=r"127\.0\.0\.1:1.*advertised\.listeners") as told:
         write_table(warm_spark, table, ranges, rows)
     assert not told.value.is_lost
@@ -361,7 +365,7 @@ def test_a_transform_that_stops_its_session_is_told_so(services, make_topic, pro
         session = connect(services.spark_remote)
         says = rf"{transform.__name__} stopped .*leave out `spark\.stop\(\)`"
         with pytest.raises(TransformError, match=says), SparkJob(session):
-            write_table(session, table, ranges, TransformedBatch(transform, session, ranges, options))
+            write_table(session, table, ranges, TransformedBatch(transform, session, ranges, options=options))
 
 
 def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, produce, table):
@@ -370,7 +374,9 @@ def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, pr
     produce(services.bootstrap_servers, topic, 0, "abc")
     keys = [f"max({name}) AS {name}" for name in ("topic", "partition", "offset")]
     ranges = (OffsetRange(topic, 0, 0, 3),)
-    totals = TransformedBatch(lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options)
+    totals = TransformedBatch(
+        lambda batch: batch.where("value = 'z'").selectExpr(*keys), warm_spark, ranges, options=options
+    )
     for fails in (
         lambda: write_table(warm_spark, table, ranges, totals),
         lambda: replace_rows(lambda r: r.rows.count(), ranges, totals),
@@ -379,7 +385,9 @@ def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, pr
             fails()
     half = TransformedBatch(
         lambda batch: batch.selectExpr("topic", "partition", "nullif(offset, 1) AS offset"),
-        *(warm_spark, ranges, options),
+        warm_spark,
+        ranges,
+        options=options,
     )
     with pytest.raises(RowsOutsideBatchError, match=f"row of {topic}:0:null, which is not"):
         write_table(warm_spark, table, ranges, half)

@@ -122,7 +122,15 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
     for ledger in (first, second):
         ledger.entries(partitions)
     ranges, frame = rows_of(spark, 1, 0, 10)
-    begun = TableWrite(spark, IcebergTable(table), ranges, frame, lambda: None, lambda: None, ledger=second)
+    begun = TableWrite(
+        spark,
+        IcebergTable(table),
+        ranges,
+        make_frame=frame,
+        may_go_on=lambda: None,
+        may_replace=lambda: None,
+        ledger=second,
+    )
     execute = begun.prepare()
     write_table(spark, table, *rows_of(spark, 0, 0, 10), ledger=first)
     begun.execute_with_retries(execute)

@@ -51,10 +51,12 @@ class CatchUpCommitLog:
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
         config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
-        self._cluster, self._kafka, self._group_id = Cluster(kafka), kafka, group_id
+        self._cluster = Cluster(kafka)
+        self._kafka = kafka
+        self._group_id = group_id
         self._client = create_client(Consumer, config)
         group = group_id + CATCH_UP_SUFFIX
-        self._committer = Committer(self._client, group, kafka.bootstrap_servers, _COMMIT_TIMEOUT_SECONDS)
+        self._committer = Committer(self._client, group, kafka.bootstrap_servers, seconds=_COMMIT_TIMEOUT_SECONDS)
         self._last_written: dict[TopicPartition, CatchUpCommitMetadata] = {}
 
     def mark_done(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
@@ -124,7 +126,8 @@ class CatchUpCommitLog:
         Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises nothing: the
         error of the run says more.
         """
-        spans, failed = spans_by_partition(ranges), "The missing rows could not be recorded in the second commit log"
+        spans = spans_by_partition(ranges)
+        failed = "The missing rows could not be recorded in the second commit log"
         try:
             if spans and not self._update(spans, _with_missing_rows):
                 log.error("%s: it lost %d writes to other runs", failed, _MAX_WRITES)
@@ -189,7 +192,7 @@ class CatchUpCommitLog:
     def _decode(self, tp: TopicPartition, commit: CommittedOffset) -> CatchUpCommitMetadata:
         log = CatchUpCommitMetadata.read(commit.offset, commit.metadata)
         if log.external is not None and log.external.is_from_newer_version:
-            raise external_commit_error(self._group_id, tp, log.external, self._kafka.bootstrap_servers)
+            raise external_commit_error(self._group_id, tp, log.external, servers=self._kafka.bootstrap_servers)
         return log
 
     def _partition_states(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionState]:
@@ -202,7 +205,7 @@ class CatchUpCommitLog:
             if (external := one.catch_up_log.external) is None:
                 continue
             if (seen := self._last_written.get(tp)) is None or external.is_from_newer_version:
-                raise external_commit_error(self._group_id, tp, external, self._kafka.bootstrap_servers)
+                raise external_commit_error(self._group_id, tp, external, servers=self._kafka.bootstrap_servers)
             facts[tp] = replace(one, catch_up_log=replace(seen, watermark=0, done=(), external=external))
         return facts
 
@@ -239,7 +242,8 @@ class CatchUpCommitLog:
 
 def _with_written_off(facts: PartitionState, reported: tuple[Span, ...]) -> CatchUpCommitMetadata:
     """The second log as it must be when these are accounted for."""
-    log, owed = facts.catch_up_log, intersection(facts.outstanding, reported)
+    log = facts.catch_up_log
+    owed = intersection(facts.outstanding, reported)
     recorded = log.mark_done(facts.pending_by_live_log, owed) if owed else log
     return replace(recorded, written_off=union((*log.written_off, *reported)), origin=_group_origin(facts))
 

@@ -51,7 +51,10 @@ class CompletionCheck:
         asked: Mapping[TopicPartition, tuple[Span, ...]],
         witness: SinkLedger | None,
     ) -> None:
-        self._cluster, self._group_id, self._requested, self._ledger = cluster, group_id, asked, witness
+        self._cluster = cluster
+        self._group_id = group_id
+        self._requested = asked
+        self._ledger = witness
         self._ledger_entries: dict[TopicPartition, LedgerEntry] = {}
         self._topic_ids: dict[str, str] = {}
 
@@ -64,7 +67,10 @@ class CompletionCheck:
             return facts
         begun = {tp: one.origin.start if one.origin else None for tp, one in facts.items()}
         self._ledger.add_known(
-            {tp: LedgerEntry((), one.catch_up_log.written_off, begun[tp], one.topic_id) for tp, one in facts.items()}
+            {
+                tp: LedgerEntry((), one.catch_up_log.written_off, begun[tp], topic_id=one.topic_id)
+                for tp, one in facts.items()
+            }
         )
         self._ledger_entries = {
             tp: self._with_own_writes(tp, one.ledger_entry or LedgerEntry()) for tp, one in facts.items()
@@ -107,7 +113,8 @@ class CompletionCheck:
 
     def done_ranges(self, left_out: Iterable[OffsetRange]) -> list[OffsetRange]:
         """What was asked for and is processed by now, by whomever: not owed, forgiven, lost or left out."""
-        facts, without = self.read_commits(), spans_by_partition(left_out)
+        facts = self.read_commits()
+        without = spans_by_partition(left_out)
         return [
             OffsetRange(*tp, *span)
             for tp, spans in self._requested.items()
@@ -126,7 +133,8 @@ class CompletionCheck:
         """
         if self._ledger is None:
             return True
-        facts, without = self.read_all(), spans_by_partition(left_out)
+        facts = self.read_all()
+        without = spans_by_partition(left_out)
         left = {tp: difference(facts[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()}
         there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in facts.items()}
         told = {
@@ -157,7 +165,7 @@ class CompletionCheck:
         for topic, now in ids.items():
             was = self._topic_ids.setdefault(topic, now)
             if was and now and was != now:
-                raise TopicRecreatedError(topic_recreated_message(tp, was, now, "this run", outcome))
+                raise TopicRecreatedError(topic_recreated_message(tp, was, now, where="this run", outcome=outcome))
 
     def _with_own_writes(self, tp: TopicPartition, account: LedgerEntry) -> LedgerEntry:
         """Where the witness cannot tell, what this run wrote counts."""

@@ -133,19 +133,25 @@ class CatchUpConsumer:
         on_data_loss: Literal["raise", "write_off"] = "raise",
         ledger: SinkLedger | None = None,
     ) -> None:
-        self.budget, self.group_id, self.servers = budget, group_id, frozenset(kafka.bootstrap_servers.split(","))
+        self.budget = budget
+        self.group_id = group_id
+        self.servers = frozenset(kafka.bootstrap_servers.split(","))
         self.quarantined: list[OffsetRange] = []
         self.bad_offsets: list[OffsetRange] = []
         self.lost: list[OffsetRange] = []
         self._resume_report = ResumeReport()
         self.recovered = self._resume_report.recovered
-        self._requested, self._reprocess = spans_by_partition(ranges), Reprocess(reprocess)
-        self._max_records, self._on_data_loss, self._run_log = max_poll_records, on_data_loss, run_context.log
+        self._requested = spans_by_partition(ranges)
+        self._reprocess = Reprocess(reprocess)
+        self._max_records = max_poll_records
+        self._on_data_loss = on_data_loss
+        self._run_log = run_context.log
         self._cluster = Cluster(kafka)
-        self._completion = CompletionCheck(self._cluster, group_id, self._requested, ledger)
+        self._completion = CompletionCheck(self._cluster, group_id, self._requested, witness=ledger)
         self._catch_up_log = CatchUpCommitLog(kafka, group_id, run_context.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
-        self._rotation, self._unrecovered = Rotation(), set(self._requested)
+        self._rotation = Rotation()
+        self._unrecovered = set(self._requested)
         self._written: list[OffsetRange] = []
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), run_context.ends_at_ms)
         self._watchdog = Watchdog(self._timer, run_context, lambda _reason: None, outcome=_REMAINS_PENDING)
@@ -222,15 +228,21 @@ class CatchUpConsumer:
                 return None
             self._check_paused([tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)])
             if self._completion.verify((*self.quarantined, *self.bad_offsets)):
-                # another run's record may have replaced it
+                # Another run's record may have replaced it
                 self._catch_up_log.mark_done(self._written, self._watchdog.check)
                 return None
             self._reset_plan()
             return self._next(max_records, ahead=False)
         self._plan_batch(ranges)
-        deadline_seconds, planning_seconds = self._timer.remaining_ms(now_ms()) / 1000, (now_ms() - began_ms) / 1000
-        of_now = (self._fence.epoch, self._rotation.planned)
-        return Batch(ranges, deadline_seconds, *of_now, planning_seconds=planning_seconds)
+        deadline_seconds = self._timer.remaining_ms(now_ms()) / 1000
+        planning_seconds = (now_ms() - began_ms) / 1000
+        return Batch(
+            ranges,
+            deadline_seconds,
+            self._fence.epoch,
+            rotation_start=self._rotation.planned,
+            planning_seconds=planning_seconds,
+        )
 
     def on_recovered(self, callback: OnRecovered) -> None:
         """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.

@@ -131,17 +131,23 @@ class RebalanceCallbacks:
         release: Callable[[Sequence[TopicPartition]], None],
         log: logging.Logger,
     ) -> None:
-        self._state, self._assigned, self._release, self._log = standing, ownership, release, log
-        self._handover_seconds, self._incremental = handover_seconds, incremental
+        self._state = standing
+        self._assigned = ownership
+        self._release = release
+        self._log = log
+        self._handover_seconds = handover_seconds
+        self._incremental = incremental
         self._before_revoke: Finish | None = None
-        self._was_called_back, self._polled_at = False, time.monotonic()
+        self._was_called_back = False
+        self._polled_at = time.monotonic()
 
     def poll(self, client: Consumer, seconds: float, before_revoke: Finish | None) -> Message | None:
         """The first message in time; ``before_revoke`` is called in it when partitions are about to go.
 
         It ends as soon as this member is given its part: the client would poll on.
         """
-        self._before_revoke, give_up_at = before_revoke, time.monotonic() + seconds
+        self._before_revoke = before_revoke
+        give_up_at = time.monotonic() + seconds
         try:
             while True:
                 left = max(0.0, give_up_at - time.monotonic())

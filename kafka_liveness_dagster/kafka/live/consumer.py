@@ -62,7 +62,10 @@ class GroupView:
     def __init__(
         self, cluster: Cluster, settings: LiveSettings, session: GroupSession, run_context: RunContext
     ) -> None:
-        self._cluster, self._settings, self._session, self._run_context = cluster, settings, session, run_context
+        self._cluster = cluster
+        self._settings = settings
+        self._session = session
+        self._run_context = run_context
 
     @property
     def is_joined(self) -> bool:
@@ -160,7 +163,7 @@ class GroupView:
         """
         positions = {tp: one.position for tp, one in dict(self._session.owned).items()}
         ends = {tp: end for tp, (_, end) in self._cluster.log_bounds(positions).items()}
-        return seconds_behind(self._cluster, self._settings.group_id, positions, ends)
+        return seconds_behind(self._cluster, self._settings.group_id, positions, ends=ends)
 
     def pause(self, topic: str, partition: int) -> None:
         """Hold both lanes of an owned partition until ``resume``; the first commit log keeps it over restarts.
@@ -191,7 +194,8 @@ class GroupView:
         return consumer.is_open(self._cluster.settings, group_id) or self._run_context.catch_up_runs(group_id) > 0
 
     def _processed_offset(self, topic: str, partition: int) -> PartitionSnapshot:
-        tp, settings = TopicPartition(topic, partition), self._settings
+        tp = TopicPartition(topic, partition)
+        settings = self._settings
         return PartitionSnapshot.from_state(
             tp, partition_states_with_ledger(self._cluster, settings.group_id, [tp], settings.ledger)[tp]
         )
@@ -231,14 +235,17 @@ class LivenessConsumer:
     """
 
     def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, run_context: RunContext) -> None:
-        self.timeouts, self.settings = timeouts, live
-        self._kafka, self._run_context, self._cluster = kafka, run_context, Cluster(kafka)
-        self._resume_report, self._poison, self._rotation = ResumeReport(), set[OffsetRange](), Rotation()
-        self.crash_lag, self.lost, self.forgotten_pending = (
-            self._resume_report.crash_lag,
-            self._resume_report.lost,
-            self._resume_report.forgotten_pending,
-        )
+        self.timeouts = timeouts
+        self.settings = live
+        self._kafka = kafka
+        self._run_context = run_context
+        self._cluster = Cluster(kafka)
+        self._resume_report = ResumeReport()
+        self._poison = set[OffsetRange]()
+        self._rotation = Rotation()
+        self.crash_lag = self._resume_report.crash_lag
+        self.lost = self._resume_report.lost
+        self.forgotten_pending = self._resume_report.forgotten_pending
         self.recovered = self._resume_report.recovered
         self._catch_up_log: CatchUpCommitLog | None = None
         self._timer = PollTimer(timeouts.process_timeout_ms, now_ms(), run_context.ends_at_ms)
@@ -254,12 +261,12 @@ class LivenessConsumer:
             self._cluster,
             live.group_id,
             self._session,
-            self._rotation,
+            rotation=self._rotation,
             resume_report=self._resume_report,
             catch_up_log=self._create_catch_up_log,
             run_context=run_context,
         )
-        self._view = GroupView(self._cluster, live, self._session, run_context)
+        self._view = GroupView(self._cluster, live, self._session, run_context=run_context)
         self._reader = RecordReader(kafka, live.group_id, run_context.client_id)
         self._records = BatchRecords(self._reader, self._fence)
 
@@ -336,7 +343,8 @@ class LivenessConsumer:
             FencedError: this process is finished with the group.
             KafkaLivenessError: the broker, a topic or a commit is not as it must be; the text says how.
         """
-        give_up_at, bound = time.monotonic() + timeout_seconds, self.settings.max_poll_records
+        give_up_at = time.monotonic() + timeout_seconds
+        bound = self.settings.max_poll_records
         wanted = BatchRequest(bound if max_records is None else min(max_records, bound), min_records, max_wait_seconds)
         while True:
             batch = self._plan_once(wanted)
@@ -384,7 +392,7 @@ class LivenessConsumer:
         ).items():
             missing = facts.missing_rows(facts.committed or 0) if facts.proves_loss else ()
             if missing:
-                raise rows_missing_error(tp, facts, missing, "This run writes and commits nothing more")
+                raise rows_missing_error(tp, facts, missing, outcome="This run writes and commits nothing more")
 
     def has_time_for_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
@@ -445,7 +453,8 @@ class LivenessConsumer:
 
     def _wait_for_data(self, deadline: float) -> None:
         """Until the next look is due: soon, or when there is news."""
-        looked_at, lane = time.monotonic(), self._session.join_and_poll()
+        looked_at = time.monotonic()
+        lane = self._session.join_and_poll()
         while not lane.member.data_listener.has_new_data:
             if time.monotonic() >= min(looked_at + lane.member.data_listener.refresh_seconds, deadline):
                 return
@@ -471,7 +480,8 @@ class LivenessConsumer:
         if batch is None:
             return None
         at_ms = now_ms()
-        deadline_seconds, planning_seconds = self._timer.remaining_ms(at_ms) / 1000, (at_ms - began_ms) / 1000
+        deadline_seconds = self._timer.remaining_ms(at_ms) / 1000
+        planning_seconds = (at_ms - began_ms) / 1000
         epoch = self._fence.epoch
         return replace(
             batch, deadline_seconds=deadline_seconds, membership_epoch=epoch, planning_seconds=planning_seconds
@@ -484,9 +494,11 @@ class LivenessConsumer:
         facts = partition_states_with_ledger(self._cluster, self.settings.group_id, partitions, self.settings.ledger)
         for tp, found in facts.items():
             decide_resume(tp, found, self.settings.policy)
-        own = choose_group_instance_id(self._cluster, self.settings, self.timeouts, self._run_context, partitions)
+        own = choose_group_instance_id(
+            self._cluster, self.settings, self.timeouts, run_context=self._run_context, partitions=partitions
+        )
         live = replace(self.settings, claimed_instance_id=own)
-        member = Member(self._kafka, live, self.timeouts, self._run_context)
+        member = Member(self._kafka, live, self.timeouts, run_context=self._run_context)
         self._rotation.reset()
         return LivePlanner(
             self._cluster,

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
-REFRESH_SECONDS, LISTENING_REFRESH_SECONDS = 0.2, 5.0
+REFRESH_SECONDS = 0.2
+LISTENING_REFRESH_SECONDS = 5.0
 _CAUGHT_UP_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
 
 
@@ -38,7 +39,8 @@ class DataListener:
         self._positions: dict[TopicPartition, int] = {}
         self._requested: Mapping[TopicPartition, int] = {}
         self._caught_up_since = time.monotonic()
-        self.has_new_data, self.refresh_seconds = False, REFRESH_SECONDS
+        self.has_new_data = False
+        self.refresh_seconds = REFRESH_SECONDS
 
     def on_caught_up(self, ends: Mapping[TopicPartition, int]) -> None:
         """There is nothing to read of these partitions up to their log ends; of none where there is something."""
@@ -52,7 +54,8 @@ class DataListener:
     def stop(self) -> None:
         """Partitions have come, or a record: what there is is to be looked at first."""
         self._caught_up_since = time.monotonic()
-        self._requested, self.refresh_seconds = {}, REFRESH_SECONDS
+        self._requested = {}
+        self.refresh_seconds = REFRESH_SECONDS
 
     def apply(self) -> None:
         """Before a poll, by who may use the client: listen where there was nothing."""

@@ -65,8 +65,11 @@ class LiveCommitLog:
     def __init__(
         self, committing: Committer, standing: MemberState, ownership: AssignedPartitions, run: str, log: logging.Logger
     ) -> None:
-        self._committer, self._state, self._assigned = committing, standing, ownership
-        self._run, self._log = run, log
+        self._committer = committing
+        self._state = standing
+        self._assigned = ownership
+        self._run = run
+        self._log = log
 
     def commit(
         self,
@@ -111,8 +114,8 @@ class LiveCommitLog:
             OwnerState.PAUSED if owned.is_paused else owner_state,
             self._run,
             owned.pending,
-            owned.reprocess,
-            owned.origin,
+            reprocess=owned.reprocess,
+            origin=owned.origin,
         )
 
 
@@ -138,22 +141,26 @@ class Member:
         self._rebalance_wait_seconds = (
             timeouts.process_timeout_ms / 1000
         )  # the others' is not known, and rarely another
-        self._group_id, self._servers = live.group_id, settings.bootstrap_servers
+        self._group_id = live.group_id
+        self._servers = settings.bootstrap_servers
         self._is_static = live.group_instance_id is not None
         replaced = FenceReason.REPLACED if self._is_static else FenceReason.PARTITIONS_LOST
         self._reason_if_replaced = replaced if self._is_static or live.claimed_instance_id else None
-        self._recent_poll_seconds, self._unverified_since = 2 * timeouts.session_timeout_ms / 1000, -math.inf
-        self._log, self._throttle_logged_at = run_context.log, -math.inf
+        self._recent_poll_seconds = 2 * timeouts.session_timeout_ms / 1000
+        self._unverified_since = -math.inf
+        self._log = run_context.log
+        self._throttle_logged_at = -math.inf
         heard = {"error_cb": self._on_error, "throttle_cb": self._on_throttle}
         config = {**settings.member_config(live, run_context.client_id, timeouts), **heard}
         self._client = create_client(Consumer, config)
         self._lock = threading.RLock()
         self._is_release_deferred = False  # when a leave was put off to the end of the poll
-        self._state, self._assigned = MemberState(), AssignedPartitions()
+        self._state = MemberState()
+        self._assigned = AssignedPartitions()
         self.data_listener = DataListener(self._client)
-        self._committer = Committer(self._client, self._group_id, self._servers, self._rebalance_wait_seconds)
+        self._committer = Committer(self._client, self._group_id, self._servers, seconds=self._rebalance_wait_seconds)
         self._commit_log = LiveCommitLog(
-            self._committer, self._state, self._assigned, run_context.short_run_id, run_context.log
+            self._committer, self._state, self._assigned, run=run_context.short_run_id, log=run_context.log
         )
         strategy = config.get("partition.assignment.strategy", "cooperative, as every assignment of KIP-848")
         self._rebalance = RebalanceCallbacks(
@@ -283,7 +290,8 @@ class Member:
                 while_rebalancing()
                 self.poll()
             for tp, owned in mine.items():
-                owned.committed, owned.pending = done[tp].end, owing[tp].pending
+                owned.committed = done[tp].end
+                owned.pending = owing[tp].pending
             return tuple(tp for tp in done if tp not in mine)
 
     def owns(self, assignment_ids: Mapping[TopicPartition, int]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from kafka_liveness_dagster.core.batch_planning import Batch, BatchRequest, plan_ranges
@@ -81,6 +81,7 @@ class ResumeReport:
     crash_lag: list[OffsetRange] = field(default_factory=list)
     lost: list[OffsetRange] = field(default_factory=list)
     forgotten_pending: list[OffsetRange] = field(default_factory=list)
+    _: KW_ONLY
     recovered: list[OffsetRange] = field(default_factory=list)
     on_recovered: OnRecovered | None = None
     pending: dict[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
@@ -184,8 +185,13 @@ class LivePlanner:
         log: Logger,
     ) -> None:
         self.member = member
-        self._cluster, self._settings, self._log = cluster, settings, log
-        self._report, self._poison, self._rotation, self._catch_up_log = report, poison, rotation, catch_up_log
+        self._cluster = cluster
+        self._settings = settings
+        self._log = log
+        self._report = report
+        self._poison = poison
+        self._rotation = rotation
+        self._catch_up_log = catch_up_log
         self.data_pending_since: float | None = None
         self._pruned_at = self._planned_at = self._recommitted_at = time.monotonic()
 
@@ -213,10 +219,10 @@ class LivePlanner:
                     r.position,
                     r.position,
                     r.pending,
-                    arrived[tp],
-                    r.paused,
-                    r.reprocess,
-                    r.origin if self._ledger else None,
+                    assignment_id=arrived[tp],
+                    is_paused=r.paused,
+                    reprocess=r.reprocess,
+                    origin=r.origin if self._ledger else None,
                 )
                 for tp, r in resumed.items()
             }
@@ -249,7 +255,8 @@ class LivePlanner:
         for r in ranges:
             owned[r.topic_partition].position = r.end
         arrivals = {r.topic_partition: owned[r.topic_partition].assignment_id for r in ranges}
-        self._rotation.planned, self.data_pending_since = last, None
+        self._rotation.planned = last
+        self.data_pending_since = None
         return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals)
 
     def commit(
@@ -377,10 +384,11 @@ class LivePlanner:
         """
         if self._ledger is None:
             return
-        known, believed = {}, {}
+        known = {}
+        believed = {}
         for tp, (facts, r) in resumed.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
-            known[tp] = LedgerEntry((), r.catch_up_log.written_off, r.origin.start, r.origin.topic_id)
+            known[tp] = LedgerEntry((), r.catch_up_log.written_off, r.origin.start, topic_id=r.origin.topic_id)
             if not (facts.ledger_entry is None or facts.ledger_entry.is_complete or r.pending):
                 done = intersection(facts.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
                 believed[tp] = replace(known[tp], written=done)
@@ -396,7 +404,7 @@ class LivePlanner:
         for tp, now in ids.items():
             was = self._report.topic_ids.setdefault(tp.topic, now)
             if was and now and was != now:
-                raise TopicRecreatedError(topic_recreated_message(tp, was, now, "this run", outcome))
+                raise TopicRecreatedError(topic_recreated_message(tp, was, now, where="this run", outcome=outcome))
 
     def _pass_expired(
         self, owned: Mapping[TopicPartition, OwnedPartition], starts: Mapping[TopicPartition, int]
@@ -413,7 +421,9 @@ class LivePlanner:
 
 def _with_owned(facts: PartitionState, owned: OwnedPartition) -> PartitionState:
     """The facts as they will be with the owner's next commit."""
-    mark = LiveCommitMetadata(OwnerState.RUNNING, "0" * 8, owned.pending, owned.reprocess, owned.origin)
+    mark = LiveCommitMetadata(
+        OwnerState.RUNNING, "0" * 8, owned.pending, reprocess=owned.reprocess, origin=owned.origin
+    )
     return replace(facts, committed=owned.committed, live_metadata=mark)
 
 

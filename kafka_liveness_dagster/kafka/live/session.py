@@ -69,14 +69,15 @@ class ConsumerCommits:
         catch_up_log: Callable[[], CatchUpCommitLog],
         run_context: RunContext,
     ) -> None:
-        self._cluster, self._group_id, self._session = cluster, group_id, session
-        self._rotation, self._resume_report, self._catch_up_log, self._run_context = (
-            rotation,
-            resume_report,
-            catch_up_log,
-            run_context,
-        )
-        self._fence, self._has_reported_work = session.fence, False
+        self._cluster = cluster
+        self._group_id = group_id
+        self._session = session
+        self._rotation = rotation
+        self._resume_report = resume_report
+        self._catch_up_log = catch_up_log
+        self._run_context = run_context
+        self._fence = session.fence
+        self._has_reported_work = False
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: position, mark and owed ranges in one request.
@@ -203,9 +204,10 @@ class GroupSession:
     ) -> None:
         self.planner: LivePlanner | None = None
         serve = self.answer_rebalance if answers_while_busy else None
-        self.watchdog = Watchdog(timer, run_context, lambda _reason: None, serve, outcome)
+        self.watchdog = Watchdog(timer, run_context, lambda _reason: None, serve=serve, outcome=outcome)
         self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", has_started=False)
-        self._join, self._answers_while_busy = join, answers_while_busy
+        self._join = join
+        self._answers_while_busy = answers_while_busy
         self._commit_before_revoke: Finish | None = None
 
     @property

@@ -67,8 +67,10 @@ class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, g
         self.address = redact(remote)
         self._channel: grpc.Channel | None = None
         self._abort_message: str | None = None
-        self._lock, self._open_lock = threading.Lock(), threading.Lock()
-        self._pending_calls, self._pending_since = 0, 0.0
+        self._lock = threading.Lock()
+        self._open_lock = threading.Lock()
+        self._pending_calls = 0
+        self._pending_since = 0.0
         self._silent_since = False
         self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
         self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
@@ -172,7 +174,8 @@ class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, g
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
         method = details.method.rpartition("/")[2]
-        limit, self.is_released = _CONTROL_CALL_SECONDS.get(method), self.is_released or method == "ReleaseSession"
+        limit = _CONTROL_CALL_SECONDS.get(method)
+        self.is_released = self.is_released or method == "ReleaseSession"
         with self._pending_response(of_work=limit is None):
             asked = details if limit is None else details._replace(timeout=limit)
             answered = run_off_main_thread(lambda: continuation(asked, request))

@@ -63,7 +63,8 @@ class SparkJob:
     ) -> None:
         self.tag = f"kafka-liveness-{uuid4().hex}"
         self._session = session
-        self._on_progress, self._on_report = on_progress, on_report
+        self._on_progress = on_progress
+        self._on_report = on_report
         self._cancelled = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -106,7 +107,8 @@ class SparkJob:
             busy outside Spark, or the server does not answer; no further operation passes ``check``.
         """
         with self._lock:
-            first, entered = not self._cancelled.is_set(), self._thread is not None and not self._ended.is_set()
+            first = not self._cancelled.is_set()
+            entered = self._thread is not None and not self._ended.is_set()
             self._cancelled.set()
         if first and entered:
             # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
@@ -162,7 +164,8 @@ class SparkJob:
         A transform may be at work in Python for much longer, and ask Spark short questions: one look in between at
         which Spark owes nothing, and the time begins anew.
         """
-        line, owed = connection_of(self._session), 0
+        line = connection_of(self._session)
+        owed = 0
         while not self._ended.wait(ABANDON_SECONDS / _MAX_CHECKS):
             owed = owed + 1 if line.has_pending_call else 0
             if owed == _MAX_CHECKS:

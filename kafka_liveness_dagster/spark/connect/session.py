@@ -63,8 +63,10 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
     def __init__(self, endpoint: str) -> None:
         super().__init__(max_retries=10_000, backoff_multiplier=1, initial_backoff=200)
         self._host, _, self._port = endpoint.rpartition(":")
-        self.problem, self.is_absent = "", False
-        self._checked_at, self._accepts = -math.inf, False
+        self.problem = ""
+        self.is_absent = False
+        self._checked_at = -math.inf
+        self._accepts = False
 
     def can_retry(self, e: BaseException) -> bool:
         """Caller: pyspark, after an attempt. Affects: what ``connect`` says in the end."""
@@ -77,7 +79,8 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
         """Whether something listens there; looked at once in 2 s, since a busy server is not to be asked more often."""
         now = time.monotonic()
         if now - self._checked_at >= _ACCEPT_CHECK_SECONDS:
-            self._checked_at, self._accepts = now, self._try_connect()
+            self._checked_at = now
+            self._accepts = self._try_connect()
         return self._accepts
 
     def _try_connect(self) -> bool:
@@ -119,10 +122,10 @@ def connect(
         atexit.unregister(tidy)
     starting = _RetryWhileStarting(line.endpoint)
     session.client.set_retry_policies([starting])
-    refused = _first_query(session, starting, timeout_seconds, report)
+    refused = _first_query(session, starting, timeout_seconds, say=report)
     if refused is not None:
         line.abort("it was to open a session")
-        raise SparkUnreachableError(_unreachable_error(remote, refused, starting, timeout_seconds))
+        raise SparkUnreachableError(_unreachable_error(remote, refused, starting, timeout_seconds=timeout_seconds))
     session.client.set_retry_policies([_WHILE_WORKING])
     return session
 

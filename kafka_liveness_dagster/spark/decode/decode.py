@@ -107,7 +107,7 @@ def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
         raise too_large_error(schema) from None
     except ValueError:
         root = None
-    found = _spark_type(root, root, (), SchemaSize(schema))
+    found = _spark_type(root, root, (), room=SchemaSize(schema))
     if isinstance(found, StringType):
         raise SchemaUnusableError(
             f"schema {schema.id} describes no object with properties, no map and no array: nothing was written; take "
@@ -119,38 +119,48 @@ def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
 def _spark_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
     """A schema that is true, empty, or has several types is JSON as text; ``within`` are the references on the way."""
     with room.field():
-        return _single_type(schema, root, within, room)
+        return _single_type(schema, root, within, room=room)
 
 
 def _single_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
     if not isinstance(schema, dict) or any(word in schema for word in _COMBINING_KEYWORDS):
         return StringType()
     if "$ref" in schema:
-        name = str(schema["$ref"])
-        return (
-            StringType() if name in within else _spark_type(_resolve_reference(name, root), root, (*within, name), room)
-        )
+        return _referenced_type(str(schema["$ref"]), root, within, room=room)
     types = {*_union_type(schema.get("type"))} - {"null"}
     if types == {"object"} or (not types and "properties" in schema):
-        return _object_type(schema, root, within, room)
+        return _object_type(schema, root, within, room=room)
     if types == {"array"} and isinstance(schema.get("items"), dict):
-        return ArrayType(_spark_type(schema["items"], root, within, room))
+        return ArrayType(_spark_type(schema["items"], root, within, room=room))
     if types == {"integer", "number"}:
         return DoubleType()
     return _PRIMITIVE_TYPES.get(types.pop(), StringType()) if len(types) == 1 else StringType()
 
 
+def _referenced_type(name: str, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
+    """The type of another part of the document; a part that holds itself is JSON as text."""
+    if name in within:
+        return StringType()
+    return _spark_type(_resolve_reference(name, root), root, (*within, name), room=room)
+
+
 def _object_type(schema: dict[str, Any], root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
     properties = schema.get("properties")
     if properties and isinstance(properties, dict):
-        return StructType([StructField(name, _spark_type(one, root, within, room)) for name, one in properties.items()])
+        return StructType(
+            [StructField(name, _spark_type(one, root, within, room=room)) for name, one in properties.items()]
+        )
     others = schema.get("additionalProperties")
-    return MapType(StringType(), _spark_type(others, root, within, room)) if isinstance(others, dict) else StringType()
+    if isinstance(others, dict):
+        return MapType(StringType(), _spark_type(others, root, within, room=room))
+    return StringType()
 
 
 def _union_type(types: Any) -> list[str]:
     """The types by their names; what is no name is none that Spark has."""
-    return [str(one) for one in types] if isinstance(types, list) else [str(types)] if types else []
+    if isinstance(types, list):
+        return [str(one) for one in types]
+    return [str(types)] if types else []
 
 
 def _resolve_reference(name: str, root: Any) -> Any:
@@ -215,7 +225,7 @@ def decode_column(
         )
     value = _column_bytes(column)
     found = F.when(value.isNull(), F.lit(None))
-    for ids, read in _readings_by_id(column, writer_schemas, reader, message):
+    for ids, read in _readings_by_id(column, writer_schemas, reader, message=message):
         found = found.when(_is_framed(column) & _schema_id(column).isin(ids), read)
     strange = F.lit(
         f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"

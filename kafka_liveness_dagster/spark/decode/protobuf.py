@@ -180,19 +180,21 @@ def protobuf_reader(
         raise SchemaUnusableError(
             f"schema {reader.id} has no message {wanted!r}: nothing was written; it has {', '.join(names.values())}"
         )
-    files, pool = descriptor_files(reader), DescriptorPool()
+    files = descriptor_files(reader)
+    pool = DescriptorPool()
     for file in files.file:
         pool.Add(file)
     kind, how = _struct_type(pool.FindMessageTypeByName(wanted), (), SchemaSize(reader))
     written = {one.id: message_names(one) for one in writer_schemas}
     read: Callable[[Column], Column] = F.udf(returnType=kind, useArrow=False)(
-        ProtobufUdf(files.SerializeToString(), wanted, written, how)
+        ProtobufUdf(files.SerializeToString(), wanted, written, how=how)
     )
     return read
 
 
 def _struct_type(message: Descriptor, within: tuple[str, ...], room: SchemaSize) -> tuple[DataType, How]:
-    fields, above = [], (*within, message.full_name)
+    fields = []
+    above = (*within, message.full_name)
     how = []
     for field in message.fields:
         with room.field():
@@ -229,7 +231,8 @@ def _element_type(field: FieldDescriptor, within: tuple[str, ...], room: SchemaS
 
 def _is_recursive(message: Descriptor, within: tuple[str, ...]) -> bool:
     """Whether a message is within itself, directly or over others: no struct holds it, so it is JSON, as text."""
-    waiting, seen = [message], set(within)
+    waiting = [message]
+    seen = set(within)
     while waiting:
         inner = [field.message_type for field in waiting.pop().fields if field.message_type is not None]
         if message.full_name in seen or any(one.full_name == message.full_name for one in inner):

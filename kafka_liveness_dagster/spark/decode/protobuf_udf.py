@@ -30,7 +30,10 @@ class ProtobufUdf:
     """
 
     def __init__(self, files: bytes, wanted: str, names: Mapping[int, Mapping[tuple[int, ...], str]], how: How) -> None:
-        self.files, self.wanted, self.names, self.how = files, wanted, names, how
+        self.files = files
+        self.wanted = wanted
+        self.names = names
+        self.how = how
         self._class: Any = None
 
     def __call__(self, data: Any) -> Any:

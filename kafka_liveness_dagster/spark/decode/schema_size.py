@@ -23,7 +23,9 @@ class SchemaSize:
     """A count of the fields and levels of one schema while its type is made."""
 
     def __init__(self, schema: SchemaWithId) -> None:
-        self._schema, self._fields, self._depth = schema, 0, 0
+        self._schema = schema
+        self._fields = 0
+        self._depth = 0
 
     @contextmanager
     def field(self) -> Iterator[None]:
@@ -32,7 +34,8 @@ class SchemaSize:
         Raises:
             SchemaUnusableError: there are more than any schema of a person has.
         """
-        self._fields, self._depth = self._fields + 1, self._depth + 1
+        self._fields = self._fields + 1
+        self._depth = self._depth + 1
         if self._fields > MAX_FIELDS or self._depth > MAX_DEPTH:
             raise too_large_error(self._schema)
         yield

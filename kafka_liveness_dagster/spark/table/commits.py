@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -84,6 +84,7 @@ class Merge:
     frame: DataFrame
     table: IcebergTable
     ranges: Sequence[OffsetRange]
+    _: KW_ONLY
     summary: Mapping[str, str]
     may_go_on: Callable[[], None]
 

@@ -88,12 +88,17 @@ class DeadLetterTable:
             why = F.broadcast(self.session.createDataFrame(rows, _ERRORS))
             return records.join(why, list(KEY_COLUMNS)).select(*KEY_COLUMNS, *_RECORD_COLUMNS, *_ERROR)
 
-        write_table(self.session, self.table, ranges, letters, may_go_on=may_go_on, may_replace=may_replace)
+        write_table(self.session, self.table, ranges, make_frame=letters, may_go_on=may_go_on, may_replace=may_replace)
 
     def remove(self, ranges: Sequence[OffsetRange]) -> None:
         """Remove the letters of offsets that are processed by now, if there are any."""
         if ranges and self.count(ranges):
-            write_table(self.session, self.table, ranges, lambda: self.session.table(self.table.quoted).where("false"))
+            write_table(
+                self.session,
+                self.table,
+                ranges,
+                make_frame=lambda: self.session.table(self.table.quoted).where("false"),
+            )
 
     def pending(self, ranges: Iterable[OffsetRange]) -> PendingDeadLetters:
         """The letters among the offsets that are owed."""
@@ -101,7 +106,8 @@ class DeadLetterTable:
         with self._translated_errors():
             if not told or not self._exists():
                 return PendingDeadLetters()
-            letters, owed = self.session.table(self.table.quoted), self.session.createDataFrame(told, _RANGES)
+            letters = self.session.table(self.table.quoted)
+            owed = self.session.createDataFrame(told, _RANGES)
             is_owed = (letters["offset"] >= owed["start"]) & (letters["offset"] < owed["end"])
             same = (letters["topic"] == owed["topic"]) & (letters["partition"] == owed["partition"])
             found = letters.join(F.broadcast(owed), same & is_owed, "left_semi")
@@ -111,7 +117,9 @@ class DeadLetterTable:
                 .limit(_NAMED)
                 .collect()
             )
-        named = tuple(OffsetRange(row["topic"], row["partition"], row["offset"], row["offset"] + 1) for row in first)
+        named = tuple(
+            OffsetRange(row["topic"], row["partition"], row["offset"], end=row["offset"] + 1) for row in first
+        )
         return PendingDeadLetters(first[0]["letters"], named, first[0]["error"]) if first else PendingDeadLetters()
 
     def _exists(self) -> bool:

@@ -81,7 +81,7 @@ def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> di
             return {}
         raise
     return {
-        one: SnapshotSummary(one, parent, wrote or "", had or "", decode_total_as_of(one, since))
+        one: SnapshotSummary(one, parent, wrote or "", total=had or "", total_as_of=decode_total_as_of(one, since))
         for one, parent, wrote, had, since in rows
     }
 
@@ -128,9 +128,13 @@ class TableLedger:
         group_id: str = "",
     ) -> None:
         self._groups = frozenset({group_id} if group_id else ())
-        self._group_id, self._commits = group_id, 0
-        self._table, self._session, self._answer_seconds = table, session, answer_seconds
-        self._read_before, self._snapshot = last, EMPTY_LEDGER_SNAPSHOT
+        self._group_id = group_id
+        self._commits = 0
+        self._table = table
+        self._session = session
+        self._answer_seconds = answer_seconds
+        self._read_before = last
+        self._snapshot = EMPTY_LEDGER_SNAPSHOT
         self._ledger = Ledger()
         self._known: dict[TopicPartition, LedgerEntry] = {}
         self._written: dict[TopicPartition, LedgerEntry] = {}
@@ -140,7 +144,8 @@ class TableLedger:
         self._seen_snapshot_ids: set[int | None] = set()
         self._seen_ancestors: tuple[int, ...] = ()
         self._last_snapshot_id: int | None = None
-        self._committed_since_read, self._reload_due_at = False, 0.0
+        self._committed_since_read = False
+        self._reload_due_at = 0.0
         self._missing: list[OffsetRange] = []
 
     @property
@@ -208,14 +213,14 @@ class TableLedger:
         by_partition = _by_partition(ranges)
         if self._group_id:
             check_groups(self._group_id, {tp: self._ledger.entry(tp) for tp in by_partition}, self.target)
-        wrote = {tp: LedgerEntry(spans, *self._known_of(tp), groups=self._groups) for tp, spans in by_partition.items()}
+        wrote = {tp: self._entry_to_write(tp, spans) for tp, spans in by_partition.items()}
         # What was written since the last look says so itself, if nobody has rolled it back
         had = encode_entries(self._ledger_with_known(), complete=self._ledger.is_complete)
         summary = {WRITTEN_KEY: encode_entries(wrote)}
         since = self._snapshot.snapshot_id
         if since is not None and (len(had) <= COMPRESS_ABOVE_CHARS or since == snapshot_id):
             summary |= {TOTAL_KEY: had, TOTAL_AS_OF_KEY: str(since)}
-        return WriteRecord(by_partition, snapshot_id, self._contained(by_partition), summary)
+        return WriteRecord(by_partition, snapshot_id, self._contained(by_partition), summary=summary)
 
     def mark_committed(self, entry: WriteRecord) -> None:
         """Take note that this write is in the table now."""
@@ -238,9 +243,15 @@ class TableLedger:
             for tp in {*self._ledger.entries, *self._known}
         }
 
-    def _known_of(self, tp: TopicPartition) -> tuple[tuple[Span, ...], int | None, str]:
+    def _entry_to_write(self, tp: TopicPartition, spans: tuple[Span, ...]) -> LedgerEntry:
         both = self._ledger.entry(tp) + self._known.get(tp, LedgerEntry())
-        return both.written_off, both.first_offset, both.topic_id
+        return LedgerEntry(
+            written=spans,
+            written_off=both.written_off,
+            first_offset=both.first_offset,
+            topic_id=both.topic_id,
+            groups=self._groups,
+        )
 
     def _is_unexpected(self, snapshot_id: int | None) -> bool:
         """Whether this cannot be the next snapshot of a table that only grows."""
@@ -259,7 +270,8 @@ class TableLedger:
     def _note_snapshot(self, snapshot_id: int | None) -> None:
         if snapshot_id != self._last_snapshot_id or not self._seen_snapshot_ids:
             self._seen_snapshot_ids.add(snapshot_id)
-            self._last_snapshot_id, self._committed_since_read = snapshot_id, False
+            self._last_snapshot_id = snapshot_id
+            self._committed_since_read = False
             if snapshot_id is not None:
                 self._seen_ancestors = (snapshot_id, *self._seen_ancestors)
 
@@ -274,8 +286,10 @@ class TableLedger:
         began_at = time.monotonic()
         landed = tuple(self._replacing)  # before the snapshot is read: what lands meanwhile is not in it
         snapshot_id, snapshots = self._read_current(session)
-        before, is_odd = merge_entries((self._ledger.entries, self._written)), self._is_unexpected(snapshot_id)
-        line_before, self._seen_ancestors = (*self._seen_ancestors, *self._snapshot.ancestor_ids), ()
+        before = merge_entries((self._ledger.entries, self._written))
+        is_odd = self._is_unexpected(snapshot_id)
+        line_before = (*self._seen_ancestors, *self._snapshot.ancestor_ids)
+        self._seen_ancestors = ()
         known_as_of, self._known_as_of = self._known_as_of, {snapshot_id}
         if is_new := snapshot_id is None or snapshot_id != self._snapshot.snapshot_id:
             self._snapshot = self._read(session, snapshot_id, snapshots)
@@ -284,7 +298,8 @@ class TableLedger:
         if is_new or self._written:
             self._ledger = self._snapshot.ledger  # without what was believed, which proves nothing of what others wrote
             line = self._snapshot.ancestor_ids
-            was_set_back, went_on = was_rolled_back(line, line_before), is_continuation_of(line, known_as_of)
+            was_set_back = was_rolled_back(line, line_before)
+            went_on = is_continuation_of(line, known_as_of)
             self._require_no_missing(
                 before, is_unexpected=is_odd, was_rolled_back=was_set_back, is_continuation=went_on
             )

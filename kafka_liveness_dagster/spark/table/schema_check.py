@@ -13,7 +13,7 @@ kafka_liveness_dagster.spark.errors.TableSchemaError: the rows for lake.shop.ord
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import types as t
@@ -71,6 +71,7 @@ class SchemaDiff:
     new: tuple[StructField, ...]
     missing: tuple[StructField, ...]
     widened: tuple[NestedField, ...] = ()
+    _: KW_ONLY
     added: tuple[NestedField, ...] = ()
     incomplete: frozenset[str] = frozenset()
     table_after: StructType = field(default_factory=StructType)
@@ -179,9 +180,9 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
         new,
         lacking,
         tuple(found.wider),
-        tuple(found.added),
-        frozenset(found.incomplete),
-        StructType([*after, *(StructField(field.name, field.dataType) for field in new)]),
+        added=tuple(found.added),
+        incomplete=frozenset(found.incomplete),
+        table_after=StructType([*after, *(StructField(field.name, field.dataType) for field in new)]),
     )
 
 
@@ -250,17 +251,17 @@ def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int
             + (
                 f"CAST(NULL AS {sql_type(one.dataType)})"
                 if (mine := _find_matching_field(one.name, given)) is None
-                else reshape_expression(f"{value}.{quote_name(mine.name)}", mine.dataType, one.dataType, depth)
+                else reshape_expression(f"{value}.{quote_name(mine.name)}", mine.dataType, one.dataType, depth=depth)
             )
             for one in wanted
         )
         return f"IF({value} IS NULL, NULL, named_struct({', '.join(fields)}))"
     part = f"_part{depth}"
     if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        element = reshape_expression(part, given.elementType, wanted.elementType, depth + 1)
+        element = reshape_expression(part, given.elementType, wanted.elementType, depth=depth + 1)
         return f"transform({value}, {part} -> {element})"
     if isinstance(given, MapType) and isinstance(wanted, MapType):
-        inner = reshape_expression(part, given.valueType, wanted.valueType, depth + 1)
+        inner = reshape_expression(part, given.valueType, wanted.valueType, depth=depth + 1)
         return f"transform_values({value}, (_key{depth}, {part}) -> {inner})"
     return f"CAST(NULL AS {sql_type(wanted)})"
 
@@ -304,7 +305,8 @@ def _can_widen(has: DataType, given: DataType) -> bool:
 
 def _ambiguous_names(names: Iterable[str], frame: DataFrame) -> list[str]:
     """Names that mean one column to Spark; its setting is asked only when they differ by case."""
-    exact, folded = Counter(names), Counter(name.lower() for name in names)
+    exact = Counter(names)
+    folded = Counter(name.lower() for name in names)
     found = sorted({name for name, often in exact.items() if often > 1})
     if not found and len(folded) < len(exact) and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
         found = [name for name in exact if folded[name.lower()] > 1]

@@ -89,7 +89,7 @@ def _describe_table(session: SparkSession, table: IcebergTable) -> TableInfo | N
         return None
     counts = session.sql(_TOTALS_QUERY.format(table.quoted, snapshot_id)).collect()
     rows = int(counts[0][0]) - int(counts[0][1] or 0) if counts and counts[0][0] else None
-    return TableInfo(snapshot_id, rows, shape.columns, table.name, table.details(session).get("Location"))
+    return TableInfo(snapshot_id, rows, shape.columns, name=table.name, uri=table.details(session).get("Location"))
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
@@ -176,7 +176,8 @@ class IcebergTable:
             TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would refuse a later
                 batch, or let two writers of the same offsets commit.
         """
-        shape, checked = self.shape(session), _checked_at.setdefault(session, {})
+        shape = self.shape(session)
+        checked = _checked_at.setdefault(session, {})
         if shape is None or time.monotonic() < checked.get(self.name, 0.0):
             return shape
         bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)
@@ -285,7 +286,7 @@ class IcebergTable:
         ).collect()
         if any(row["lower_bound"] is None or row["upper_bound"] is None for row in found):
             return None
-        return [OffsetRange(topic, partition, first, last + 1) for topic, partition, first, last in found]
+        return [OffsetRange(topic, partition, first, end=last + 1) for topic, partition, first, last in found]
 
     def _require_whole_table(self, session: SparkSession) -> None:
         """Refuse what is only a part of a table: what Iceberg writes to a branch is not in the table."""

@@ -12,7 +12,7 @@ Never appends rows of offsets that the table holds, and never commits to Kafka.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -117,7 +117,17 @@ def write_table(
         SparkFailedError: Spark failed at anything else.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
-    writing = TableWrite(session, table, ranges, make_frame, may_go_on, may_replace, max_attempts, ledger, layout)
+    writing = TableWrite(
+        session,
+        table,
+        ranges,
+        make_frame=make_frame,
+        may_go_on=may_go_on,
+        may_replace=may_replace,
+        max_attempts=max_attempts,
+        ledger=ledger,
+        layout=layout,
+    )
     return writing.execute_with_retries(writing.prepare())
 
 
@@ -131,6 +141,7 @@ class TableWrite:
     session: SparkSession
     table: IcebergTable
     ranges: Sequence[OffsetRange]
+    _: KW_ONLY
     make_frame: Callable[[], DataFrame]
     may_go_on: Callable[[], None]
     may_replace: Callable[[], None]
@@ -156,7 +167,8 @@ class TableWrite:
 
     def execute_with_retries(self, execute: Callable[[], int]) -> WriteResult:
         """Have it executed, and begin again as long as others were quicker; raises what ``write`` raises."""
-        started, problem = time.monotonic(), RefusedCommit(RetryReason.OTHER_WRITER, "")
+        started = time.monotonic()
+        problem = RefusedCommit(RetryReason.OTHER_WRITER, "")
         for attempt in range(1, self.max_attempts + 1):
             try:
                 rows = execute() if attempt == 1 else self._next_attempt()()
@@ -172,7 +184,10 @@ class TableWrite:
             if self.ledger is not None and self._attempt.write_record is not None:
                 self.ledger.mark_committed(self._attempt.write_record)
             return WriteResult(
-                rows, attempt - self._has_existing_rows, self._partial_file_conflicts > 0, self._unknown_commits
+                rows,
+                attempt - self._has_existing_rows,
+                self._partial_file_conflicts > 0,
+                unknown_commits=self._unknown_commits,
             )
         cause = (RetryReason.CATALOG if problem.reason is RetryReason.CATALOG else RetryReason.OTHER_WRITER).value
         raise WriteConflictError(
@@ -279,6 +294,7 @@ class WriteAttempt:
     write: TableWrite
     partial_file_conflicts: int = 0
     has_existing_rows: bool = False
+    _: KW_ONLY
     name: str = field(default_factory=lambda: uuid4().hex)
     columns: StructType | None = field(default=None, init=False)
     write_record: WriteRecord | None = field(default=None, init=False)
@@ -287,10 +303,13 @@ class WriteAttempt:
     def prepare(self) -> Callable[[], int]:
         """Prepare to replace the ranges as seen from the snapshot of now; gives what does it, and counts its rows."""
         of = self.write
-        table, session, ranges = of.table, of.session, of.ranges
+        table = of.table
+        session = of.session
+        ranges = of.ranges
         of.may_go_on()
         shape = table.writable_shape(session)
-        self._is_new, self.columns = shape is None, None if shape is None else shape.columns
+        self._is_new = shape is None
+        self.columns = None if shape is None else shape.columns
         snapshot_id = None if shape is None else table.snapshot_id(session)
         summary = {"kafka-liveness.ranges": describe(ranges)}
         if of.ledger is not None:
@@ -311,12 +330,12 @@ class WriteAttempt:
         replaced: tuple[OffsetRange, ...] | None = merge_ranges(ranges)
         if self.partial_file_conflicts and snapshot_id is not None:
             of.may_go_on()
-            written, replaced = self._with_other_rows(written, snapshot_id, shape, found)
+            written, replaced = self._with_other_rows(written, snapshot_id, shape, found=found)
         if found.changes_table:
-            schema.dry_run_write(table, frame, found, shape.columns)
+            schema.dry_run_write(table, frame, found, columns=shape.columns)
             of.may_go_on()
             schema.evolve_schema(table, session, found)
-        merge = commits.Merge(written, table, ranges, summary, of.may_go_on)
+        merge = commits.Merge(written, table, ranges, summary=summary, may_go_on=of.may_go_on)
 
         def execute() -> int:
             of.may_go_on()
@@ -331,7 +350,7 @@ class WriteAttempt:
                 merge.replace()
             else:
                 fans_out = shape.is_by_kafka_partition and schema.allows_fanout(replaced)
-                commits.overwrite(written, table, snapshot_id, replaced, summary, fans_out=fans_out)
+                commits.overwrite(written, table, snapshot_id, replaced=replaced, summary=summary, fans_out=fans_out)
             return self._on_committed(counted)
 
         return execute
@@ -374,7 +393,7 @@ class WriteAttempt:
         require_supported_types(frame.schema.fields, of.table.name)
         schema.check_properties(of.table, of.session, of.layout)
         written, counted = with_sums(require_rows_in_ranges(frame, of.ranges))
-        schema.create_table(of.table, written, of.ranges, summary, of.layout)
+        schema.create_table(of.table, written, of.ranges, summary=summary, layout=of.layout)
         schema.set_sort_order(of.table, of.session, of.layout)
         return lambda: self._on_committed(counted)
 
