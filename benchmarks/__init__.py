@@ -1,1 +1,4 @@
-"""Measurements on the real components: each file answers one question, and its numbers are kept in RESULTS.md."""
+"""Measurements on the real components.
+
+Each file answers one question, and its numbers are kept in RESULTS.md.
+"""

@@ -1,8 +1,8 @@
 """How long does a certificate take, and the reading of the ledger, with many snapshots and partitions?
 
-Real services and the whole command as people start it. The tables' histories are made: one real commit, whose snapshot
-is repeated in the table's metadata file with the ledger's texts that writers would have told, a sum of all every 32
-commits. Rows play no part: neither reads any.
+Real services and the whole command as people start it. The tables' histories are made: one real commit, whose
+snapshot is repeated in the table's metadata file with the ledger's texts that writers would have told, a sum
+of all every 32 commits. Rows play no part: neither reads any.
 
     python -m benchmarks.audit --write benchmarks/RESULTS.md
 """
@@ -61,7 +61,9 @@ _GROUP = "bench-audit"
 
 @click.command()
 @click.option("--repetitions", default=5, show_default=True, help="Of each way and size, interleaved.")
-@click.option("--write", "file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", "file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(repetitions: int, file: Path | None) -> None:
     """Certify a group of 100 partitions whose table has 10, 1,000 and 10,000 snapshots; read its ledger as writers do.
 
@@ -131,7 +133,9 @@ def _make(services: Services, session: SparkSession, table: IcebergTable, told: 
     name = table.name.rpartition(".")[2]
     with closing(sqlite3.connect(services.catalog_uri.removeprefix("sqlite:///"))) as catalog, catalog:
         where = "WHERE table_name = ?"
-        (location,) = catalog.execute(f"SELECT metadata_location FROM iceberg_tables {where}", (name,)).fetchone()
+        (location,) = catalog.execute(
+            f"SELECT metadata_location FROM iceberg_tables {where}", (name,)
+        ).fetchone()
         old = Path(location.removeprefix("file:"))
         new = old.with_name("99999-made.metadata.json")
         new.write_text(json.dumps(_with_history(json.loads(old.read_text()), told)))
@@ -193,7 +197,9 @@ def _table(certified: Seconds, read: Seconds) -> Table:
     for size in certified:
         table.add(size, certified.spread(size), read.spread(size))
     slowest = max(certified[f"{COMMITTED:,}"])
-    table.note("audit: the whole command, Python's start and the Spark session among it. Median, shortest, longest")
+    table.note(
+        "audit: the whole command, Python's start and the Spark session among it. Median, shortest, longest"
+    )
     table.note("ledger: the first look of a run, `TableLedger.accounts`, over an open session")
     table.note(
         f"verdict: {COMMITTED:,} snapshots of {PARTITIONS} partitions certified in at most {slowest:.1f} s, "

@@ -1,7 +1,7 @@
 """How long does Dagster's page of the crash lag asset take, in a browser, with up to 10,000 partitions?
 
-A tenth of them is materialized. Chromium opens the page of a running webserver, in a window of its own each time, until
-the list shows its first partition and the page how many are missing. No broker is needed.
+A tenth of them is materialized. Chromium opens the page of a running webserver, in a window of its own each
+time, until the list shows its first partition and the page how many are missing. No broker is needed.
 
     python -m benchmarks.crash_lag_page --write benchmarks/RESULTS.md
 """
@@ -45,13 +45,19 @@ _PATIENCE = 120.0
 @click.command()
 @click.option("--partitions", "sizes", default=(10, 100, 1_000, 10_000), show_default=True, multiple=True)
 @click.option("--repetitions", default=5, show_default=True, help="Of each, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
     """Measure how long the page of a crash lag asset takes to be there. Two minutes; needs Chromium."""
     console = Console()
     table = Table("seconds until the page shows its partitions", ("partitions", "median", "spread"))
     asset = partitioned.asset_of(_TOPIC, "lake.shop.orders").crash_lag.key
-    with tempfile.TemporaryDirectory() as home, webserver(Path(home)) as (instance, url), chromium() as browser:
+    with (
+        tempfile.TemporaryDirectory() as home,
+        webserver(Path(home)) as (instance, url),
+        chromium() as browser,
+    ):
         for size in sorted(sizes):
             with console.status(f"{size:,} partitions"):
                 _grow(instance, asset, size)

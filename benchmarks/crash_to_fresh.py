@@ -1,13 +1,14 @@
 """From SIGKILL to fresh data, with all that lies between: who notices, who starts a process, who joins a group.
 
-A pipeline reads 50 orders a second from 8 partitions. What runs it is killed with SIGKILL; the clock starts then, and
-stops when Iceberg committed the first snapshot with a record that was produced after it: the table's own
-`committed_at`, for all alike.
+A pipeline reads 50 orders a second from 8 partitions. What runs it is killed with SIGKILL; the clock starts
+then, and stops when Iceberg committed the first snapshot with a record that was produced after it: the
+table's own `committed_at`, for all alike.
 
-- the live lane with the dagster.yaml of docs/production.md: a sensor's tick, which has a thread of the daemon's own,
-  notices the death of the run worker, and the queue is looked at each second. The Spark server and Kafka live on;
-- Structured Streaming in a process of its own, with Spark in it, killed and started again at once by this benchmark, as
-  no supervisor could do it sooner.
+- the live lane with the dagster.yaml of docs/production.md: a sensor's tick, which has a thread of the
+  daemon's own, notices the death of the run worker, and the queue is looked at each second. The Spark server
+  and Kafka live on;
+- Structured Streaming in a process of its own, with Spark in it, killed and started again at once by this
+  benchmark, as no supervisor could do it sooner.
 
     python -m benchmarks.crash_to_fresh --write benchmarks/RESULTS.md
 """
@@ -65,8 +66,12 @@ Moments = dict[str, float]
 
 
 @click.command()
-@click.option("--repetitions", default=10, show_default=True, help="Of each way, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--repetitions", default=10, show_default=True, help="Of each way, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(repetitions: int, write: Path | None) -> None:
     """Kill what runs a pipeline, and measure until its table has fresh data again.
 
@@ -74,7 +79,10 @@ def main(repetitions: int, write: Path | None) -> None:
     """
     console = Console()
     with lake() as services:
-        ways: dict[str, Callable[[], Moments]] = {LIVE: partial(_live, services), STREAM: partial(_stream, services)}
+        ways: dict[str, Callable[[], Moments]] = {
+            LIVE: partial(_live, services),
+            STREAM: partial(_stream, services),
+        }
         found = interleaved(console, "killing", ways, repetitions, list(ways))
     table = _told(found)
     show(console, table)
@@ -93,7 +101,11 @@ def _live(services: Lake) -> Moments:
 
         def at_work(but: str = "") -> dg.RunRecord | None:
             records = daemon.instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
-            known = (one for one in records if one.dagster_run.run_id != but and heartbeat_of(one.dagster_run).process)
+            known = (
+                one
+                for one in records
+                if one.dagster_run.run_id != but and heartbeat_of(one.dagster_run).process
+            )
             return next(known, None)
 
         first = daemon.await_("live run", at_work)
@@ -124,7 +136,9 @@ def _stream(services: Lake) -> Moments:
     shutil.copytree(services.home / "spark" / "conf", conf)
     ours = ("spark.connect.", "spark.driver.extraJavaOptions", "spark.local.dir")
     lines = (conf / "spark-defaults.conf").read_text().splitlines()
-    (conf / "spark-defaults.conf").write_text("\n".join(one for one in lines if not one.startswith(ours)) + "\n")
+    (conf / "spark-defaults.conf").write_text(
+        "\n".join(one for one in lines if not one.startswith(ours)) + "\n"
+    )
     start = partial(_driver, services, folder, conf, topic, table)
     with Trickle(services.servers, topic, PARTITIONS):
         with start() as driver:
@@ -140,8 +154,12 @@ def _stream(services: Lake) -> Moments:
 def _driver(
     services: Lake, folder: Path, conf: Path, topic: str, table: IcebergTable
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One life of the peer's driver: a Python process and its JVM, a group of processes that ends with the block."""
-    theirs = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}  # this one's
+    """One life of the peer's driver.
+
+    A Python process and its JVM, a group of processes that ends with the block.
+    """
+    # This one's
+    theirs = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
     env = {**theirs, "SPARK_HOME": str(pyspark_folder()), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1",
            "JAVA_HOME": str(find_java().parent.parent), "PYSPARK_PYTHON": sys.executable}  # fmt: skip
     options = json.dumps(services.options(reader=f"-{uuid4().hex[:4]}"))
@@ -180,8 +198,8 @@ def _told(found: dict[str, list[Moments]]) -> Table:
     seconds = Seconds({way: [one[FRESH] for one in moments] for way, moments in found.items()})
     table.note(f"the live lane {seconds.ratios(STREAM, LIVE)} times as fast, in the same repetition")
     table.note(
-        "with `sensors: {use_threads: true}`, so a tick watches the run's process, and `dequeue_interval_seconds: 1`; "
-        "without them the sensor looks every 5 s, and so does the queue"
+        "with `sensors: {use_threads: true}`, so a tick watches the run's process, and "
+        "`dequeue_interval_seconds: 1`; without them the sensor looks every 5 s, and so does the queue"
     )
     return table
 

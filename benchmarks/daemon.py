@@ -1,4 +1,7 @@
-"""Dagster's daemon with its code server, as processes: how a benchmark has sensors, a queue and run workers."""
+"""Dagster's daemon with its code server, as processes.
+
+How a benchmark has sensors, a queue and run workers.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class Daemon:
         location: the module.
         env: what the module finds in its environment.
         settings: more of ``dagster.yaml``.
-        code_server: start one that lives as long as the daemon does, as `dagster dev` and production have it; else the
-            daemon has its own, and a new one each minute.
+        code_server: start one that lives as long as the daemon does, as `dagster dev` and production have it;
+            else the daemon has its own, and a new one each minute.
 
     Attributes:
         instance: Dagster's records.
@@ -45,7 +48,13 @@ class Daemon:
     """
 
     def __init__(
-        self, home: Path, location: str, env: Mapping[str, str], *, settings: str = "", code_server: bool = False
+        self,
+        home: Path,
+        location: str,
+        env: Mapping[str, str],
+        *,
+        settings: str = "",
+        code_server: bool = False,
     ) -> None:
         home.mkdir()
         (home / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{settings}")
@@ -71,7 +80,9 @@ class Daemon:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._end()
 
     def _start(self, *module: str) -> psutil.Process:
@@ -84,7 +95,9 @@ class Daemon:
         return psutil.Process(child.pid)
 
     def _end(self) -> None:
-        processes.end_processes([psutil.Process(child.pid) for child in self._started if child.poll() is None])
+        processes.end_processes(
+            [psutil.Process(child.pid) for child in self._started if child.poll() is None]
+        )
         for child in self._started:
             child.wait()
         self.instance.dispose()

@@ -1,9 +1,10 @@
 """How fast is crash lag drained, beside Spark's own reading and writing of the same offsets?
 
-A group owes four million orders in all, on 1, 2 or 4 partitions. One run of the catch-up lane for all of them, as a
-backfill of a single run starts it, against one plain Spark pass over the same ranges, split into as many tasks, with
-the same options of Spark's Kafka source and the same table properties, in turns on one warm server. Every table is
-looked at afterwards: each offset once. The second commit log must say that all is done.
+A group owes four million orders in all, on 1, 2 or 4 partitions. One run of the catch-up lane for all of
+them, as a backfill of a single run starts it, against one plain Spark pass over the same ranges, split into
+as many tasks, with the same options of Spark's Kafka source and the same table properties, in turns on one
+warm server. Every table is looked at afterwards: each offset once. The second commit log must say that all is
+done.
 
     python -m benchmarks.drain_crash_lag --write benchmarks/RESULTS.md
 """
@@ -39,11 +40,21 @@ GOAL = 0.9
 
 @click.command()
 @click.option("--records", default=4_000_000, show_default=True, help="Owed in all.")
-@click.option("--partitions", "counts", default=(1, 2, 4), show_default=True, multiple=True, help="May be repeated.")
-@click.option("--batch", "batches", default=(500_000,), show_default=True, multiple=True, help="May be repeated.")
-@click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-def main(records: int, counts: Sequence[int], batches: Sequence[int], repetitions: int, write: Path | None) -> None:
+@click.option(
+    "--partitions", "counts", default=(1, 2, 4), show_default=True, multiple=True, help="May be repeated."
+)
+@click.option(
+    "--batch", "batches", default=(500_000,), show_default=True, multiple=True, help="May be repeated."
+)
+@click.option(
+    "--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
+def main(
+    records: int, counts: Sequence[int], batches: Sequence[int], repetitions: int, write: Path | None
+) -> None:
     """Measure one catch-up run over what 1, 2 and 4 partitions owe, against one plain Spark pass.
 
     About 5 minutes. Try it with `--records 400000 --repetitions 1`.
@@ -114,7 +125,9 @@ def _told(found: Seconds, records: int, counts: Sequence[int], batches: Sequence
     best = {n: max(found.ratio(passed(n), name) for m, name in names if m == n) for n in counts}
     reached = ", ".join(f"{ratio:.2f} with {n}" for n, ratio in best.items())
     table.note("ratios of speeds within each repetition; every table was exact and nothing was owed any more")
-    table.note("one run for all partitions of a row; its clock goes from making its consumer to its last commit")
+    table.note(
+        "one run for all partitions of a row; its clock goes from making its consumer to its last commit"
+    )
     table.note(f"goal: {GOAL} of one pass; reached: {reached}")
     return table
 

@@ -1,12 +1,14 @@
 """What does a group cost that has nothing to do? CPU seconds and requests an hour, beside those who poll.
 
-A topic of 8 partitions, all of whose records are processed, on a broker and a Spark server of the benchmark's own. One
-after the other is at rest for a while: a live run that `idle_seconds` keeps alive, Dagster's daemon with the group's
-sensor and with one that does nothing, an open Spark Connect session. Their peers are a consumer of confluent-kafka
-with its defaults that polls once a second, and Structured Streaming with a trigger of a second on the same Spark.
+A topic of 8 partitions, all of whose records are processed, on a broker and a Spark server of the benchmark's
+own. One after the other is at rest for a while: a live run that `idle_seconds` keeps alive, Dagster's daemon
+with the group's sensor and with one that does nothing, an open Spark Connect session. Their peers are a
+consumer of confluent-kafka with its defaults that polls once a second, and Structured Streaming with a
+trigger of a second on the same Spark.
 
-CPU seconds are what the kernel counts of their processes; of the Spark server and the broker, what these took more
-than while nobody was there, in the same repetition. Requests are counted by the broker itself (its JMX metrics).
+CPU seconds are what the kernel counts of their processes; of the Spark server and the broker, what these took
+more than while nobody was there, in the same repetition. Requests are counted by the broker itself (its JMX
+metrics).
 
     python -m benchmarks.idle --write benchmarks/RESULTS.md
 """
@@ -78,7 +80,9 @@ class Cost:
 @click.option("--minutes", default=1.0, show_default=True, help="Of rest, each time.")
 @click.option("--repetitions", default=3, show_default=True, help="Of each.")
 @click.option("--only", multiple=True, help="A part of a row's name; may be repeated.  [default: all]")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(minutes: float, repetitions: int, only: Sequence[str], write: Path | None) -> None:
     """Measure what a group costs that has nothing to do. About half an hour; less with `--minutes 0.5`."""
     console = Console()
@@ -116,7 +120,9 @@ def _lake() -> Iterator[tuple[Lake, int]]:
         yield until_the_end.enter_context(opened(services.ensure_services(), home)), port
 
 
-def _measured(way: Callable[[], AbstractContextManager[Resting]], jmx_port: int, home: Path, seconds: float) -> Cost:
+def _measured(
+    way: Callable[[], AbstractContextManager[Resting]], jmx_port: int, home: Path, seconds: float
+) -> Cost:
     """What one of them takes in so many seconds of rest."""
     shared = {name.capitalize(): [psutil.Process(one.pid)] for name, one in state.read_state(home).items()}
     with way() as resting:
@@ -140,7 +146,9 @@ def _cpu(every: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
 
 def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
     columns = ("at rest", "CPU s/h, its own", "CPU s/h, in Spark", "CPU s/h, in Kafka", "requests/h")
-    table = Table(f"an hour at rest, from {minutes:g} min each, {PARTITIONS} partitions: median (spread)", columns)
+    table = Table(
+        f"an hour at rest, from {minutes:g} min each, {PARTITIONS} partitions: median (spread)", columns
+    )
     for name, costs in found.items():
         _add(table, name, costs if name == NOBODY else _beyond(costs, found[NOBODY]))
     if SENSOR in found and EMPTY in found:
@@ -153,17 +161,22 @@ def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
         ticks = statistics.median(one.ticks for one in more)
         per_tick = statistics.median(sum(one.requests.values()) / one.ticks for one in more)
         table.note(f"the group's sensor: {ticks:.0f} ticks an hour, {per_tick:.1f} requests each; {parts}")
-    table.note("Spark's, Kafka's and requests beyond what they were with nobody there, in the same repetition")
     table.note(
-        "a live run ends when nothing came for `idle_seconds` (10 s): by default a group at rest has the sensor alone; "
-        "its run is what `idle_seconds` buys who wants none to start first"
+        "Spark's, Kafka's and requests beyond what they were with nobody there, in the same repetition"
+    )
+    table.note(
+        "a live run ends when nothing came for `idle_seconds` (10 s): by default a group at rest has the "
+        "sensor alone; its run is what `idle_seconds` buys who wants none to start first"
     )
     if LIVE in found and POLLING in found:
         ours, peer = ([one.own() for one in found[way]] for way in (LIVE, POLLING))
-        asked = [[sum(one.requests.values()) for one in _beyond(found[way], found[NOBODY])] for way in (LIVE, POLLING)]
+        asked = [
+            [sum(one.requests.values()) for one in _beyond(found[way], found[NOBODY])]
+            for way in (LIVE, POLLING)
+        ]
         table.note(
-            f"the live run by the consumer that polls, in the same repetition: {ratio(ours, peer):.1f} of its CPU "
-            f"seconds, {ratio(*asked):.1f} of its requests"
+            f"the live run by the consumer that polls, in the same repetition: {ratio(ours, peer):.1f} of "
+            f"its CPU seconds, {ratio(*asked):.1f} of its requests"
         )
     return table
 
@@ -173,7 +186,10 @@ def _beyond(costs: Sequence[Cost], others: Sequence[Cost]) -> list[Cost]:
 
 
 def _add(table: Table, name: str, costs: Sequence[Cost]) -> None:
-    parts = [[one.own() for one in costs], *([one.cpu[which] for one in costs] for which in ("Spark", "Kafka"))]
+    parts = [
+        [one.own() for one in costs],
+        *([one.cpu[which] for one in costs] for which in ("Spark", "Kafka")),
+    ]
     asked = [sum(one.requests.values()) for one in costs]
     table.add(name, *(_spread(part) for part in (*parts, asked)))
 

@@ -15,7 +15,9 @@ def poll(servers: str, topic: str) -> None:
     """confluent-kafka with its defaults, once a second, over a topic that it has read."""
     from confluent_kafka import Consumer  # noqa: PLC0415 - the other one has none
 
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": f"{topic}-peer", "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": f"{topic}-peer", "auto.offset.reset": "earliest"}
+    )
     consumer.subscribe([topic])
     told = has_read = False
     while True:

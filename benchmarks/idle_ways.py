@@ -1,4 +1,7 @@
-"""Who may have nothing to do? A run, a sensor, a session; and their peers: each at rest in a block, as processes."""
+"""Who may have nothing to do?
+
+A run, a sensor, a session; and their peers: each at rest in a block, as processes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ class Resting:
 
 
 class Ways:
-    """All of them, on the same services: each makes a topic, processes it, and rests until the end of its block."""
+    """All of them, on the same services.
+
+    Each makes a topic, processes it, and rests until the end of its block.
+    """
 
     def __init__(self, services: Lake) -> None:
         self._services = services
@@ -81,7 +87,9 @@ class Ways:
             done = dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])
             daemon.await_(
                 "tick" if empty else "run",
-                lambda: (_ticks(daemon.instance, 0.0) if empty else daemon.instance.get_runs_count(done)) or None,
+                lambda: (
+                    (_ticks(daemon.instance, 0.0) if empty else daemon.instance.get_runs_count(done)) or None
+                ),
             )
             assert daemon.server is not None  # noqa: S101 - it was asked for
             processes = {"daemon": [daemon.daemon], "code server": [daemon.server]}
@@ -152,7 +160,9 @@ def _tree(child: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def _ticks(instance: dg.DagsterInstance, since: float) -> int:
     states = instance.all_instigator_state()
-    return sum(len(instance.get_ticks(one.instigator_origin_id, one.selector_id, after=since)) for one in states)
+    return sum(
+        len(instance.get_ticks(one.instigator_origin_id, one.selector_id, after=since)) for one in states
+    )
 
 
 def _await(what: str, child: subprocess.Popen[bytes], found: Callable[[], bool]) -> None:

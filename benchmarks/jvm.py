@@ -11,8 +11,10 @@ from pathlib import Path
 
 import psutil
 
-_HEADER = struct.Struct("<ii8xii")  # used, overflow, (when it was changed), where entries begin, how many there are
-_ENTRY = struct.Struct("<iii4Bi")  # length, name at, length of the vector, type, flags, units, variability, data at
+# Used, overflow, (when it was changed), where entries begin, how many there are
+_HEADER = struct.Struct("<ii8xii")
+# Length, name at, length of the vector, type, flags, units, variability, data at
+_ENTRY = struct.Struct("<iii4Bi")
 _MAGIC, _LITTLE, _HEADER_AT = b"\xca\xfe\xc0\xc0", 1, 8
 _LONG = ord("J")
 

@@ -1,4 +1,7 @@
-"""Kafka's own look: ``kafka-consumer-groups``, and ``JmxTool`` for a broker's counts, whose jar Ivy of pyspark gets."""
+"""Kafka's own look.
+
+``kafka-consumer-groups``, and ``JmxTool`` for a broker's counts, whose jar Ivy of pyspark gets.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,15 @@ _ENOUGH_SECONDS = 600
 _PACKAGE = "org.apache.kafka.tools"
 _JAVA_OPTIONS = "JDK_JAVA_OPTIONS"
 _REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,*"
-_COUNTED = re.compile(r"request=(?!FetchConsumer|FetchFollower)(\w+),.*Count=(\d+)")  # a Fetch is counted as both
+# A Fetch is counted as both
+_COUNTED = re.compile(r"request=(?!FetchConsumer|FetchFollower)(\w+),.*Count=(\d+)")
 
 
 def describe(bootstrap_servers: str, groups: Sequence[str], *, expected_rows: int) -> float:
-    """Seconds of ``--describe`` of these groups: commits and log ends, by the Java client in a new process."""
+    """Seconds of ``--describe`` of these groups.
+
+    Commits and log ends, by the Java client in a new process.
+    """
     asked = (argument for group in groups for argument in ("--group", group))
     began = time.perf_counter()
     rows = _run(bootstrap_servers, "--describe", *asked)

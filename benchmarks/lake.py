@@ -36,11 +36,13 @@ if TYPE_CHECKING:
 
 _SECONDS = 60
 _ROWS = ("topic", "partition", "offset", "CAST(value AS string) AS order_json")
-_CHECKPOINTS = (  # of Structured Streaming: on the same file system as all else, else it starts processes for each file
+# Of Structured Streaming: on the same file system as all else, else it starts processes for each file
+_CHECKPOINTS = (
     "spark.sql.streaming.checkpointFileManagerClass",
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
 )
-_DIFFERENT = 10_000  # values, produced again and again: making four million would take longer than sending them
+# Values, produced again and again: making four million would take longer than sending them
+_DIFFERENT = 10_000
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,10 @@ class Lake:
         return kl.KafkaLivenessResource(bootstrap_servers=self.servers, extra=quiet)
 
     def options(self, reader: str = "") -> dict[str, str]:
-        """What the package gives Spark's Kafka source, for a peer to have the same; ``reader`` keeps its pool apart."""
+        """What the package gives Spark's Kafka source, for a peer to have the same.
+
+        ``reader`` keeps its pool apart.
+        """
         ours = {**DEFAULTS, **self.kafka.settings().spark_options()}
         return {**ours, "kafka.group.id": source_group_id(ours) + reader}
 
@@ -92,8 +97,8 @@ class Lake:
         """
         seen = self.session.sql(
             "SELECT sum(n) AS rows, sum(different) AS different, sum(last - first + 1) AS span FROM "
-            "(SELECT count(*) AS n, count(DISTINCT offset) AS different, min(offset) AS first, max(offset) AS last "
-            f"FROM {table.quoted} GROUP BY topic, partition)"
+            "(SELECT count(*) AS n, count(DISTINCT offset) AS different, min(offset) AS first, max(offset) "
+            f"AS last FROM {table.quoted} GROUP BY topic, partition)"
         ).first()
         assert seen is not None  # noqa: S101 - an aggregate has a row
         if not is_exact(seen.rows, seen.different, seen.span, expected):
@@ -106,21 +111,27 @@ class Lake:
 
 
 def fresh_at(lake: Lake, table: IcebergTable, ends: Mapping[int, int]) -> float | None:
-    """When a table had its first snapshot that reaches above the log ends of before; seconds since the epoch."""
+    """When a table had its first snapshot that reaches above the log ends of before.
+
+    Seconds since the epoch.
+    """
     above = " OR ".join(
         f"(e.data_file.partition.partition = {p} AND e.readable_metrics.offset.upper_bound >= {end})"
         for p, end in ends.items()
     )
     found = lake.session.sql(
-        "SELECT unix_millis(min(s.committed_at)) AS at "
-        f"FROM {table.quoted}.entries e JOIN {table.quoted}.snapshots s ON e.snapshot_id = s.snapshot_id WHERE {above}"
+        f"SELECT unix_millis(min(s.committed_at)) AS at FROM {table.quoted}.entries e JOIN "
+        f"{table.quoted}.snapshots s ON e.snapshot_id = s.snapshot_id WHERE {above}"
     ).first()
     return None if found is None or found["at"] is None else float(found["at"] / 1000)
 
 
 @contextmanager
 def lake() -> Iterator[Lake]:
-    """Kafka and Spark Connect with an empty state folder; they end with the block, also by an error or SIGTERM."""
+    """Kafka and Spark Connect with an empty state folder.
+
+    They end with the block, also by an error or SIGTERM.
+    """
     with own_services() as (started, home), opened(started, home) as found:
         yield found
 
@@ -155,7 +166,10 @@ def own_services(*which: str) -> Iterator[tuple[services.Services, Path]]:
 
 
 def is_exact(rows: int | None, different: int | None, span: int | None, expected: int | None) -> bool:
-    """Whether a table holds each offset of its ranges once, and as many as expected; an empty one is never exact."""
+    """Whether a table holds each offset of its ranges once, and as many as expected.
+
+    An empty one is never exact.
+    """
     return rows is not None and rows == different == span and expected in (None, rows)
 
 
@@ -176,7 +190,14 @@ def fill(servers: str, topic: str, partitions: int, records: int) -> None:
     """Append orders of about 100 bytes, the same number to each partition."""
     dice = random.Random(7)  # noqa: S311 - test data
     orders = [
-        json.dumps({"order": n, "customer": dice.randrange(10**9), "amount": dice.random(), "note": f"{dice.random()}"})
+        json.dumps(
+            {
+                "order": n,
+                "customer": dice.randrange(10**9),
+                "amount": dice.random(),
+                "note": f"{dice.random()}",
+            }
+        )
         for n in range(_DIFFERENT)
     ]
     settings = {"linger.ms": 50, "compression.type": "lz4", "queue.buffering.max.messages": 2_000_000}
@@ -187,7 +208,9 @@ def fill(servers: str, topic: str, partitions: int, records: int) -> None:
             while len(producer) > 1_000_000:  # noqa: PLR2004 - half of the queue
                 producer.poll(0.05)
     if left := producer.flush(_SECONDS):
-        raise RuntimeError(f"{left} records were not produced within {_SECONDS} s: is the broker at {servers} well?")
+        raise RuntimeError(
+            f"{left} records were not produced within {_SECONDS} s: is the broker at {servers} well?"
+        )
 
 
 def log_ends(servers: str, topic: str, partitions: int) -> dict[int, int]:

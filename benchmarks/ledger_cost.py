@@ -1,8 +1,8 @@
 """What does the ledger cost the live lane? The same lane with it and without it, in turns, on one warm server.
 
-With it each write says in its snapshot what it wrote and what the table had, the topic's id is asked for with each plan
-and each commit, and the table is looked at at the start and for a hundredth of the time. Without it the lane writes
-the rows alone.
+With it each write says in its snapshot what it wrote and what the table had, the topic's id is asked for with
+each plan and each commit, and the table is looked at at the start and for a hundredth of the time. Without it
+the lane writes the rows alone.
 
     python -m benchmarks.ledger_cost --write benchmarks/RESULTS.md
 """
@@ -39,8 +39,12 @@ GOAL = 0.98
 @click.option("--records", default=4_000_000, show_default=True)
 @click.option("--batch", "batches", default=(500_000, 100_000), show_default=True, multiple=True,
               help="Offsets a batch; may be repeated.")  # fmt: skip
-@click.option("--repetitions", default=5, show_default=True, help="Of each way, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--repetitions", default=5, show_default=True, help="Of each way, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(records: int, batches: Sequence[int], repetitions: int, write: Path | None) -> None:
     """Measure the live lane with and without the ledger. About 6 minutes."""
     console = Console()
@@ -88,13 +92,18 @@ def _ledger(*, told: bool) -> Iterator[None]:
 
 
 def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
-    table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", ("way", "seconds", "of without"))
+    table = Table(
+        f"{records:,} records, {PARTITIONS} partitions, into Iceberg", ("way", "seconds", "of without")
+    )
     for batch in batches:
         without = name(batch, told=False)
         for way in (name(batch, told=True), without):
             ratio = "" if way == without else found.ratios(without, way)
             table.add(way, found.spread(way), ratio)
-        table.note(f"goal at {batch:,}: not below {GOAL}; reached: {found.ratio(without, name(batch, told=True)):.2f}")
+        table.note(
+            f"goal at {batch:,}: not below {GOAL}; reached: "
+            f"{found.ratio(without, name(batch, told=True)):.2f}"
+        )
     table.note("ratios of speeds within each repetition, above 1 is faster; every table was exact")
     return table
 

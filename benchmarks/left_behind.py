@@ -1,6 +1,7 @@
 """What does a crash leave behind in Kafka? Commit logs of a group whose run is gone, and records that still come.
 
-Written by a stranger to the group, as only a group without members allows; no process has to be killed for it.
+Written by a stranger to the group, as only a group without members allows; no process has to be killed for
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def crashed_at(servers: str, group: str, topic: str, offsets: Mapping[int, int])
 
 def owes(servers: str, group: str, topic: str, ends: Mapping[int, int]) -> None:
     """The group's live lane jumped over all before these offsets, and ended in good order."""
-    marks = {at: LiveCommitMetadata(OwnerState.RELEASED, _RUN, (Span(0, end),)).encode() for at, end in ends.items()}
+    marks = {
+        at: LiveCommitMetadata(OwnerState.RELEASED, _RUN, (Span(0, end),)).encode()
+        for at, end in ends.items()
+    }
     commit(servers, group, [KafkaTopicPartition(topic, at, ends[at], mark) for at, mark in marks.items()])
 
 
@@ -64,7 +68,9 @@ class Trickle:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self.stop()
         self._thread.join(_SECONDS)
         self._producer.flush(_SECONDS)

@@ -1,10 +1,10 @@
 """How fast does the live lane bring records from Kafka into an Iceberg table, in batches that are each exact?
 
-Four million orders of about 100 bytes on 8 partitions. The bound is plain Spark, which reads and writes them all in one
-pass, and plans once (Flink, which reads while it writes, was measured at 0.97 to 1.41 times its speed); the peer is
-Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the batch size. All have the same
-options of Spark's Kafka source and the same table properties, take turns in every repetition on one warm server, and
-after each the table is looked at: every offset once.
+Four million orders of about 100 bytes on 8 partitions. The bound is plain Spark, which reads and writes them
+all in one pass, and plans once (Flink, which reads while it writes, was measured at 0.97 to 1.41 times its
+speed); the peer is Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the
+batch size. All have the same options of Spark's Kafka source and the same table properties, take turns in
+every repetition on one warm server, and after each the table is looked at: every offset once.
 
     python -m benchmarks.live_throughput --write benchmarks/RESULTS.md
 """
@@ -43,17 +43,29 @@ _PICTURE = Path("docs/images/live-throughput.svg")
 @click.option("--records", default=4_000_000, show_default=True)
 @click.option("--batch", "batches", default=(500_000, 100_000), show_default=True, multiple=True,
               help="Offsets a batch; may be repeated.")  # fmt: skip
-@click.option("--repetitions", default=3, show_default=True, help="Of each way, after three that are not counted.")
+@click.option(
+    "--repetitions", default=3, show_default=True, help="Of each way, after three that are not counted."
+)
 @click.option("--peer/--no-peer", default=True, help="Structured Streaming.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
+@click.option(
+    "--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]"
+)
 def main(
-    records: int, batches: Sequence[int], repetitions: int, *, peer: bool, write: Path | None, picture: Path | None
+    records: int,
+    batches: Sequence[int],
+    repetitions: int,
+    *,
+    peer: bool,
+    write: Path | None,
+    picture: Path | None,
 ) -> None:
     """Measure the live lane against plain Spark and Structured Streaming, from Kafka into Iceberg.
 
-    About 7 minutes. With `--records 400000 --repetitions 1` half a minute tells whether all works; the ratios of so few
-    records are worse, since joining the group and the first plan count as much.
+    About 7 minutes. With `--records 400000 --repetitions 1` half a minute tells whether all works; the ratios
+    of so few records are worse, since joining the group and the first plan count as much.
     """
     console = Console()
     with lake() as services:
@@ -75,7 +87,10 @@ def main(
 def _ways(
     services: Lake, topic: str, batches: Sequence[int], runs: Runs, *, peer: bool
 ) -> dict[str, Callable[[IcebergTable], float]]:
-    """What is measured, by the name of its row: each writes the whole topic to a table and gives its seconds."""
+    """What is measured, by the name of its row.
+
+    Each writes the whole topic to a table and gives its seconds.
+    """
     ways: dict[str, Callable[[IcebergTable], float]] = {}
     ways[BOUND] = lambda table: one_pass(everything(services, topic), table)
     for batch in batches:
@@ -114,14 +129,23 @@ def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
     columns = ("way", "seconds: median (spread)", "records/s", "of the bound", "of Structured Streaming")
     table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", columns)
     for name in found:
-        peer = next((streamed(batch) for batch in batches if f" {batch:,} " in name and streamed(batch) in found), None)
+        peer = next(
+            (streamed(batch) for batch in batches if f" {batch:,} " in name and streamed(batch) in found),
+            None,
+        )
         faster = found.ratios(peer, name) if peer and peer != name else ""
-        cells = (found.spread(name), f"{records / found.median(name):,.0f}", found.ratios(BOUND, name), faster)
+        cells = (
+            found.spread(name),
+            f"{records / found.median(name):,.0f}",
+            found.ratios(BOUND, name),
+            faster,
+        )
         table.add(name, *cells)
     table.note("ratios of speeds within each repetition, above 1 is faster; every table was exact")
     table.note(
-        "the live lane runs as Dagster's job in one process; its clock goes from making the consumer to the last "
-        "commit of offsets. That of Structured Streaming goes from the start of the query to its end"
+        "the live lane runs as Dagster's job in one process; its clock goes from making the consumer to "
+        "the last commit of offsets. That of Structured Streaming goes from the start of the query to its "
+        "end"
     )
     for batch in batches:
         best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)
@@ -142,7 +166,9 @@ def _draw(picture: Path, found: Seconds, records: int) -> None:
         colour = pictures.OURS if name.startswith("live") else pictures.PEER
         return name, rate, f"{rate:,.0f}/s, {ratio:.2f} of the bound", colour
 
-    pictures.bars(picture, f"Records a second, {records:,} from Kafka into Iceberg", [row(name) for name in found])
+    pictures.bars(
+        picture, f"Records a second, {records:,} from Kafka into Iceberg", [row(name) for name in found]
+    )
 
 
 if __name__ == "__main__":

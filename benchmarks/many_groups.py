@@ -1,4 +1,7 @@
-"""Many consumer groups as they stand after a crash: commits in both logs, and an owed range on every partition."""
+"""Many consumer groups as they stand after a crash.
+
+Commits in both logs, and an owed range on every partition.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ class WatchedGroup:
     spark: kl.SparkConnectResource = field(default_factory=lambda: _NO_SPARK)
 
     def tick(self) -> float:
-        """Evaluate the sensor as Dagster's code server does; seconds. Then do what the daemon does with the answer."""
+        """Evaluate the sensor as Dagster's code server does; seconds.
+
+        Then do what the daemon does with the answer.
+        """
         began = time.perf_counter()
         with dg.build_sensor_context(
             self.instance,
@@ -65,14 +71,18 @@ class WatchedGroup:
             told = self.asset.sensor.evaluate_tick(context)
         seconds = time.perf_counter() - began
         for request in told.dynamic_partitions_requests or ():
-            self.instance.add_dynamic_partitions(request.partitions_def_name or "", list(request.partition_keys))
+            self.instance.add_dynamic_partitions(
+                request.partitions_def_name or "", list(request.partition_keys)
+            )
         self.cursor = told.cursor
         return seconds
 
     def look(self) -> float:
         """Only the look at Kafka, and at Dagster's runs; seconds."""
         began = time.perf_counter()
-        seen = GroupObservation.read(self.kafka.cluster(), self.instance, self.asset.group_id, self.asset.topics)
+        seen = GroupObservation.read(
+            self.kafka.cluster(), self.instance, self.asset.group_id, self.asset.topics
+        )
         assert len(seen.pending) == len(seen.snapshot.partitions), "every partition owes one range"  # noqa: S101
         return time.perf_counter() - began
 
@@ -89,7 +99,9 @@ def broker() -> Iterator[str]:
         yield started.bootstrap_servers
 
 
-def watched(topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance) -> WatchedGroup:
+def watched(
+    topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance
+) -> WatchedGroup:
     """The n-th group of a topic; declares an asset, asks nobody."""
 
     @kl.kafka_asset(topics=[topic], group_id=f"{topic}-{number}", name=f"{topic}_{number}".replace("-", "_"),
@@ -101,7 +113,10 @@ def watched(topic: str, number: int, kafka: kl.KafkaLivenessResource, instance: 
 
 
 def make_topic(bootstrap_servers: str, partitions: int, *, filled: bool = True) -> str:
-    """A topic with records in each partition, or with none: each log that was written to costs the broker two files."""
+    """A topic with records in each partition, or with none.
+
+    Each log that was written to costs the broker two files.
+    """
     name = f"bench-{partitions}-{uuid4().hex[:6]}"
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(name, min(partitions, _AT_ONCE), 1)])[name].result(timeout=_SECONDS)
@@ -141,7 +156,10 @@ def caught_up(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> N
 
 
 def have_done(group: WatchedGroup, keys: int) -> None:
-    """Let Dagster know so many crash lag partitions of a group, all materialized; its SQLite is told at once."""
+    """Let Dagster know so many crash lag partitions of a group, all materialized.
+
+    Its SQLite is told at once.
+    """
     asset, topic = group.asset.crash_lag.key, group.asset.topics[0]
     name = asset.to_python_identifier()
     every = [str(OffsetRange(topic, 0, one, one + 1)) for one in range(_LONG_AGO, _LONG_AGO + keys)]

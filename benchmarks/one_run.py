@@ -1,6 +1,7 @@
 """The code location of `run_overhead`: one Kafka asset, and an op that does nothing; a file asks for a run of either.
 
-Not for users: the resources tell the run's log when they are asked for something and when they have it. It imports no
+Not for users: the resources tell the run's log when they are asked for something and when they have it. It
+    imports no
 more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the benchmarks.
 """
 
@@ -69,7 +70,11 @@ class Spark(kl.SparkConnectResource):
 
 
 @kl.kafka_asset(
-    topics=[os.environ.get(TOPIC, "orders")], group_id=GROUP, table=TABLE, max_poll_records=10_000, idle_seconds=0.1
+    topics=[os.environ.get(TOPIC, "orders")],
+    group_id=GROUP,
+    table=TABLE,
+    max_poll_records=10_000,
+    idle_seconds=0.1,
 )
 def orders(batch: DataFrame) -> DataFrame:
     """The rows of every benchmark."""
@@ -90,7 +95,9 @@ def nothing() -> None:
     op_that_does_nothing()
 
 
-@dg.sensor(jobs=[orders.live_job, nothing], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING)
+@dg.sensor(
+    jobs=[orders.live_job, nothing], minimum_interval_seconds=1, default_status=dg.DefaultSensorStatus.RUNNING
+)
 def wanted() -> list[dg.RunRequest]:
     """A run for each file, whose name is the job's and a number."""
     names = sorted(file.name for file in Path(os.environ[WANTED]).iterdir())

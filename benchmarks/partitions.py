@@ -1,8 +1,9 @@
 """What grows with a topic's partitions? Ten, a hundred, a thousand of them, with as many records in all.
 
-A live run works off a backlog, beside Structured Streaming over the same one, then what little each partition has. Then
-a crash: the jump over all partitions, the sensor's looks, the crash lag asset's page, and its backfill: a hundred
-partitions, as a person would select them, and all others in one run. Every table is looked at: each offset once.
+A live run works off a backlog, beside Structured Streaming over the same one, then what little each partition
+has. Then a crash: the jump over all partitions, the sensor's looks, the crash lag asset's page, and its
+backfill: a hundred partitions, as a person would select them, and all others in one run. Every table is
+looked at: each offset once.
 
     python -m benchmarks.partitions --write benchmarks/RESULTS.md
 """
@@ -67,11 +68,20 @@ _ROWS = {  # in words, and how its numbers are written; what cannot but grow wit
 
 
 @click.command()
-@click.option("--partitions", "sizes", default=(10, 100, 1_000), show_default=True, multiple=True, help="Of a topic.")
-@click.option("--repetitions", default=3, show_default=True, help="Of all, after one with ten that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--partitions", "sizes", default=(10, 100, 1_000), show_default=True, multiple=True, help="Of a topic."
+)
+@click.option(
+    "--repetitions", default=3, show_default=True, help="Of all, after one with ten that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
-    """Measure what a topic of ten to a thousand partitions costs. Try it with `--partitions 20 --repetitions 1`."""
+    """Measure what a topic of ten to a thousand partitions costs.
+
+    Try it with `--partitions 20 --repetitions 1`.
+    """
     console = Console()
     found: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
     with lake() as services, console.status("warming up") as status:
@@ -89,7 +99,11 @@ def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
 
 def measured(services: Lake, partitions: int) -> dict[str, float]:
     """All numbers of one topic; a table that is not exact is an error."""
-    topic, table, runs = make_topic(services.servers, partitions, filled=False), services.new_table(), Runs(services)
+    topic, table, runs = (
+        make_topic(services.servers, partitions, filled=False),
+        services.new_table(),
+        Runs(services),
+    )
     asset = partitioned.asset_of(topic, table.name)
     fill(services.servers, topic, partitions, _BACKLOG)
     live = runs.live(asset).seconds
@@ -122,7 +136,15 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
     rest_events, megabytes = _events(services) if keys[PIECE:] else (float("nan"), float("nan"))
     services.drop_exact(table)
     values = (
-        *(live, live / beside, statistics.median(files[1:]), little, max(few), commits[0] - jump.began, jump_events),
+        *(
+            live,
+            live / beside,
+            statistics.median(files[1:]),
+            little,
+            max(few),
+            commits[0] - jump.began,
+            jump_events,
+        ),
         *(looks[0], min(looks[1:]), page, piece, piece_events, rest, inside, rest_events, megabytes),
         *(_megabytes(psutil.Process()), _megabytes(_spark())),
     )
@@ -138,7 +160,9 @@ def _backfill(runs: Runs, asset: kl.KafkaAsset, keys: Sequence[str]) -> tuple[fl
 
 def _snapshots(services: Lake, table: str) -> list[Any]:
     files = "coalesce(summary['added-data-files'], '0') AS files"
-    found: list[Any] = services.session.sql(f"SELECT {files} FROM {table}.snapshots ORDER BY committed_at").collect()
+    found: list[Any] = services.session.sql(
+        f"SELECT {files} FROM {table}.snapshots ORDER BY committed_at"
+    ).collect()
     return found
 
 
@@ -188,13 +212,19 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
         (least, first), (most, last) = known[0], known[-1]
         growth = last / first if first else 1.0
         too_fast += [name] if growth > most / least else []
-        table.add(name, *("" if math.isnan(value) else f"{value:,{form}}" for value in medians), f"{growth:.1f} times")
+        table.add(
+            name,
+            *("" if math.isnan(value) else f"{value:,{form}}" for value in medians),
+            f"{growth:.1f} times",
+        )
     table.note(
-        f"medians of {len(found[sizes[0]])}; seconds of runs go from their consumer to their last commit, of backfills "
-        "they are the run's"
+        f"medians of {len(found[sizes[0]])}; seconds of runs go from their consumer to their last commit, "
+        "of backfills they are the run's"
     )
     table.note("every table was exact")
-    table.note(f"grows faster than the partitions: {', '.join(too_fast) or 'nothing'}; * cannot but grow with them")
+    table.note(
+        f"grows faster than the partitions: {', '.join(too_fast) or 'nothing'}; * cannot but grow with them"
+    )
     return table
 
 

@@ -1,6 +1,7 @@
 """The IO manager of ``dagster-kafka``, in a venv of its own: its pins would replace our clients.
 
-Run as a script by that venv's Python it loads a topic a few times and prints records and seconds of each load.
+Run as a script by that venv's Python it loads a topic a few times and prints records and seconds of each
+load.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def _main(bootstrap_servers: str, topic: str, count: int) -> None:
 
     kafka = KafkaResource(bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest")
     reader = KafkaIOManager(
-        kafka_resource=kafka, consumer_group_id=f"peer-{os.getpid()}", max_messages=1_000_000, enable_dlq=False
+        kafka_resource=kafka,
+        consumer_group_id=f"peer-{os.getpid()}",
+        max_messages=1_000_000,
+        enable_dlq=False,
     )
     told = []
     for _ in range(count):

@@ -52,7 +52,9 @@ def lines(
 ) -> None:
     """One line a row, by what is written at its end: seconds over ``at``, and a colour."""
     with _drawn(file, (9.0, 4.2)) as axes:
-        ends = _apart([found[-1] for found, _ in rows.values()], 0.08 * max(max(found) for found, _ in rows.values()))
+        ends = _apart(
+            [found[-1] for found, _ in rows.values()], 0.08 * max(max(found) for found, _ in rows.values())
+        )
         for (said, (found, colour)), end in zip(rows.items(), ends, strict=True):
             axes.plot(at, found, color=colour, marker="o", linewidth=2)
             axes.annotate(said, (at[-1], end), (10, 0), textcoords="offset points", color=colour, va="center")

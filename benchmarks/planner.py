@@ -1,8 +1,9 @@
 """Does planning stay linear, and how much of it is more than sorting? Planner, commit codec and resume, without Kafka.
 
-Partitions of ten topics in random order, each with a lag of its own, one range owed and one done after it, as between a
-crash and its backfill. The bounds are loops that nobody can do without: for the planner one that sorts the partitions
-and builds as many tuples as it builds ranges, for the codec ``json`` on the same content.
+Partitions of ten topics in random order, each with a lag of its own, one range owed and one done after it, as
+between a crash and its backfill. The bounds are loops that nobody can do without: for the planner one that
+sorts the partitions and builds as many tuples as it builds ranges, for the codec ``json`` on the same
+content.
 
     python -m benchmarks.planner --write benchmarks/RESULTS.md
 """
@@ -52,7 +53,9 @@ class Scene(NamedTuple):
 
 @click.command()
 @click.option("--repetitions", default=5, show_default=True, help="Of each way and size, interleaved.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(repetitions: int, write: Path | None) -> None:
     """Plan, encode, decode and resume 10 to 100,000 partitions: time, memory, and whether both are linear.
 
@@ -102,9 +105,15 @@ def _ways(scene: Scene) -> dict[str, Callable[[], object]]:
         "plan, greedy": lambda: plan_ranges(pending, bound, scene.last, greedy=True),
         BOUND: lambda: tuple((*tp, *spans[0]) for tp, spans in sorted(pending.items())),
         "first log, both ways": lambda: [LiveCommitMetadata.decode(mark.encode()) for mark in marks],
-        "second log, both ways": lambda: [CatchUpCommitMetadata.decode(log.watermark, log.encode()) for log in logs],
-        JSON: lambda: [json.loads(json.dumps((mark.owner_state.value, mark.run_id, mark.pending))) for mark in marks],
-        "resume after a crash": lambda: [decide_resume(tp, facts, policy) for tp, facts in scene.facts.items()],
+        "second log, both ways": lambda: [
+            CatchUpCommitMetadata.decode(log.watermark, log.encode()) for log in logs
+        ],
+        JSON: lambda: [
+            json.loads(json.dumps((mark.owner_state.value, mark.run_id, mark.pending))) for mark in marks
+        ],
+        "resume after a crash": lambda: [
+            decide_resume(tp, facts, policy) for tp, facts in scene.facts.items()
+        ],
     }
 
 
@@ -132,15 +141,20 @@ def _times(seconds: dict[int, dict[str, list[float]]]) -> Table:
     most = max(seconds)
     found = seconds[most]
     table = Table(f"{most:,} partitions", ("", "median", "quartiles", "times its bound"))
-    peers = {"plan, fair": BOUND, "plan, greedy": BOUND, "first log, both ways": JSON, "second log, both ways": JSON}
+    peers = {
+        "plan, fair": BOUND,
+        "plan, greedy": BOUND,
+        "first log, both ways": JSON,
+        "second log, both ways": JSON,
+    }
     for name, runs in found.items():
         median, quarters = spread([1000 * one for one in runs], ",.0f")
         beside = f"{ratio(runs, found[peers[name]]):.1f}" if name in peers else ""
         table.add(name, f"{median} ms", f"{quarters} ms", beside)
     slowest = max(quartiles(runs)[1] for name, runs in found.items() if name.startswith("plan"))
     table.note(
-        f"verdict: planned in {slowest:.2f} s, {'below' if slowest < GOAL_SECONDS else 'NOT below'} the goal of "
-        f"{GOAL_SECONDS:g} s; {len(next(iter(found.values())))} repetitions, interleaved"
+        f"verdict: planned in {slowest:.2f} s, {'below' if slowest < GOAL_SECONDS else 'NOT below'} the "
+        f"goal of {GOAL_SECONDS:g} s; {len(next(iter(found.values())))} repetitions, interleaved"
     )
     return table
 
@@ -148,7 +162,9 @@ def _times(seconds: dict[int, dict[str, list[float]]]) -> Table:
 def _growth(seconds: dict[int, dict[str, list[float]]], peaks: dict[int, dict[str, int]]) -> Table:
     """What one partition costs, by how many there are."""
     columns = [f"{size:,}" for size in seconds]
-    table = Table("µs a partition (peak bytes a partition), by the number of partitions", ("", *columns, "growth"))
+    table = Table(
+        "µs a partition (peak bytes a partition), by the number of partitions", ("", *columns, "growth")
+    )
     thousand = SIZES[1]
     grown: dict[str, float] = {}
     for name in seconds[thousand]:
@@ -157,8 +173,8 @@ def _growth(seconds: dict[int, dict[str, list[float]]], peaks: dict[int, dict[st
         cells = (f"{cost:.2f} ({peaks[size][name] / size:,.0f})" for size, cost in each.items())
         table.add(name, *cells, f"{grown[name]:.1f}")
     table.note(
-        f"growth: from {thousand:,} to {max(seconds):,} partitions. The bound's own is {grown[BOUND]:.1f}: what is in "
-        "random order leaves the processor's caches"
+        f"growth: from {thousand:,} to {max(seconds):,} partitions. The bound's own is {grown[BOUND]:.1f}: "
+        "what is in random order leaves the processor's caches"
     )
     linear = max(grown[name] for name in grown if name.startswith("plan")) <= grown[BOUND]
     table.note(f"verdict: the planner grows {'no faster' if linear else 'FASTER'} than its bound")

@@ -1,7 +1,7 @@
 """What does Spark pay to read a Kafka partition, by how many partitions its topic has? Plain Spark, the same records.
 
-Each partition in a batch is a task of Spark's Kafka source with a consumer of its own, and each consumer asks for all
-of the topic. Spark keeps 64 of them for the tasks that come next.
+Each partition in a batch is a task of Spark's Kafka source with a consumer of its own, and each consumer asks
+for all of the topic. Spark keeps 64 of them for the tasks that come next.
 
     python -m benchmarks.reader_tasks --write benchmarks/RESULTS.md
 """
@@ -36,10 +36,17 @@ _ANEW, _KEPT = "{:,}, readers that connect", "{:,}, readers that were kept"
 
 @click.command()
 @click.option("--partitions", "sizes", default=_SIZES, show_default=True, multiple=True, help="Of a topic.")
-@click.option("--repetitions", default=5, show_default=True, help="Of each, interleaved, after one not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--repetitions", default=5, show_default=True, help="Of each, interleaved, after one not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
-    """Read sixty partitions of topics with a hundred to ten thousand: milliseconds a task. Takes some two minutes."""
+    """Read sixty partitions of topics with a hundred to ten thousand: milliseconds a task.
+
+    Takes some two minutes.
+    """
     console = Console()
     with lake() as services:
         ways = {}
@@ -59,7 +66,9 @@ def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
         for name in (_ANEW, _KEPT):
             cells += spread([1_000 * seconds / _TASKS for seconds in found[name.format(size)]], ".1f")
         table.add(f"{size:,}", *cells)
-    table.note(f"medians of {repetitions} and quartiles; seconds of the whole query by its tasks, several at a time")
+    table.note(
+        f"medians of {repetitions} and quartiles; seconds of the whole query by its tasks, several at a time"
+    )
     show(console, table)
     if write is not None:
         keep(write, "A reader for each partition", "python -m benchmarks.reader_tasks", [table])

@@ -1,9 +1,11 @@
 """What does ``consumer.records(batch)`` cost beside plain ``consume()``? The same records, the same work, in one run.
 
-The peer is the loop that everybody writes: ``consume(num_messages)``, an error check and the value of each message,
-once as librdkafka comes and once with our fetch settings. It keeps no order between partitions and commits nothing;
-ours plans and commits its batches, at three sizes. The clock runs from the first look for records to the last record.
-``dagster-kafka`` reads the same topic by its IO manager, which gives at most 20 messages a load.
+The peer is the loop that everybody writes: ``consume(num_messages)``, an error check and the value of each
+    message,
+once as librdkafka comes and once with our fetch settings. It keeps no order between partitions and commits
+nothing; ours plans and commits its batches, at three sizes. The clock runs from the first look for records to
+the last record. ``dagster-kafka`` reads the same topic by its IO manager, which gives at most 20 messages a
+load.
 
     python -m benchmarks.records --write benchmarks/RESULTS.md
 """
@@ -50,9 +52,15 @@ class Run(NamedTuple):
 @click.command()
 @click.option("--records", default=400_000, show_default=True, help="In the topic, of some 100 bytes each.")
 @click.option("--repetitions", default=7, show_default=True, help="Of each way to read, interleaved.")
-@click.option("--loads", default=5, show_default=True, help="Of dagster-kafka, 20 messages and 2 to 3 seconds each.")
-@click.option("--peer/--no-peer", default=True, help="dagster-kafka; its venv is made on the first run, by uv.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--loads", default=5, show_default=True, help="Of dagster-kafka, 20 messages and 2 to 3 seconds each."
+)
+@click.option(
+    "--peer/--no-peer", default=True, help="dagster-kafka; its venv is made on the first run, by uv."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path | None) -> None:
     """Read a topic of the embedded broker by records(batch), by plain consume() and by dagster-kafka.
 
@@ -63,7 +71,8 @@ def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path 
         topic = new_topic(servers, PARTITIONS)
         with console.status(f"producing {records:,} records"):
             fill(servers, topic, PARTITIONS, records)
-        size, _ = _plain({"bootstrap.servers": servers, "group.id": "warm"}, topic, records)  # so are the pages now
+        # So are the pages now
+        size, _ = _plain({"bootstrap.servers": servers, "group.id": "warm"}, topic, records)
         runs = interleaved(console, "reading", _ways(servers, topic, records, size), repetitions)
         told: list[peer_loads.Load] = []
         if peer:
@@ -85,7 +94,9 @@ def _ways(servers: str, topic: str, records: int, size: int) -> dict[str, Callab
     batches = (records, records // 4, records // 40)
     return {
         **{name: partial(_timed_plain, config, topic, records, size) for name, config in peers.items()},
-        **{f"records(), batches of {bound:,}": partial(_ours, kafka, topic, bound, size) for bound in batches},
+        **{
+            f"records(), batches of {bound:,}": partial(_ours, kafka, topic, bound, size) for bound in batches
+        },
     }
 
 
@@ -119,7 +130,9 @@ def _timed_plain(config: dict[str, Any], topic: str, records: int, expected: int
 def _ours(kafka: kl.KafkaLivenessResource, topic: str, bound: int, expected: int) -> Run:
     """All batches, planned, read and committed."""
     group = f"ours-{uuid4().hex[:8]}"
-    with kafka.consumer(topics=[topic], group_id=group, max_poll_records=bound, max_batch_seconds=600) as consumer:
+    with kafka.consumer(
+        topics=[topic], group_id=group, max_poll_records=bound, max_batch_seconds=600
+    ) as consumer:
         batch = consumer.poll(60)  # joining the group is no part of reading
         wall, cpu, between, count, size = time.perf_counter(), time.process_time(), 0.0, 0, 0
         while batch is not None:
@@ -157,9 +170,9 @@ def _table(runs: dict[str, list[Run]], records: int, told: list[peer_loads.Load]
         table.add(f"dagster-kafka {peer_loads.VERSION}", rate, quarters, "", "", "", "")
         given, seconds = ", ".join(str(load.records) for load in told), sum(load.seconds for load in told)
         table.note(
-            f"dagster-kafka: {len(told)} loads gave {given} messages in {seconds:.1f} s, with max_messages=1,000,000: "
-            "a load sleeps 2 s and looks at 20 messages at most, so this is no rate of its client. It parses JSON too; "
-            "it was measured after the others, not between them"
+            f"dagster-kafka: {len(told)} loads gave {given} messages in {seconds:.1f} s, with "
+            "max_messages=1,000,000: a load sleeps 2 s and looks at 20 messages at most, so this is no "
+            "rate of its client. It parses JSON too; it was measured after the others, not between them"
         )
     else:
         table.note("dagster-kafka was left out")

@@ -1,4 +1,7 @@
-"""How are numbers shown and kept? A table on the terminal; the same in RESULTS.md, with where it was measured."""
+"""How are numbers shown and kept?
+
+A table on the terminal; the same in RESULTS.md, with where it was measured.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ class Table:
         """The table as Markdown."""
         lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
         told = "".join(f"- {note}\n" for note in self.notes)
-        return f"**{self.title}**\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{told}"
+        return (
+            f"**{self.title}**\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + f"\n{told}"
+        )
 
 
 def show(console: Console, table: Table) -> None:
@@ -67,7 +72,7 @@ def _where() -> str:
     memory = psutil.virtual_memory().total / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
-        f"{datetime.now(timezone.utc):%Y-%m-%d}: {os.cpu_count()} cores, {memory:.0f} GB, {platform.system()} "
-        f"{platform.machine()}, Python {platform.python_version()}, {packages}, embedded Kafka 4.3.1; "
-        f"load average {os.getloadavg()[0]:.1f} at the end."
+        f"{datetime.now(timezone.utc):%Y-%m-%d}: {os.cpu_count()} cores, {memory:.0f} GB, "
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {packages}, "
+        f"embedded Kafka 4.3.1; load average {os.getloadavg()[0]:.1f} at the end."
     )

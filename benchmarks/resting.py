@@ -14,7 +14,10 @@ JOB, SENSOR = "orders_job", "orders_sensor"
 
 
 @dg.sensor(
-    name=SENSOR, jobs=[orders.live_job], minimum_interval_seconds=3, default_status=dg.DefaultSensorStatus.RUNNING
+    name=SENSOR,
+    jobs=[orders.live_job],
+    minimum_interval_seconds=3,
+    default_status=dg.DefaultSensorStatus.RUNNING,
 )
 def nothing() -> dg.SkipReason:
     """The least a sensor can do, as often as the group's."""

@@ -1,9 +1,9 @@
 """How long from a RunRequest to the first committed batch, and where does the time go?
 
-Dagster's daemon and code server as processes, its default run launcher and run coordinator, and a warm Spark server. A
-sensor asks for a run of the live job, which finds 1,000 records, and in turns for a run of an op that does nothing:
-that one's time is Dagster's own. The parts come from Dagster's event log, from lines in the run's log, and from
-the table's own `committed_at`.
+Dagster's daemon and code server as processes, its default run launcher and run coordinator, and a warm Spark
+server. A sensor asks for a run of the live job, which finds 1,000 records, and in turns for a run of an op
+that does nothing: that one's time is Dagster's own. The parts come from Dagster's event log, from lines in
+the run's log, and from the table's own `committed_at`.
 
     python -m benchmarks.run_overhead --write benchmarks/RESULTS.md
 """
@@ -42,8 +42,12 @@ Moments = dict[str, float]
 
 
 @click.command()
-@click.option("--repetitions", default=5, show_default=True, help="Of each job, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--repetitions", default=5, show_default=True, help="Of each job, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(repetitions: int, write: Path | None) -> None:
     """Measure a run of the live job from its RunRequest, part by part, beside an op that does nothing.
 
@@ -67,7 +71,9 @@ def main(repetitions: int, write: Path | None) -> None:
     tables = [_parts(job, found[job]) for job in (LIVE, NOTHING)]
     seconds = {job: [max(told.values()) - told[LAUNCHED] for told in found[job]] for job in found}
     ratios = Seconds(seconds).ratios(LIVE, NOTHING)
-    tables[0].note(f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition")
+    tables[0].note(
+        f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition"
+    )
     tables[0].note(
         "before it the run waits for the daemon to look: 5 s at most, `dequeue_interval_seconds` changes that"
     )

@@ -1,10 +1,11 @@
 """Does a tick of the group sensor end in its time, and does it ask more when a topic has more partitions?
 
-1, 10 and 100 groups on a topic of 50 partitions, then one group on topics of up to 10,000: each with commits in both
-logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one after the other in
-one process, as a code server does with one worker. The peer is ``kafka-consumer-groups --describe`` of the same groups
-and their second logs, less Java's start. Requests are counted by librdkafka's own protocol log. Then one group that
-has had up to 100,000 crash lag partitions: their keys are never removed.
+1, 10 and 100 groups on a topic of 50 partitions, then one group on topics of up to 10,000: each with commits
+    in both
+logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one after the
+other in one process, as a code server does with one worker. The peer is ``kafka-consumer-groups --describe``
+of the same groups and their second logs, less Java's start. Requests are counted by librdkafka's own protocol
+log. Then one group that has had up to 100,000 crash lag partitions: their keys are never removed.
 
     python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md
 """
@@ -52,7 +53,9 @@ _TICK, _LOOK, _TOOL, _JAVA = "a tick", "the look", "kafka-consumer-groups", "Jav
 @click.option("--partitions", default=50, show_default=True, help="Of the topic that many groups consume.")
 @click.option("--rounds", default=3, show_default=True, help="Of ticks and of the peer, interleaved.")
 @click.option("--peer/--no-peer", default=True, help="kafka-consumer-groups on the same groups.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 @click.option("--count", hidden=True, help="Tick the first group of this topic three times and end.")
 def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count: str | None) -> None:
     """Measure the ticks of 1 to 100 group sensors, and of one group on 10 to 10,000 partitions.
@@ -84,7 +87,9 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
             large[f"1 x {size:,}"] = [group]
         tables.append(_times(console, servers, large, rounds, "many partitions", peer=peer))
         with console.status("requests"):
-            tables.append(_requests(servers, {size: one for size, [one] in zip(GROWTH, large.values(), strict=True)}))
+            tables.append(
+                _requests(servers, {size: one for size, [one] in zip(GROWTH, large.values(), strict=True)})
+            )
         tables.append(_keys(console, make_topic(servers, 10), kafka, instance, servers))
     for table in tables:
         show(console, table)
@@ -113,7 +118,15 @@ def _times(
     found = interleaved(console, "ticks", ways, rounds)
     table = Table(
         f"one round of ticks: {what}",
-        ("groups x partitions", _TICK, "quartiles", "of that, the look", _TOOL, "less Java's start", "tick / that"),
+        (
+            "groups x partitions",
+            _TICK,
+            "quartiles",
+            "of that, the look",
+            _TOOL,
+            "less Java's start",
+            "tick / that",
+        ),
     )
     slower = []
     start = quartiles(found[_JAVA])[1] if peer else 0.0
@@ -128,18 +141,26 @@ def _times(
             cells = [f"{tool:.2f} s", f"{tool - start:.2f} s", f"{beside:.2f}"]
             slower += [name] if beside > 1 else []
         middle, quarters = spread(ticks, ".3f")
-        table.add(name, f"{middle} s", f"{quarters} s", f"{quartiles(found[f'{name}, {_LOOK}'])[1]:.3f} s", *cells)
-    table.note(f"{rounds} rounds, interleaved, after a first tick of each group of at most {max(first):.2f} s")
+        table.add(
+            name, f"{middle} s", f"{quarters} s", f"{quartiles(found[f'{name}, {_LOOK}'])[1]:.3f} s", *cells
+        )
+    table.note(
+        f"{rounds} rounds, interleaved, after a first tick of each group of at most {max(first):.2f} s"
+    )
     table.note(f"threads {threads} -> {process.num_threads()}; a tick may take {TICK_LIMIT_SECONDS} s")
     if peer:
         table.note(
-            f"the tool: a new Java process for each run ({start:.2f} s for --version alone), asked for both logs as "
-            "two groups; no owed ranges, no runs of Dagster, no events. A tick asks Dagster's SQLite five times too"
+            f"the tool: a new Java process for each run ({start:.2f} s for --version alone), asked for both "
+            "logs as two groups; no owed ranges, no runs of Dagster, no events. A tick asks Dagster's "
+            "SQLite five times too"
         )
         table.note(
-            "Burrow was not measured: its Go module could not be fetched; it is a service, without a look to time"
+            "Burrow was not measured: its Go module could not be fetched; it is a service, without a look "
+            "to time"
         )
-        verdict = f"slower than the tool at {', '.join(slower)}" if slower else "faster than the tool everywhere"
+        verdict = (
+            f"slower than the tool at {', '.join(slower)}" if slower else "faster than the tool everywhere"
+        )
         table.note(f"verdict: without Java's start, {verdict}")
     return table
 
@@ -149,8 +170,13 @@ def _sum(calls: Sequence[Callable[[], float]]) -> float:
 
 
 def _requests(servers: str, groups: dict[int, WatchedGroup]) -> Table:
-    """What one tick asks the broker, by the number of partitions: with clients that are open, and with new ones."""
-    table = Table("requests of one tick, by the number of partitions", ("partitions", "clients open", "new clients"))
+    """What one tick asks the broker, by the number of partitions.
+
+    With clients that are open, and with new ones.
+    """
+    table = Table(
+        "requests of one tick, by the number of partitions", ("partitions", "clients open", "new clients")
+    )
     counts = set()
     for partitions, group in groups.items():
         cold, _, warm = _logged(group.asset.topics[0], servers)
@@ -166,7 +192,13 @@ def _keys(
     """What a tick takes where so many crash lag partitions are done, and nothing is owed any more, or something is."""
     table = Table(
         "processor time of a tick, by the number of crash lag partitions that are done",
-        ("partitions done", "nothing owed", "the same, each minute", "something owed", "the same, each minute"),
+        (
+            "partitions done",
+            "nothing owed",
+            "the same, each minute",
+            "something owed",
+            "the same, each minute",
+        ),
     )
     for number, keys in enumerate(KEYS):
         group = watched(topic, number, kafka, instance)
@@ -177,7 +209,9 @@ def _keys(
             crash(group, servers, 10)
             cells += _cpu_of_ticks(group)
         table.add(f"{keys:,}", *(f"{1000 * seconds:.0f} ms" for seconds in cells))
-    table.note("medians of nine; each minute a tick tells how the group is, and what is owed without a partition")
+    table.note(
+        "medians of nine; each minute a tick tells how the group is, and what is owed without a partition"
+    )
     return table
 
 
@@ -196,7 +230,9 @@ def _cpu_of(group: WatchedGroup, *, is_due: bool) -> float:
 
 
 def _told(requests: Counter[str]) -> str:
-    return f"{requests.total()}: " + ", ".join(f"{number} {name}" for name, number in sorted(requests.items()))
+    return f"{requests.total()}: " + ", ".join(
+        f"{number} {name}" for name, number in sorted(requests.items())
+    )
 
 
 def _logged(topic: str, servers: str) -> list[Counter[str]]:

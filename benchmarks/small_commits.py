@@ -1,7 +1,7 @@
 """What is left of a table after 1,000 small commits? Files, metadata, the next commit and a query, cared for or not.
 
-Each commit is a batch of the sink's with its ledger: rows of ten minutes in each of Kafka's partitions. The ways take
-turns of 100 commits, after which those that are maintained are, as every hour by the schedule.
+Each commit is a batch of the sink's with its ledger: rows of ten minutes in each of Kafka's partitions. The
+ways take turns of 100 commits, after which those that are maintained are, as every hour by the schedule.
 
     python -m benchmarks.small_commits --write benchmarks/RESULTS.md
 """
@@ -40,7 +40,9 @@ _DAY = "placed_at >= DATE '2026-01-02' AND placed_at < DATE '2026-01-03'"
 LAYOUTS = {
     "by (topic, partition)": TableLayout(),
     "by days(placed_at)": TableLayout(partition_by=("days(placed_at)",)),
-    "by (topic, partition, days(placed_at))": TableLayout(partition_by=(*BY_KAFKA_PARTITION, "days(placed_at)")),
+    "by (topic, partition, days(placed_at))": TableLayout(
+        partition_by=(*BY_KAFKA_PARTITION, "days(placed_at)")
+    ),
 }
 
 
@@ -81,7 +83,10 @@ class Way:
         """As they come from Kafka: a task for each partition."""
         return self.session.range(0, rows * PARTITIONS, 1, PARTITIONS).selectExpr(
             "'orders' AS topic", f"CAST(id div {rows} AS int) AS partition", f"{at} + id % {rows} AS offset",
-            f"timestamp'2026-01-01' + make_dt_interval(0, 0, 0, ({at} + id % {rows}) * 600 / {rows}) AS placed_at",
+            (
+                f"timestamp'2026-01-01' + make_dt_interval(0, 0, 0, ({at} + id % {rows}) * 600 / {rows}) AS "
+                "placed_at"
+            ),
             "repeat(uuid(), 4) AS order_json",
         )  # fmt: skip
 
@@ -106,7 +111,9 @@ class Way:
 @click.command()
 @click.option("--commits", default=1_000, show_default=True, help="Of each table, in turns of 100.")
 @click.option("--rows", default=25, show_default=True, help="Of each of the 8 partitions, in a commit.")
-@click.option("--write", "into", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--write", "into", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(commits: int, rows: int, into: Path | None) -> None:
     """Measure what small commits leave behind. About 25 minutes."""
     console = Console()
@@ -140,7 +147,9 @@ def _told(ways: dict[str, Way], commits: int, rows: int) -> Table:
             f"{way.seconds_of(_DAY):.2f} s", f"{way.seconds_of('true'):.2f} s",
             f"{way.upkeep:.0f} s" if way.is_maintained else "",
         )  # fmt: skip
-    table.note(f"maintained after each {_TURN} commits, with snapshots of a minute kept; every table was exact")
+    table.note(
+        f"maintained after each {_TURN} commits, with snapshots of a minute kept; every table was exact"
+    )
     return table
 
 

@@ -1,6 +1,7 @@
 """What does a table cost that streams can read? The same lane with ``append`` and ``overwrite`` snapshots, in turns.
 
-An append asks Spark whether there are rows, and merges them; see decision 6. Two batches are in flight, as by default.
+An append asks Spark whether there are rows, and merges them; see decision 6. Two batches are in flight, as by
+default.
 
     python -m benchmarks.snapshots --write benchmarks/RESULTS.md
 """
@@ -34,8 +35,12 @@ PARTITIONS = 8
 @click.option("--records", default=200_000, show_default=True)
 @click.option("--batch", "batches", default=(100_000, 25_000), show_default=True, multiple=True,
               help="Offsets a batch; may be repeated.")  # fmt: skip
-@click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
+@click.option(
+    "--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
 def main(records: int, batches: Sequence[int], repetitions: int, write: Path | None) -> None:
     """Measure the live lane with both kinds of snapshots. About 3 minutes."""
     console = Console()
@@ -72,7 +77,9 @@ def _live(runs: Runs, topic: str, batch: int, kind: str, table: IcebergTable) ->
 
 
 def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
-    table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", ("way", "seconds", "of overwrite"))
+    table = Table(
+        f"{records:,} records, {PARTITIONS} partitions, into Iceberg", ("way", "seconds", "of overwrite")
+    )
     for batch in batches:
         overwrite, append = name(batch, "overwrite"), name(batch, "append")
         table.add(overwrite, found.spread(overwrite), "")

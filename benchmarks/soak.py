@@ -1,9 +1,11 @@
 """Weeks in an hour: does anything grow? A commit about each second, live runs that end and go on, and maintenance.
 
-All is real: Dagster's daemon with its sensor, its schedule and its queue, run workers, Kafka, Spark with its default
-memory. What takes weeks comes by the minute: live runs end by their `dagster/max_runtime` and the sensor starts the
-next, the table is maintained each 2 minutes with snapshots of 2 minutes kept, and runs that ended are deleted. Each
-15 s all is looked at from outside; at the end the table has to be exact.
+All is real: Dagster's daemon with its sensor, its schedule and its queue, run workers, Kafka, Spark with its
+    default
+memory. What takes weeks comes by the minute: live runs end by their `dagster/max_runtime` and the sensor
+    starts the
+next, the table is maintained each 2 minutes with snapshots of 2 minutes kept, and runs that ended are
+deleted. Each 15 s all is looked at from outside; at the end the table has to be exact.
 
     python -m benchmarks.soak --write benchmarks/RESULTS.md
 """
@@ -45,11 +47,22 @@ _LEAST_RUN_SECONDS = 60.0
 @click.option("--minutes", default=60.0, show_default=True, help="From the first commit on.")
 @click.option("--rate", default=640, show_default=True, help="Records a second, over 8 partitions.")
 @click.option("--run-minutes", type=float, help="How long a live run lasts.  [default: a tenth of all]")
-@click.option("--samples", type=click.Path(dir_okay=False, path_type=Path), help="Write each sample here, as JSON.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option(
+    "--samples", type=click.Path(dir_okay=False, path_type=Path), help="Write each sample here, as JSON."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
+@click.option(
+    "--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]"
+)
 def main(  # noqa: PLR0917 - as click gives them
-    minutes: float, rate: int, run_minutes: float | None, samples: Path | None, write: Path | None, picture: Path | None
+    minutes: float,
+    rate: int,
+    run_minutes: float | None,
+    samples: Path | None,
+    write: Path | None,
+    picture: Path | None,
 ) -> None:
     """Let a pipeline work for an hour as for weeks, and see what grows. Try it with `--minutes 3`."""
     console = Console()
@@ -100,7 +113,15 @@ def _soaked(
 
 
 def _line(sample: Sample, seconds: float) -> str:
-    names = ("commit latency", "snapshots", "data files", "worker memory", "spark memory", "events", "seconds behind")
+    names = (
+        "commit latency",
+        "snapshots",
+        "data files",
+        "worker memory",
+        "spark memory",
+        "events",
+        "seconds behind",
+    )
     said = ", ".join(f"{name} {sample[name]:,.1f}" for name in names if name in sample)
     return f"{sample['at'] / 60:.1f} of {seconds / 60:g} minutes: {said}"
 

@@ -1,6 +1,7 @@
 """What does a soak look like from outside, at one moment?
 
-The table by its files, processes by the machine, Dagster by its databases: neither Spark nor a run is asked, so that
+The table by its files, processes by the machine, Dagster by its databases: neither Spark nor a run is asked,
+    so that
 looking changes nothing.
 """
 
@@ -40,7 +41,8 @@ MAINTENANCE = f"{orders.identifier}_maintenance_job"
 _LIVE = f"{orders.identifier}_job"
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _MB = 1e6
-_OLD = "sun.gc.generation.1.space.0.used"  # of the heap: what has survived; fresh objects come and go beside it
+# Of the heap: what has survived; fresh objects come and go beside it
+_OLD = "sun.gc.generation.1.space.0.used"
 _RUNS_KEPT = 1  # of each job: what ended before them is deleted, as docs/production.md wants it
 
 
@@ -84,7 +86,10 @@ class Soak:
         return 0 if table is None else _number(table.current_snapshot(), "total-records")
 
     def sample(self) -> Sample:
-        """All numbers of this moment; names without a number now are missing. Old runs are deleted meanwhile."""
+        """All numbers of this moment; names without a number now are missing.
+
+        Old runs are deleted meanwhile.
+        """
         table = self.table()
         assert table is not None  # noqa: S101 - it was waited for
         return {
@@ -121,7 +126,11 @@ class Soak:
             if not told:
                 continue
             at = snapshot.timestamp_ms / 1000
-            spans = {tp.partition: account.written for tp, account in decode_entries(told).items() if account.written}
+            spans = {
+                tp.partition: account.written
+                for tp, account in decode_entries(told).items()
+                if account.written
+            }
             latency.append(at - max(self.feed.produced_at(done[-1].end - 1) for done in spans.values()))
             waited.append(at - min(self.feed.produced_at(done[0].start) for done in spans.values()))
             if self._committed_at is not None:

@@ -61,7 +61,10 @@ _DATA = {"data": ("MB", 1), "rows": ("", 0)}  # grows by what is produced
 
 
 class Course(NamedTuple):
-    """One number over a soak: medians of its first, second and last tenth, the last by the second, growth an hour."""
+    """One number over a soak.
+
+    Medians of its first, second and last tenth, the last by the second, growth an hour.
+    """
 
     first: float
     begin: float
@@ -71,7 +74,10 @@ class Course(NamedTuple):
 
 
 def of(samples: Sequence[Sample], name: str) -> Course:
-    """How a number went; the first tenth, in which caches fill and Java compiles, is none of ratio and growth."""
+    """How a number went.
+
+    The first tenth, in which caches fill and Java compiles, is none of ratio and growth.
+    """
     length = samples[-1]["at"]
     known = [(one["at"], one[name]) for one in samples if name in one]
 
@@ -102,7 +108,8 @@ def told(samples: Sequence[Sample], soak: Soak, minutes: float, rate: int) -> Ta
     """The table of all numbers."""
     commits = sum(one["commits"] for one in samples)
     table = Table(
-        f"{commits:,.0f} commits in {minutes:g} minutes, {len(soak.live_runs)} live runs, {rate:,} records a second",
+        f"{commits:,.0f} commits in {minutes:g} minutes, {len(soak.live_runs)} live runs, {rate:,} records "
+        "a second",
         ("", "first tenth", "second tenth", "last tenth", "last by second", "growth in an hour"),
     )
     known = {name for one in samples for name in one}
@@ -112,7 +119,9 @@ def told(samples: Sequence[Sample], soak: Soak, minutes: float, rate: int) -> Ta
             continue
         course = of(samples, name)
         first, begin, end = (f"{value:,.{digits}f} {unit}".strip() for value in course[:3])
-        table.add(name, first, begin, end, f"{course.ratio:.2f}", f"{course.growth:+,.{digits}f} {unit}".strip())
+        table.add(
+            name, first, begin, end, f"{course.ratio:.2f}", f"{course.growth:+,.{digits}f} {unit}".strip()
+        )
         if name in _ROWS and course.ratio > _FLAT:
             grown.append(name)
     return _noted(table, samples, soak, grown)
@@ -123,13 +132,17 @@ def _noted(table: Table, samples: Sequence[Sample], soak: Soak, grown: Sequence[
         max(one.get(f"{name}, longest", 0.0) for one in samples) for name in ("commit latency", "freshness")
     )
     table.note(
-        "medians of samples each 15 s. Commit latency: from the youngest record of a batch to its snapshot, at most "
-        f"{latency:.1f} s; freshness: from its oldest, at most {waited:.1f} s, which "
-        "is from one live run to the next"
+        "medians of samples each 15 s. Commit latency: from the youngest record of a batch to its "
+        f"snapshot, at most {latency:.1f} s; freshness: from its oldest, at most {waited:.1f} s, which is "
+        "from one live run to the next"
     )
     if growth := in_runs(samples, "worker memory"):
-        table.note(f"a worker's memory within its life, after a minute: {statistics.median(growth):+.1f} MB an hour")
-    table.note("data and rows grow by what is produced; ended runs are deleted, but for the newest of each job")
+        table.note(
+            f"a worker's memory within its life, after a minute: {statistics.median(growth):+.1f} MB an hour"
+        )
+    table.note(
+        "data and rows grow by what is produced; ended runs are deleted, but for the newest of each job"
+    )
     table.note(f"the table was exact: {soak.feed.produced:,} records")
     for why in soak.failed.values() or ["none"]:
         table.note(f"failed runs: {why}")
@@ -159,7 +172,9 @@ def draw(picture: Path, samples: Sequence[Sample]) -> None:
     }
     at = [one["at"] / 60 for one in samples]
     drawn = {
-        title: {name: ([one.get(name, float("nan")) for one in samples], colour) for name, colour in names.items()}
+        title: {
+            name: ([one.get(name, float("nan")) for one in samples], colour) for name, colour in names.items()
+        }
         for title, names in panels.items()
     }
     pictures.multiples(picture, at, drawn, "minutes")

@@ -1,6 +1,7 @@
 """Records at a steady rate, of which it is known when each was produced: by its offset alone, without asking Kafka.
 
-Each twentieth of a second every partition gets the same number of records, from the only producer of the topic.
+Each twentieth of a second every partition gets the same number of records, from the only producer of the
+topic.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Steady:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -58,7 +61,9 @@ class Steady:
         self._stop.set()
         self._thread.join(_PATIENCE_SECONDS)
         if left := self._producer.flush(_PATIENCE_SECONDS):
-            raise RuntimeError(f"{left} records were not produced within {_PATIENCE_SECONDS} s: is the broker well?")
+            raise RuntimeError(
+                f"{left} records were not produced within {_PATIENCE_SECONDS} s: is the broker well?"
+            )
 
     def _run(self) -> None:
         began = time.monotonic()

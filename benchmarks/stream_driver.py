@@ -1,4 +1,7 @@
-"""The peer of `crash_to_fresh`: Structured Streaming with Spark in its process, which goes on from its checkpoint."""
+"""The peer of `crash_to_fresh`.
+
+Structured Streaming with Spark in its process, which goes on from its checkpoint.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """After a crash, how long until the table has fresh data, and does it depend on how much waits to be read?
 
-A run died and so many orders wait on 8 partitions, while new ones go on coming, 50 a second. The clock starts with
-the restart (the consumer is made, the query is started; the Spark session is open and warm) and stops when Iceberg
-committed the first snapshot with a record that was produced after it: the table's own `committed_at`, for all alike.
+A run died and so many orders wait on 8 partitions, while new ones go on coming, 50 a second. The clock starts
+with the restart (the consumer is made, the query is started; the Spark session is open and warm) and stops
+when Iceberg committed the first snapshot with a record that was produced after it: the table's own
+`committed_at`, for all alike.
 
 - the live lane with `enable_parallel_rebalance=True`, which jumps to the log end and owes the rest;
 - the live lane with the mode off, which goes through what waits in order, 500,000 offsets a batch;
@@ -65,9 +66,15 @@ class Crash:
 @click.command()
 @click.option("--backlog", "backlogs", default=(500_000, 1_000_000, 2_000_000, 4_000_000), show_default=True,
               multiple=True, help="Records that wait; may be repeated.")  # fmt: skip
-@click.option("--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file.")
-@click.option("--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]")
+@click.option(
+    "--repetitions", default=3, show_default=True, help="Of each way, after one that is not counted."
+)
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
+)
+@click.option(
+    "--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]"
+)
 def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture: Path | None) -> None:
     """Measure the seconds from a restart to fresh data, with much or little that waits.
 
@@ -80,7 +87,9 @@ def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture:
         runs = Runs(services)
         ways: dict[str, Callable[[], float]] = {}
         for crash in crashes:
-            ways[named(JUMPS, crash.backlog)] = partial(_live, services, runs, crash, enable_parallel_rebalance=True)
+            ways[named(JUMPS, crash.backlog)] = partial(
+                _live, services, runs, crash, enable_parallel_rebalance=True
+            )
             ways[named(IN_ORDER, crash.backlog)] = partial(_live, services, runs, crash)
             ways[named(STREAM, crash.backlog)] = partial(_stream, services, crash)
         found = Seconds(interleaved(console, "restarting", ways, repetitions, list(ways)[:3]))
@@ -150,7 +159,9 @@ def _stream(services: Lake, crash: Crash) -> float:
 def _has_passed(progress: Any, ends: dict[int, int]) -> bool:
     """Whether a query's last micro-batch reached above the log ends of before."""
     told = json.loads(progress["sources"][0]["endOffset"] or "null") if progress else None
-    return any(int(at) > ends[int(partition)] for topic in (told or {}).values() for partition, at in topic.items())
+    return any(
+        int(at) > ends[int(partition)] for topic in (told or {}).values() for partition, at in topic.items()
+    )
 
 
 def _fresh_after(services: Lake, table: IcebergTable, began: float, ends: dict[int, int]) -> float:
@@ -168,7 +179,9 @@ def _told(found: Seconds, backlogs: Sequence[int]) -> Table:
     )
     for backlog in backlogs:
         on, off, peer = (named(way, backlog) for way in (JUMPS, IN_ORDER, STREAM))
-        table.add(f"{backlog:,}", found.spread(on), found.spread(off), found.spread(peer), found.ratios(peer, on))
+        table.add(
+            f"{backlog:,}", found.spread(on), found.spread(off), found.spread(peer), found.ratios(peer, on)
+        )
     most, least = max(backlogs), min(backlogs)
     growth = found.median(named(JUMPS, most)) / found.median(named(JUMPS, least))
     ratio = found.ratio(named(STREAM, most), named(JUMPS, most))

@@ -65,7 +65,9 @@ def interleaved(
         task = progress.add_task(title, total=len(warm_up) + repetitions * len(ways))
         for number in range(repetitions + 1):
             for name in warm_up if number == 0 else list(ways)[:: 1 if number % 2 else -1]:
-                progress.update(task, description=f"{title}, {f'repetition {number}' if number else 'warm-up'}: {name}")
+                progress.update(
+                    task, description=f"{title}, {f'repetition {number}' if number else 'warm-up'}: {name}"
+                )
                 given = ways[name]()
                 if number:
                     found[name].append(given)

@@ -1,7 +1,7 @@
 """By which ways do records get from Kafka into an Iceberg table? Plain Spark, Structured Streaming, and this package.
 
-All read with the same options of Spark's Kafka source and write to tables with the same properties, on one warm
-server. Each way gives the seconds it took, and leaves looking at the table to others.
+All read with the same options of Spark's Kafka source and write to tables with the same properties, on one
+warm server. Each way gives the seconds it took, and leaves looking at the table to others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def in_words(in_flight: int) -> str:
 def one_pass(frame: DataFrame, table: IcebergTable) -> float:
     """Plain Spark, everything at once: the bound of what Spark does in batches, since each of them costs it something.
 
-    No bound of others: Flink 2.1 was measured at 0.97 to 1.41 times its speed. It reads ahead while it writes.
+    No bound of others: Flink 2.1 was measured at 0.97 to 1.41 times its speed. It reads ahead while it
+        writes.
     """
     began = time.perf_counter()
     to_rows(frame).writeTo(table.quoted).option("fanout-enabled", "true").append()
@@ -75,8 +76,9 @@ def stream(lake: Lake, topic: str, table: IcebergTable, per_trigger: int) -> flo
 class Runs:
     """Runs of the package's own jobs in this process, in a Dagster instance on disk.
 
-    What users get, with Dagster's log and the watchdog's looks at the run, but without the start of a process: the
-    clock runs from the moment a run asks for its consumer to its last commit. The Spark session is open before.
+    What users get, with Dagster's log and the watchdog's looks at the run, but without the start of a
+    process: the clock runs from the moment a run asks for its consumer to its last commit. The Spark session
+    is open before.
     """
 
     def __init__(self, lake: Lake) -> None:

@@ -24,7 +24,8 @@ defs = dg.Definitions.merge(
         resources={
             "kafka": kl.KafkaLivenessResource(
                 bootstrap_servers=_address("KAFKA_BOOTSTRAP_SERVERS"),
-                session_timeout_seconds=6,  # the shortest an unchanged broker allows: a killed run is noticed soon
+                # The shortest an unchanged broker allows: a killed run is noticed soon
+                session_timeout_seconds=6,
             ),
             "spark": kl.SparkConnectResource(remote=_address("SPARK_REMOTE")),
         },

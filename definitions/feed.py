@@ -43,7 +43,12 @@ class OrdersFeed:
     def __post_init__(self) -> None:
         self._stopped = threading.Event()
         self._producer = Producer(
-            {"bootstrap.servers": self.bootstrap_servers, "linger.ms": 20, "enable.idempotence": True, "log_level": 0}
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "linger.ms": 20,
+                "enable.idempotence": True,
+                "log_level": 0,
+            }
         )
         self._random = random.Random(70)
         self._made = self._burst = 0

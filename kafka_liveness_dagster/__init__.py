@@ -1,9 +1,9 @@
 """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
 
-What is public is in ``__all__``; the folders' modules are the package's own, and change without notice.
-Names are loaded when they are first used: importing the package imports neither dagster, pyspark nor
-confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker. It tells pyspark, though, that
-Spark is reached through Spark Connect in this process.
+What is public is in ``__all__``; the folders' modules are the package's own, and change without notice. Names
+are loaded when they are first used: importing the package imports neither dagster, pyspark nor
+confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker. It tells pyspark,
+though, that Spark is reached through Spark Connect in this process.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ _HOMES = {
         "core.commit_metadata": "ExternalCommitError",
         "core.errors": "InvalidSettingError KafkaLivenessError",
         "core.events": (
-            "CrashLagForgotten CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason MemberJoined "
-            "MemberLeft RebalanceCompleted RebalanceStarted"
+            "CrashLagForgotten CrashLagFound GhostFound GroupDied GroupEmptied GroupEvent LeaveReason "
+            "MemberJoined MemberLeft RebalanceCompleted RebalanceStarted"
         ),
         "core.batch_planning": "Batch",
         "core.fencing": "FenceReason",
@@ -210,7 +210,9 @@ _HOMES = {
         "assets.decorator": "kafka_asset",
         "assets.component": "KafkaAssetComponent",
         "assets.definitions": "KafkaAsset",
-        "embedded.state": "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError",
+        "embedded.state": (
+            "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError"
+        ),
         "kafka.catch_up.consumer": "CatchUpConsumer PausedPartitionError",
         "kafka.live.consumer": "LivenessConsumer",
         "kafka.errors": (
@@ -228,19 +230,21 @@ _HOMES = {
         "runs.storage": "DagsterStorageError",
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
-        "settings.groups": "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor",
+        "settings.groups": (
+            "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor"
+        ),
         "spark.errors": (
-            "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError SparkNotRespondingError "
-            "SparkUnreachableError StorageError TableSchemaError TableUnreadableError TransformError "
-            "UnreadableRecordError WriteConflictError"
+            "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError "
+            "SparkNotRespondingError SparkUnreachableError StorageError TableSchemaError "
+            "TableUnreadableError TransformError UnreadableRecordError WriteConflictError"
         ),
         "spark.sink": "Replacement Sink",
     }.items()
     for name in names.split()
 }
 
-# As pyspark's own ``remote(…)`` does, which is not used here; pyspark asks for it where a function of the user's is
-# defined (@udf, @pandas_udf), before any Spark is there
+# As pyspark's own ``remote(…)`` does, which is not used here; pyspark asks for it where a function of the
+# user's is defined (@udf, @pandas_udf), before any Spark is there
 os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
 
 
@@ -255,6 +259,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # dg loads every name that is offered here, in each of its commands: those that would load a client are left out
+    # dg loads every name that is offered here, in each of its commands: those that would load a client are
+    # left out
     offered = (name for name in __all__ if not _HOMES[name].startswith("kafka."))
     return sorted((*offered, "__version__", "__doc__", "__name__", "__file__", "__path__"))

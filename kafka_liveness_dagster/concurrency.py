@@ -1,13 +1,15 @@
 """Run a call in a thread of its own: in a daemon thread, or off the main thread, which handles signals.
 
-A process may be unable to start one: a limit of its user or its container (Python says "can't start new thread").
+A process may be unable to start one: a limit of its user or its container (Python says "can't start new
+    thread").
 
 >>> run_in_daemon_thread(lambda: 6 * 7, "kafka-liveness-doctest").result()
 42
 
-Python handles signals in the main thread, wherever that is, and Dagster's handler raises, for a run that is canceled.
-Where that was inside gRPC (1.85) it left a lock of the channel taken. All later calls waited for it: the interrupt of
-what Spark was at, so that it worked on for nobody, and the end of the session, so that the run did not end either.
+Python handles signals in the main thread, wherever that is, and Dagster's handler raises, for a run that is
+canceled. Where that was inside gRPC (1.85) it left a lock of the channel taken. All later calls waited for
+it: the interrupt of what Spark was at, so that it worked on for nobody, and the end of the session, so that
+the run did not end either.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ def run_in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def run_off_main_thread(call: Callable[[], T]) -> T:
-    """What a call gives or raises; in the main thread a handler's error is raised while it is waited for, no later."""
+    """What a call gives or raises.
+
+    In the main thread a handler's error is raised while it is waited for, no later.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     answered = threading.Lock()  # an error that is raised while one waits for it leaves it as it is

@@ -1,7 +1,8 @@
 """Where must a crash cost nothing? At these steps, and a test can have the process die at each of them.
 
-``KAFKA_LIVENESS_FAILPOINT=after_plan:2`` ends the process by SIGKILL when it reaches that step for the second time:
-no handler runs, nothing is released, no LeaveGroup is sent. Without the variable a step is one comparison.
+``KAFKA_LIVENESS_FAILPOINT=after_plan:2`` ends the process by SIGKILL when it reaches that step for the second
+time: no handler runs, nothing is released, no LeaveGroup is sent. Without the variable a step is one
+comparison.
 
 >>> failpoint(Failpoint.AFTER_PLAN)
 >>> Failpoint("after_lunch")
@@ -23,7 +24,10 @@ class Failpoint(Enum):
     """The steps of a run, in their order; the two lanes share them as far as they have them."""
 
     AFTER_JOIN = "after_join"
-    """Live: partitions are assigned, nothing is committed. Catch-up: what was asked for is known to be owed."""
+    """Live: partitions are assigned, nothing is committed.
+
+    Catch-up: what was asked for is known to be owed.
+    """
     AFTER_TOKEN_COMMIT = "after_token_commit"  # noqa: S105 - KIP-333's word for the two numbers of a jump
     """Live: the jump and what it owes are in the first commit log, and nobody was told."""
     AFTER_PLAN = "after_plan"

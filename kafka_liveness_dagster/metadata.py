@@ -1,6 +1,7 @@
 """What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types.
 
-As small for a thousand partitions as for ten: each is a row in Dagster's event log, for years. Totals are of all,
+As small for a thousand partitions as for ten: each is a row in Dagster's event log, for years. Totals are of
+    all,
 tables have the worst, and a last line for how many others there are.
 """
 
@@ -36,7 +37,9 @@ _GROUP_COLUMNS = dg.TableSchema(
         dg.TableColumn("lag", "int", description="offsets that the live lane has not read yet"),
         dg.TableColumn("pending", "string", description="crash lag that is not processed yet"),
         dg.TableColumn("last_commit_by_run", "string", description="the first 8 digits of the run's id"),
-        dg.TableColumn("owner_state", "string", description="running, released (the run left in good order) or paused"),
+        dg.TableColumn(
+            "owner_state", "string", description="running, released (the run left in good order) or paused"
+        ),
     ]
 )
 _MAX_ROWS = 10
@@ -92,7 +95,10 @@ class Tally:
         }
 
     def _rates(self) -> dict[str, dg.MetadataValue]:
-        """How fast Spark was, without the waiting between batches; a run without batches has no point in the plot."""
+        """How fast Spark was, without the waiting between batches.
+
+        A run without batches has no point in the plot.
+        """
         counts = {"offsets_per_second": self.offsets, "rows_per_second": self.rows}
         return {
             name: dg.MetadataValue.float(round(count / self.seconds, 1))
@@ -126,7 +132,9 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
         {"partition": str(r.topic_partition), "range": str(r.span), "offsets": r.size} for r in shown
     ]
     if others:
-        rows.append({"partition": f"{len(others):,} more", "range": "", "offsets": sum(r.size for r in others)})
+        rows.append(
+            {"partition": f"{len(others):,} more", "range": "", "offsets": sum(r.size for r in others)}
+        )
     return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema=_COLUMNS)
 
 
@@ -226,7 +234,9 @@ def window_metadata(group_id: str, ranges: Sequence[OffsetRange]) -> dict[str, d
     }
 
 
-def late_metadata(group_id: str, total: int, count: int, ranges: Sequence[OffsetRange]) -> dict[str, dg.MetadataValue]:
+def late_metadata(
+    group_id: str, total: int, count: int, ranges: Sequence[OffsetRange]
+) -> dict[str, dg.MetadataValue]:
     """Records of one batch that came after their window was told; ``ranges`` of the batch have them."""
     return {
         "group": dg.MetadataValue.text(group_id),

@@ -2,7 +2,8 @@
 
 `python -m supply_chain.audit` is `make audit`. A component without a response is never reported as clean.
 
-Exit code: 0 if the database returned no vulnerability for any component; 1 if it returned some; 2 if it returned none,
+Exit code: 0 if the database returned no vulnerability for any component; 1 if it returned some; 2 if it
+    returned none,
 but did not respond for some components.
 """
 
@@ -26,7 +27,8 @@ OSV = "https://api.osv.dev"
 """The database of the Open Source Vulnerabilities project, which has the advisories of PyPI and of Maven."""
 PER_REQUEST = 100  # OSV allows 1,000; a refused request then leaves fewer components without a response
 MOST_PAGES = 20
-CANARIES = tuple(  # old versions with well-known vulnerabilities: a database without them has no advisories to compare
+# Old versions with well-known vulnerabilities: a database without them has no advisories to compare
+CANARIES = tuple(
     Component(purl, ())
     for purl in (
         PackageURL("pypi", name="jinja2", version="2.4.1"),
@@ -131,7 +133,10 @@ def _asked(component: Component) -> dict[str, Any]:
     """Return the query for a component, by the names that OSV's ecosystems have."""
     purl = component.purl
     name = f"{purl.namespace}:{purl.name}" if component.is_jar else purl.name
-    return {"package": {"ecosystem": "Maven" if component.is_jar else "PyPI", "name": name}, "version": purl.version}
+    return {
+        "package": {"ecosystem": "Maven" if component.is_jar else "PyPI", "name": name},
+        "version": purl.version,
+    }
 
 
 def _results(page: dict[str, Any], expected: int) -> list[tuple[list[str], str]]:
@@ -174,7 +179,9 @@ def report(found: Audit, components: Sequence[Component], database: str) -> Iter
     vulnerable = {one: names for one, names in found.vulnerable.items() if names}
     for one, names in vulnerable.items():
         yield f"VULNERABLE  {one.purl}"
-        yield from (f"            {name}  {found.described.get(name, '')}".rstrip() for name in dict.fromkeys(names))
+        yield from (
+            f"            {name}  {found.described.get(name, '')}".rstrip() for name in dict.fromkeys(names)
+        )
     for reason in dict.fromkeys(found.unanswered.values()):
         without = [one for one, why in found.unanswered.items() if why == reason]
         yield f"NOT AUDITED {_counted(without)}: {reason}"
@@ -183,11 +190,14 @@ def report(found: Audit, components: Sequence[Component], database: str) -> Iter
     answered = [one for one in components if one not in found.unanswered]
     yield f"{database} responded for {_counted(answered)}, of {_counted(components)}."
     if found.exit_code == 1:
-        yield f"Result: vulnerable: {_counted(list(vulnerable))}. Not audited: {_counted(list(found.unanswered))}."
+        yield (
+            f"Result: vulnerable: {_counted(list(vulnerable))}. Not audited: "
+            f"{_counted(list(found.unanswered))}."
+        )
     elif found.exit_code == 2:  # noqa: PLR2004 - the docstring of the module has the three
         yield (
-            f"Result: not audited: {_counted(list(found.unanswered))}. Fix: run it where {database} can be reached, or "
-            "let OSV_URL name a database that answers like it."
+            f"Result: not audited: {_counted(list(found.unanswered))}. Fix: run it where {database} can be "
+            "reached, or let OSV_URL name a database that answers like it."
         )
     else:
         yield "Result: no known vulnerabilities."

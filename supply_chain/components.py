@@ -23,7 +23,8 @@ PRODUCT = "kafka-liveness-dagster"
 _PINNED = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^\s;]+)(?: ; (?P<marker>[^\\\n]+?))? \\$")
 _HASH = re.compile(r"^    --hash=sha256:(?P<sha256>[0-9a-f]{64})(?: \\)?$")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
-_GROUPS = {  # a jar's name has no groupId, and not each jar has a pom.properties; these are those that Ivy resolved
+# A jar's name has no groupId, and not each jar has a pom.properties; these are those that Ivy resolved
+_GROUPS = {
     "at.yawk.lz4": ("lz4-java",),
     "com.dynatrace.hash4j": ("hash4j",),
     "com.fasterxml.jackson.core": ("jackson-annotations", "jackson-core", "jackson-databind"),
@@ -61,7 +62,11 @@ _GROUPS = {  # a jar's name has no groupId, and not each jar has a pom.propertie
         "kafka_2.13",
     ),
     "org.apache.logging.log4j": ("log4j-api", "log4j-core"),
-    "org.apache.spark": ("spark-avro_2.13", "spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13"),
+    "org.apache.spark": (
+        "spark-avro_2.13",
+        "spark-sql-kafka-0-10_2.13",
+        "spark-token-provider-kafka-0-10_2.13",
+    ),
     "org.bitbucket.b_c": ("jose4j",),
     "org.hdrhistogram": ("HdrHistogram",),
     "org.jspecify": ("jspecify",),
@@ -84,7 +89,8 @@ class Component:
 
     Attributes:
         purl: its package URL, by which vulnerability databases and other lists name it.
-        sha256: the SHA-256 of each file of this version: one of a jar, one per wheel and sdist of a Python package.
+        sha256: the SHA-256 of each file of this version: one of a jar, one per wheel and sdist of a Python
+            package.
         marker: the environments in which the lock installs it; empty means all.
     """
 
@@ -108,7 +114,10 @@ def read_components() -> list[Component]:
 
 
 def read_lock(text: str) -> list[Component]:
-    """Return the packages of a lock; a line of another form is an error, because a package would be left out."""
+    """Return the packages of a lock.
+
+    A line of another form is an error, because a package would be left out.
+    """
     packages: list[tuple[re.Match[str], list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if pinned := _PINNED.match(line):
@@ -119,7 +128,9 @@ def read_lock(text: str) -> list[Component]:
             raise ValueError(f"{LOCK.name}:{number} is no package with hashes: {line!r}. Fix: make lock")
     return [
         Component(
-            PackageURL("pypi", name=pinned["name"], version=pinned["version"]), tuple(sums), pinned["marker"] or ""
+            PackageURL("pypi", name=pinned["name"], version=pinned["version"]),
+            tuple(sums),
+            pinned["marker"] or "",
         )
         for pinned, sums in packages
     ]
@@ -143,8 +154,8 @@ def read_jars(text: str) -> list[Component]:
 def reachable(extras: frozenset[str]) -> dict[str, set[str]]:
     """Return the packages that the product needs with these extras: name to the names that each requires.
 
-    Reads the metadata of the installed packages, for any platform and any Python. A package that is not installed
-    here, because it is for another platform or Python, has no requirements.
+    Reads the metadata of the installed packages, for any platform and any Python. A package that is not
+    installed here, because it is for another platform or Python, has no requirements.
     """
     edges: dict[str, set[str]] = defaultdict(set)
     waiting, done = [(PRODUCT, extras)], set()

@@ -31,7 +31,10 @@ _ALL = _FOR_USERS | {"dev"}
 
 
 def build(components: Iterable[Component]) -> Bom:
-    """Return the list: the product depends on each jar, and each package on those that its metadata requires."""
+    """Return the list.
+
+    The product depends on each jar, and each package on those that its metadata requires.
+    """
     product = Listed(
         name=PRODUCT,
         version=version(PRODUCT),
@@ -64,7 +67,10 @@ def _scope(component: Component, needed: Container[str], optional: Container[str
 
 
 def _listed(component: Component, scope: ComponentScope) -> Listed:
-    """Return the entry of a component. A jar is one file; a package has several, whose hashes are not its own."""
+    """Return the entry of a component.
+
+    A jar is one file; a package has several, whose hashes are not its own.
+    """
     hashes = [HashType(alg=HashAlgorithm.SHA_256, content=sha256) for sha256 in component.sha256]
     files = ExternalReference(
         type=ExternalReferenceType.DISTRIBUTION,
@@ -89,8 +95,12 @@ def _listed(component: Component, scope: ComponentScope) -> Listed:
 
 def main(words: list[str] | None = None) -> None:
     """Write the file, in place of an earlier one, and print what it lists."""
-    parser = argparse.ArgumentParser(prog="python -m supply_chain.sbom", description="Write the bill of materials.")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a CycloneDX file, such as build/sbom.cdx.json")
+    parser = argparse.ArgumentParser(
+        prog="python -m supply_chain.sbom", description="Write the bill of materials."
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="a CycloneDX file, such as build/sbom.cdx.json"
+    )
     file: Path = parser.parse_args(words).file
     components = read_components()
     output = make_outputter(build(components), OutputFormat.JSON, SchemaVersion.V1_6)

@@ -15,7 +15,10 @@ READ_ONLY, AWAY, LOCKED, FULL = "read-only", "away", "locked", "full"
 
 @contextmanager
 def broken(instance, how):
-    """Every write to the storage of an instance fails in this block; with ``AWAY`` and ``LOCKED`` every read too."""
+    """Every write to the storage of an instance fails in this block.
+
+    With ``AWAY`` and ``LOCKED`` every read too.
+    """
     ways = {READ_ONLY: _read_only, AWAY: _away, LOCKED: _locked, FULL: _full}
     with ways[how](Path(instance.root_directory)):
         yield

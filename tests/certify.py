@@ -1,6 +1,7 @@
 """Run what takes longer than the gate may: ``make certify``, or some parts with ``make certify PARTS="tests chaos"``.
 
-Each part runs even if one before it failed. The last lines are a table of all parts; the exit code is 1 if one failed.
+Each part runs even if one before it failed. The last lines are a table of all parts; the exit code is 1 if
+one failed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def certify(parts: Sequence[Part]) -> int:
             [sys.executable, "-m", *part.command], env={**os.environ, **part.env}, check=False
         ).returncode
         minutes = (time.monotonic() - started) / 60
-        rows.append(f"{part.name:10} {'passed' if code == 0 else f'FAILED, exit code {code}':22} {minutes:6.1f} min")
+        rows.append(
+            f"{part.name:10} {'passed' if code == 0 else f'FAILED, exit code {code}':22} {minutes:6.1f} min"
+        )
         failed += code != 0
     click.echo("\n".join(["== certify", *rows, f"{len(parts) - failed} passed, {failed} failed"]))
     return failed

@@ -27,7 +27,10 @@ class Selected:
 
 
 def run_pytest(words):
-    """Collect the tests that a command selects, or run them if it says ``--run``: (exit code, ids, output)."""
+    """Collect the tests that a command selects, or run them if it says ``--run``.
+
+    (exit code, ids, output).
+    """
     selected, output = Selected(), io.StringIO()
     options = [word for word in words if word != "--run"]
     if "--run" not in words:

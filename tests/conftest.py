@@ -30,15 +30,19 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.assets.definitions import KafkaAsset
     from kafka_liveness_dagster.embedded.services import Services
 
-# Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives none back.
-# With one compiler alone the code cache is 48 MB, which Spark's generated code fills: sweeping it takes much of a core
+# Each Java process lives for minutes at most: the second compiler costs half of its processor time and gives
+# none back. With one compiler alone the code cache is 48 MB, which Spark's generated code fills: sweeping it
+# takes much of a core
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
-# Who is started in the background ignores SIGINT; Dagster gives SIGTERM what SIGINT has, and children inherit that
+# Who is started in the background ignores SIGINT; Dagster gives SIGTERM what SIGINT has, and children inherit
+# that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Drawing values takes as long as the machine is busy
-hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("busy")
 
 SHARED_HOME = "KAFKA_LIVENESS_TEST_HOME"
@@ -73,7 +77,9 @@ if not (keep and is_started):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--write-durations`` and ``--golden-update``."""
-    parser.addoption("--write-durations", action="store_true", help="rewrite tests/durations.json from this run")
+    parser.addoption(
+        "--write-durations", action="store_true", help="rewrite tests/durations.json from this run"
+    )
     parser.addoption("--golden-update", action="store_true", help="rewrite the files of tests/golden")
 
 
@@ -119,7 +125,9 @@ def _no_asset_of_another_test() -> None:
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that lives until it is killed."""
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
         yield process
         process.kill()
 
@@ -150,7 +158,10 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContext
 
 @pytest.fixture(scope="session")
 def services() -> Iterator[Services]:
-    """Kafka and Spark Connect, shared by all workers; a test that stops, freezes or fills one starts its own."""
+    """Kafka and Spark Connect, shared by all workers.
+
+    A test that stops, freezes or fills one starts its own.
+    """
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
     from kafka_liveness_dagster.kafka import clients  # noqa: PLC0415
 
@@ -220,7 +231,8 @@ def make_topic(services: Services) -> Callable[..., str]:
     def make(partitions: int = 1, config: dict[str, str] | None = None) -> str:
         name = f"orders-{uuid4().hex[:8]}"
         admin.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(timeout=20)
-        wait_for(lambda: has_leaders(name, partitions))  # a busy broker says that it is made before it answers for it
+        # A busy broker says that it is made before it answers for it
+        wait_for(lambda: has_leaders(name, partitions))
         return name
 
     return make
@@ -261,7 +273,8 @@ def spark(services: Services) -> Iterator[SparkSession]:
     """A Spark Connect session for tests that need only one."""
     from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415
 
-    session = connect(services.spark_remote, timeout_seconds=120)  # a cold server, on a machine that may be busy
+    # A cold server, on a machine that may be busy
+    session = connect(services.spark_remote, timeout_seconds=120)
     yield session
     session.stop()
 
@@ -284,13 +297,16 @@ def catalog(services: Services, catalog_name: str) -> Catalog:
 def warm_spark(spark: SparkSession, catalog_name: str) -> SparkSession:
     """The first batch of a cold Spark server takes many times as long as the others: here it is nobody's.
 
-    Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to write.
+    Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to
+        write.
     """
     from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table.write import write_table  # noqa: PLC0415
 
     ranges, table = [OffsetRange("warm", 0, 0, 1)], f"{catalog_name}.warm_{uuid4().hex[:8]}.orders"
-    write_table(spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset"))
+    write_table(
+        spark, table, ranges, lambda: spark.sql("SELECT 'warm' AS topic, 0 AS partition, 0L AS offset")
+    )
     return spark
 
 

@@ -33,7 +33,10 @@ class DurationRecorder:
         self._seconds[_file_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Write the files that take a second or more, the longest first; those that did not run keep their seconds."""
+        """Write the files that take a second or more, the longest first.
+
+        Those that did not run keep their seconds.
+        """
         known = {**json.loads(_FILE.read_text(encoding="utf-8")), **self._seconds}
         rows = sorted(known.items(), key=lambda row: -row[1])
         seconds = {file: round(one) for file, one in rows if one >= 1}

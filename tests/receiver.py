@@ -39,7 +39,9 @@ class ExportedTelemetry:
         """Those of a metric with these labels, by their names in the table: ``LANE="live"``."""
         labels = {getattr(metrics, name): value for name, value in under.items()}
         return [
-            point for name, has, point in self._points.values() if name == metric.name and labels.items() <= has.items()
+            point
+            for name, has, point in self._points.values()
+            if name == metric.name and labels.items() <= has.items()
         ]
 
     def total(self, metric, **under):

@@ -1,4 +1,7 @@
-"""A Spark Connect address that holds a token, as a resource takes it: by the name of an environment variable."""
+"""A Spark Connect address that holds a token, as a resource takes it.
+
+By the name of an environment variable.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,11 @@ from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConf
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import create_client
 from kafka_liveness_dagster.sensor.settings import SensorSettings
-from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
+from kafka_liveness_dagster.settings.asset import (
+    KafkaAssetSettings,
+    KafkaResourceSettings,
+    SparkResourceSettings,
+)
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.groups import SettingsGroup
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
@@ -31,26 +35,55 @@ NOWHERE = "127.0.0.1:1"
 FINE = {"topics": ["orders"], "group_id": "orders-etl"}
 ASSET = kl.kafka_asset(**FINE, name="orders", table="lake.shop.orders")(lambda batch: batch)
 HOURLY = kl.kafka_asset(
-    **FINE, name="hourly", table="lake.a.b", complete_every="1h", completeness=kl.Completeness(start="2026-11-01")
+    **FINE,
+    name="hourly",
+    table="lake.a.b",
+    complete_every="1h",
+    completeness=kl.Completeness(start="2026-11-01"),
 )(lambda batch: batch)
 PAGE = dg.GraphDefinition(name="page").to_job()
 CHARACTERS = st.characters(codec=None, exclude_categories=())  # with halves of characters, NUL and line ends
 ODD = st.text(st.sampled_from("ab.:/- _,;`'\"\0\n\udcff9"), max_size=8)
-WORDS = ["orders", "lake.shop.orders", "h:9092", "sc://h:1", "auto", "raise", "embedded", "5", "no", "class", "x" * 300]
+WORDS = [
+    "orders",
+    "lake.shop.orders",
+    "h:9092",
+    "sc://h:1",
+    "auto",
+    "raise",
+    "embedded",
+    "5",
+    "no",
+    "class",
+    "x" * 300,
+]
 TEXTS = st.one_of(st.text(CHARACTERS, max_size=12), ODD, st.sampled_from(WORDS))
-NUMBERS = st.one_of(st.integers(), st.integers(-2, 3), st.floats(), st.sampled_from([10**400, 2**31, 2**63, 0.5, True]))
+NUMBERS = st.one_of(
+    st.integers(), st.integers(-2, 3), st.floats(), st.sampled_from([10**400, 2**31, 2**63, 0.5, True])
+)
 PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
 OBJECTS = [
     object(), print, int, dg.EnvVar("NOT_SET"), dg.EnvVar.int("NOT_SET"), PAGE, [ASSET.live_job], ASSET.live,
     ASSET.crash_lag, dg.BackfillPolicy.multi_run(2), dg.DefaultSensorStatus.RUNNING, OffsetRange("orders", 0, 0, 1),
 ]  # fmt: skip
-LISTS = st.one_of(st.lists(PLAIN, max_size=3), st.dictionaries(TEXTS, PLAIN, max_size=2), st.binary(max_size=3))
+LISTS = st.one_of(
+    st.lists(PLAIN, max_size=3), st.dictionaries(TEXTS, PLAIN, max_size=2), st.binary(max_size=3)
+)
 ANYTHING = st.one_of(PLAIN, LISTS, st.sampled_from(OBJECTS))
 NAME = st.text("ab9_", min_size=1, max_size=6)
-EXTRA = ["client.rack", "fetch.wait.max.ms", "fetch.max.bytes", "debug", "partition.assignment.strategy", "group.id"]
+EXTRA = [
+    "client.rack",
+    "fetch.wait.max.ms",
+    "fetch.max.bytes",
+    "debug",
+    "partition.assignment.strategy",
+    "group.id",
+]
 LIKELY = {  # what may fit where a type alone does not say it
     "topics": st.lists(NAME, max_size=3),
-    "ranges": st.lists(st.builds(OffsetRange, NAME, st.integers(0, 2), st.just(0), st.integers(1, 9)), max_size=2),
+    "ranges": st.lists(
+        st.builds(OffsetRange, NAME, st.integers(0, 2), st.just(0), st.integers(1, 9)), max_size=2
+    ),
     "table": st.sampled_from(["lake.shop.orders", "a-b.c.d.e_1", "lake.orders"]),
     "bootstrap_servers": st.sampled_from(["h:1", "a:1,b:2", "[::1]:9092", "h"]),
     "remote": st.sampled_from(["sc://h", "sc://h:1/;token=a;user_id=b", "sc://h:0"]),
@@ -101,7 +134,9 @@ class UnvalidatedGroup(dict):
 
 def with_groups(told):
     """The settings with each group made: which may refuse."""
-    return {name: one.group(**one) if isinstance(one, UnvalidatedGroup) else one for name, one in told.items()}
+    return {
+        name: one.group(**one) if isinstance(one, UnvalidatedGroup) else one for name, one in told.items()
+    }
 
 
 def likely(name, field):
@@ -114,7 +149,13 @@ def likely(name, field):
         return some(field.annotation).map(lambda told: UnvalidatedGroup(field.annotation, told))
     parts = list(_parts(field.annotation))
     words = [word for part in parts if typing.get_origin(part) is typing.Literal for word in part.__args__]
-    kinds = {bool: st.booleans(), int: st.integers(1, 9), float: st.floats(0.1, 99), str: NAME, type(None): st.none()}
+    kinds = {
+        bool: st.booleans(),
+        int: st.integers(1, 9),
+        float: st.floats(0.1, 99),
+        str: NAME,
+        type(None): st.none(),
+    }
     found = [kinds[part] for part in parts if part in kinds] if name not in LIKELY else [LIKELY[name]]
     return st.one_of(*found, *([st.sampled_from(words)] if words else [])) if found or words else ANYTHING
 
@@ -126,11 +167,18 @@ def _parts(annotation):
 
 
 def some(declared, *, but=()):
-    """One to three settings, each with a value that may fit, or with any; ``arguments`` are each for itself."""
+    """One to three settings, each with a value that may fit, or with any.
+
+    ``arguments`` are each for itself.
+    """
     fields = {name: field for name, field in declared.model_fields.items() if name not in (*but, "arguments")}
     known = {name: st.booleans().flatmap(_one_or_any(likely(name, field))) for name, field in fields.items()}
     if "arguments" in declared.model_fields:
-        known |= {name: st.booleans().flatmap(_one_or_any(one)) for name, one in OF_DAGSTER.items() if name not in but}
+        known |= {
+            name: st.booleans().flatmap(_one_or_any(one))
+            for name, one in OF_DAGSTER.items()
+            if name not in but
+        }
     return st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=3, unique=True).flatmap(
         lambda names: st.fixed_dictionaries({name: known[name] for name in names})
     )
@@ -176,7 +224,9 @@ def test_an_asset(told):
         }
         loaded = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=keys))
         dg.Definitions.validate_loadable(loaded)
-        assert f"{asset.identifier}_sensor" in [sensor.name for sensor in loaded.get_repository_def().sensor_defs]
+        assert f"{asset.identifier}_sensor" in [
+            sensor.name for sensor in loaded.get_repository_def().sensor_defs
+        ]
         assert loaded.resolve_job_def(f"{asset.identifier}_job").executor_def is dg.in_process_executor
 
 
@@ -194,7 +244,10 @@ def test_a_sensor(told):
 @QUICK
 @given(some(ConsumerSettings))
 def test_a_consumer(told):
-    """It is made, and so is a client that may join its group with these names; none of them ends the process."""
+    """It is made, and so is a client that may join its group with these names.
+
+    None of them ends the process.
+    """
     consumer = declare(lambda one: Offline(bootstrap_servers=NOWHERE).consumer(**one), {**FINE, **told})
     if consumer is not None:
         live = consumer.settings
@@ -217,7 +270,10 @@ def test_a_catch_up(told):
 @QUICK
 @given(some(KafkaResourceSettings))
 def test_a_kafka_resource(told):
-    """It loads, and its clients are made; librdkafka's refusals, and files that are not there, are told as ours."""
+    """It loads, and its clients are made.
+
+    Librdkafka's refusals, and files that are not there, are told as ours.
+    """
     kafka = declare(lambda one: kl.KafkaLivenessResource(**one), {"bootstrap_servers": NOWHERE, **told})
     if kafka is not None and kafka.bootstrap_servers != "embedded":
         declare(lambda one: dg.Definitions(resources={"kafka": one}).get_repository_def(), kafka)
@@ -246,13 +302,21 @@ def test_a_schema_registry(told):
 @QUICK
 @given(some(KafkaAssetSettings, but=["transform", "sink", "ins", "hooks"]), st.booleans())
 def test_a_component(told, as_sections):
-    """In Python, and with groups as the sections that YAML has; what YAML makes of values is in ``test_component``."""
+    """In Python, and with groups as the sections that YAML has.
+
+    What YAML makes of values is in ``test_component``.
+    """
     these = {
-        name: dict(one) if as_sections and isinstance(one, UnvalidatedGroup) else one for name, one in told.items()
+        name: dict(one) if as_sections and isinstance(one, UnvalidatedGroup) else one
+        for name, one in told.items()
     }
-    component = declare(lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **these})
+    component = declare(
+        lambda one: kl.KafkaAssetComponent(sql="SELECT * FROM batch", **one), {**FINE, **these}
+    )
     if component is not None:
-        groups = {name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)}
+        groups = {
+            name: KafkaAssetSettings.group(name) for name, one in these.items() if isinstance(one, dict)
+        }
         kinds = {name: group for name, group in groups.items() if group is not None}
         wanted = {**these, **{name: kind(**these[name]) for name, kind in kinds.items()}}
         assert all(getattr(component, name) == value for name, value in wanted.items())

@@ -15,7 +15,9 @@ from kafka_liveness_dagster.settings.transform import signature_of
 if TYPE_CHECKING:
     from decimal import Decimal
 
-RESOURCES = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()})
+RESOURCES = dg.Definitions(
+    resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
+)
 EAGER = dg.AutomationCondition.eager()
 FRESH = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
 RETRY = dg.RetryPolicy(max_retries=2)
@@ -67,7 +69,12 @@ def test_both_assets_have_what_was_said():
 
 def test_what_only_the_live_asset_can_have():
     """The crash lag asset explains itself, has its own pool, and nothing is wanted of it by the hour."""
-    arguments = {"description": "Orders.", "automation_condition": EAGER, "freshness_policy": FRESH, "pool": "etl"}
+    arguments = {
+        "description": "Orders.",
+        "automation_condition": EAGER,
+        "freshness_policy": FRESH,
+        "pool": "etl",
+    }
     live, crash_lag = specs(asset := make(**arguments))
     assert (live.description, live.automation_condition, live.freshness_policy) == ("Orders.", EAGER, FRESH)
     assert (crash_lag.automation_condition, crash_lag.freshness_policy) == (None, None)
@@ -89,9 +96,9 @@ def test_the_runs_of_its_jobs_carry_tags():
 def test_a_prefix_tells_namesakes_apart(key_prefix):
     """They go into one code location: all that is theirs is named after the whole key."""
     ours = make(key_prefix=key_prefix)
-    other = kl.kafka_asset(name="orders", topics=["orders"], group_id="us", table="lake.us.orders", key_prefix="us")(
-        same
-    )
+    other = kl.kafka_asset(
+        name="orders", topics=["orders"], group_id="us", table="lake.us.orders", key_prefix="us"
+    )(same)
     parts = [key_prefix] if isinstance(key_prefix, str) else key_prefix
     assert ours.live.key == dg.AssetKey([*parts, "orders"])
     assert ours.crash_lag.key == dg.AssetKey([*parts, "orders_crash_lag"])
@@ -99,7 +106,9 @@ def test_a_prefix_tells_namesakes_apart(key_prefix):
     loaded = dg.Definitions.merge(ours.definitions, other.definitions, RESOURCES)
     dg.Definitions.validate_loadable(loaded)
     names = {job.name for job in loaded.get_repository_def().get_all_jobs()}
-    assert {f"{one.identifier}{ending}" for one in (ours, other) for ending in ("_job", "_crash_lag_job")} <= names
+    assert {
+        f"{one.identifier}{ending}" for one in (ours, other) for ending in ("_job", "_crash_lag_job")
+    } <= names
     assert ours.crash_lag.partitions_def.name == f"{ours.identifier}_crash_lag" == ours.crash_lag.op.pool
 
 
@@ -111,7 +120,10 @@ def test_a_prefix_tells_namesakes_apart(key_prefix):
         ({"tags": {"a b!": "1"}}, "tags of asset orders is {'a b!': '1'}: Dagster says: "),
         ({"key_prefix": 5}, "key_prefix of asset orders is 5: Dagster says: "),
         ({"key_prefix": "e u"}, "key_prefix of asset orders is 'e u': Dagster says: "),
-        ({"automation_condition": "eager"}, "automation_condition of asset orders is 'eager': Dagster says: "),
+        (
+            {"automation_condition": "eager"},
+            "automation_condition of asset orders is 'eager': Dagster says: ",
+        ),
         ({"freshness_policy": "1h"}, "freshness_policy of asset orders is '1h': Dagster says: "),
         ({"retry_policy": 3}, "retry_policy of asset orders is 3: Dagster says: "),
         ({"code_version": 7}, "code_version of asset orders is 7: Dagster says: "),
@@ -123,8 +135,14 @@ def test_a_prefix_tells_namesakes_apart(key_prefix):
         ({"metadata": 5}, "metadata of asset orders is 5: Dagster says: "),
         ({"description": 5}, "description of asset orders is 5: Dagster says: "),
         ({"run_tags": 5}, "run_tags of asset orders is 5: Dagster says: "),
-        ({"ins": {"customers": "customers"}}, "ins of asset orders is {'customers': 'customers'}: Dagster says: "),
-        ({"ins": {"customers": dg.AssetIn()}}, "asset orders: ins has customers, of which the transform same has no "),
+        (
+            {"ins": {"customers": "customers"}},
+            "ins of asset orders is {'customers': 'customers'}: Dagster says: ",
+        ),
+        (
+            {"ins": {"customers": dg.AssetIn()}},
+            "asset orders: ins has customers, of which the transform same has no ",
+        ),
         ({"owner": ["team:shop"]}, "'owner' is no setting of asset orders: did you mean owners?"),
     ],
 )
@@ -136,20 +154,31 @@ def test_what_dagster_refuses_is_refused_by_name(arguments, says):
 
 
 def test_a_transform_asks_as_an_asset_does():
-    """The context first, resources by their annotation, other assets by their name; what has a default is its own."""
+    """The context first, resources by their annotation, other assets by their name.
+
+    What has a default is its own.
+    """
 
     def orders(context, batch, geo: Geo, customers, rate=1.0):
         return context, batch, geo, customers, rate
 
     asked = signature_of(orders)
     assert (asked.context, [one.name for one in asked.parameters]) == (True, ["geo", "customers"])
-    assert asked.bind(orders, "run", {"geo": "g", "customers": "c"})("batch") == ("run", "batch", "g", "c", 1.0)
+    assert asked.bind(orders, "run", {"geo": "g", "customers": "c"})("batch") == (
+        "run",
+        "batch",
+        "g",
+        "c",
+        1.0,
+    )
     asset = make(orders)
     for lane in (asset.live, asset.crash_lag):
         assert "geo" in lane.required_resource_keys
         assert dg.AssetKey("customers") in lane.keys_by_input_name.values()
     (nothing_is_stored,) = asset.crash_lag.op.output_defs
-    assert nothing_is_stored.dagster_type.is_nothing, "or a run of several partitions would fail in its IO manager"
+    assert nothing_is_stored.dagster_type.is_nothing, (
+        "or a run of several partitions would fail in its IO manager"
+    )
     assert [one.name for one in signature_of(orders, ["rate"]).parameters] == ["geo", "customers", "rate"]
 
 
@@ -183,7 +212,10 @@ def typed(batch, price: Decimal):
     [
         (nothing, "the transform nothing takes no batch: wanted def nothing(batch)"),
         (only, "the transform only takes no batch behind its context: wanted def only(context, batch)"),
-        (typed, "price of the transform typed is annotated with Decimal, which is not there when the code runs"),
+        (
+            typed,
+            "price of the transform typed is annotated with Decimal, which is not there when the code runs",
+        ),
     ],
 )
 def test_a_transform_that_nobody_could_call_is_refused(transform, says):

@@ -11,7 +11,9 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
-RESOURCES = dg.Definitions(resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()})
+RESOURCES = dg.Definitions(
+    resources={"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
+)
 TOPIC = "orders.v1-raw"
 
 
@@ -32,14 +34,20 @@ def test_two_groups_may_read_one_topic():
 
 
 def test_two_groups_may_not_write_one_topic_to_one_table():
-    """Each batch of one group would delete rows of the other one. Other topics, or another table, are fine."""
+    """Each batch of one group would delete rows of the other one.
+
+    Other topics, or another table, are fine.
+    """
     first = make("orders").definitions
     for other in ({"topics": ["paid"], "table": "lake.shop.orders"}, {"table": "lake.shop.audit"}):
-        dg.Definitions.validate_loadable(dg.Definitions.merge(first, make("audit", **other).definitions, RESOURCES))
+        dg.Definitions.validate_loadable(
+            dg.Definitions.merge(first, make("audit", **other).definitions, RESOURCES)
+        )
     with pytest.raises(InvalidSettingError) as refused:
         make("copies", topics=["paid", TOPIC], table="lake.shop.orders").definitions  # noqa: B018
     assert str(refused.value).startswith(
-        f"Assets copies and orders both write topic {TOPIC} to lake.shop.orders, as groups copies-etl and orders-etl. "
+        f"Assets copies and orders both write topic {TOPIC} to lake.shop.orders, as groups copies-etl and "
+        "orders-etl. "
     )
 
 
@@ -89,14 +97,26 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"table": "orders"}, "catalog.namespace.table"),
         ({"table": None}, "neither of table and sink"),
         ({"sink": print}, "both of table and sink"),
-        ({"table": None, "sink": "lake.shop.orders"}, "is 'lake.shop.orders': wanted something to call: docs/sinks.md"),
+        (
+            {"table": None, "sink": "lake.shop.orders"},
+            "is 'lake.shop.orders': wanted something to call: docs/sinks.md",
+        ),
         ({"max_poll_records": 0}, "max_poll_records of asset orders is 0: wanted a whole number from 1"),
         ({"max_poll_records": "many"}, "is 'many': wanted a whole number .*, or 'auto'"),
-        ({"max_batch_seconds": -1}, "max_batch_seconds of asset orders is -1: wanted a number of seconds above 0"),
-        ({"table": None, "sink": print, "batching": kl.Batching(in_flight=2)}, "called with one batch at a time"),
+        (
+            {"max_batch_seconds": -1},
+            "max_batch_seconds of asset orders is -1: wanted a number of seconds above 0",
+        ),
+        (
+            {"table": None, "sink": print, "batching": kl.Batching(in_flight=2)},
+            "called with one batch at a time",
+        ),
         (
             {"table": None, "sink": print, "batching": kl.Batching(on_bad_record="dead_letter")},
-            "no table beside which dead letters could be kept: leave on_bad_record='dead_letter' of batching out",
+            (
+                "no table beside which dead letters could be kept: leave on_bad_record='dead_letter' of "
+                "batching out"
+            ),
         ),
     ],
 )
@@ -111,7 +131,11 @@ def test_what_no_run_could_work_with_is_refused_when_it_is_declared(settings, sa
     [
         (kl.Batching, {"in_flight": 0}, "in_flight of Batching is 0: wanted 1 or 2"),
         (kl.Batching, {"in_flight": 3}, "in_flight of Batching is 3: wanted 1 or 2"),
-        (kl.Offsets, {"on_data_loss": "ignore"}, "on_data_loss of Offsets is 'ignore': wanted 'raise' or 'write_off'"),
+        (
+            kl.Offsets,
+            {"on_data_loss": "ignore"},
+            "on_data_loss of Offsets is 'ignore': wanted 'raise' or 'write_off'",
+        ),
         (kl.Batching, {"on_slow_record": "skip"}, "'skip': wanted 'raise' or 'quarantine'"),
         (kl.Membership, {"liveness": "polling"}, "wanted 'poll' or 'progress'"),
         (kl.Offsets, {"auto_offset_reset": "newest"}, "wanted 'earliest', 'latest' or 'error'"),
@@ -146,12 +170,17 @@ def test_the_decorator_without_brackets_says_what_is_missing():
     def orders(batch):
         return batch
 
-    with pytest.raises(InvalidSettingError, match=r"needs brackets .*before it decorates orders: @kafka_asset\(topics"):
+    with pytest.raises(
+        InvalidSettingError, match=r"needs brackets .*before it decorates orders: @kafka_asset\(topics"
+    ):
         kl.kafka_asset(orders)
 
 
 def test_the_assets_say_where_the_rows_go():
-    """A table by its name, and kind Iceberg; a sink by the name of its class or of the function that made it."""
+    """A table by its name, and kind Iceberg.
+
+    A sink by the name of its class or of the function that made it.
+    """
 
     def made():
         return lambda _: None
@@ -170,7 +199,10 @@ def test_the_assets_say_where_the_rows_go():
         assert f"not in {asset.target}, " in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
         told[asset.target] = (live.metadata_by_key[live.key], "iceberg" in live.specs_by_key[live.key].kinds)
     here, table = test_the_assets_say_where_the_rows_go.__name__, "lake.shop.orders"
-    both = {"group": "orders-etl", f"topic {TOPIC}": dg.MetadataValue.asset(dg.AssetKey(["kafka", f"{TOPIC}_topic"]))}
+    both = {
+        "group": "orders-etl",
+        f"topic {TOPIC}": dg.MetadataValue.asset(dg.AssetKey(["kafka", f"{TOPIC}_topic"])),
+    }
     assert told == {
         table: ({**both, "table": table, "dagster/table_name": table}, True),
         here: ({**both, "sink": here}, False),
@@ -179,7 +211,10 @@ def test_the_assets_say_where_the_rows_go():
 
 
 def test_forgotten_resources_are_explained():
-    """What Dagster says of them, which this package cannot change, is on the page of errors; and its remedy loads."""
+    """What Dagster says of them, which this package cannot change, is on the page of errors.
+
+    And its remedy loads.
+    """
     page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text(encoding="utf-8")
     with pytest.raises(dg.DagsterInvalidDefinitionError) as told:
         dg.Definitions.validate_loadable(make().definitions)
@@ -209,4 +244,7 @@ def test_one_instance_id_is_for_one_run():
     """Two live runs with one ``group_instance_id`` would put each other out of the group for ever."""
     with pytest.raises(InvalidSettingError, match="for 2 live runs"):
         make(membership=kl.Membership(group_instance_id="etl-0"), sensor=kl.Sensor(max_live_runs=2))
-    assert make(membership=kl.Membership(group_instance_id="etl-0")).settings.membership.group_instance_id == "etl-0"
+    assert (
+        make(membership=kl.Membership(group_instance_id="etl-0")).settings.membership.group_instance_id
+        == "etl-0"
+    )

@@ -1,4 +1,7 @@
-"""What a run's log says of its batches: little, however many they are and however many partitions they have."""
+"""What a run's log says of its batches.
+
+Little, however many they are and however many partitions they have.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def test_what_is_unusual_is_told_at_once(clock):
         lines.log_committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
     assert log[1:] == [
         "another writer had touched the same offsets: written at attempt 2",
-        f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 rows in 0.50 s",
+        (
+            f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 "
+            "rows in 0.50 s"
+        ),
     ]
 
 
@@ -71,5 +77,7 @@ def test_a_line_is_as_short_for_a_thousand_partitions(clock):
     log = Log()
     with BatchLog(log) as lines:
         lines.log_committed(batch(1_000), written(5_000), 0.5)
-        lines.log_committed(batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)])
+        lines.log_committed(
+            batch(1_000), written(5_000), 0.5, [TopicPartition("orders", p) for p in range(1_000)]
+        )
     assert max(map(len, log)) < 200

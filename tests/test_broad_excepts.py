@@ -26,7 +26,9 @@ def _tells(handler: ast.ExceptHandler) -> bool:
         if isinstance(one, ast.Raise):
             return True
         is_logged = isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)
-        if is_logged and (one.func.attr == "exception" or any(keyword.arg == "exc_info" for keyword in one.keywords)):
+        if is_logged and (
+            one.func.attr == "exception" or any(keyword.arg == "exc_info" for keyword in one.keywords)
+        ):
             return True
     return False
 

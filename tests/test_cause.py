@@ -1,4 +1,7 @@
-"""A crash lag partition links the run that crashed: its digits go in a tag, beside the words that people read."""
+"""A crash lag partition links the run that crashed.
+
+Its digits go in a tag, beside the words that people read.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,21 @@ AT = TopicPartition("orders", 3)
 def instance():
     """With a run that crashed."""
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=CRASHED, status=dg.DagsterRunStatus.FAILURE))
+        instance.add_run(
+            dg.DagsterRun(job_name="orders_job", run_id=CRASHED, status=dg.DagsterRunStatus.FAILURE)
+        )
         yield instance
 
 
 def look(instance, by, owed=()):
     """The group after a commit of one of them."""
-    seen = PartitionSnapshot(AT, 70, LiveCommitMetadata(OwnerState.RUNNING, by[:8]), log_end=120, outstanding=owed)
+    seen = PartitionSnapshot(
+        AT, 70, LiveCommitMetadata(OwnerState.RUNNING, by[:8]), log_end=120, outstanding=owed
+    )
     known = {CRASHED[:8]: Run(RunFate.FAILED)}
-    return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (seen,), runs=known), instance.get_run_records())
+    return GroupObservation(
+        GroupSnapshot(GroupState.EMPTY, (), (seen,), runs=known), instance.get_run_records()
+    )
 
 
 def test_a_live_run_knows_whom_it_replaces(instance):
@@ -46,7 +55,11 @@ def test_a_live_run_knows_whom_it_replaces(instance):
     tags = {**request.tags, "kafka_liveness/started_because": "a worker was killed"}
     instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=FINDER, tags=tags))
     (found,) = crash_lag_observations(
-        instance, dg.AssetKey("orders_crash_lag"), "etl", ["orders:3:70-120"], look(instance, FINDER, (Span(70, 120),))
+        instance,
+        dg.AssetKey("orders_crash_lag"),
+        "etl",
+        ["orders:3:70-120"],
+        look(instance, FINDER, (Span(70, 120),)),
     )
     assert found.partition == "orders:3:70-120"
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
@@ -62,7 +75,9 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
     def owing(*partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, FINDER[:8])
         seen = tuple(
-            PartitionSnapshot(at, 120, mark, log_end=120, outstanding=(Span(70, 120),) if at in partitions else ())
+            PartitionSnapshot(
+                at, 120, mark, log_end=120, outstanding=(Span(70, 120),) if at in partitions else ()
+            )
             for at in both
         )
         return GroupObservation(GroupSnapshot(GroupState.EMPTY, (), seen), [])
@@ -87,7 +102,9 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
 def test_lag_alone_has_no_run_to_name(instance):
     """Nobody left: there is no tag, and no link to a run of any name."""
     wants = RunRequests(group_id="etl", live_job_name="orders_job", crash_lag_job_name=None, max_live_runs=1)
-    quiet = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, log_end=120),)), [])
+    quiet = GroupObservation(
+        GroupSnapshot(GroupState.EMPTY, (), (PartitionSnapshot(AT, 70, None, log_end=120),)), []
+    )
     (request,), _ = wants.live_run(instance, quiet, now=0.0, orphaned=())
     assert request.tags["kafka_liveness/started_because"] == "lag"
     assert ".dagster/kafka_liveness.started_because_of_run" not in request.tags

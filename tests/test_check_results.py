@@ -68,4 +68,7 @@ def test_a_materialization_of_this_second_hides_results_at_the_next_tick():
         instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
         [record] = instance.fetch_materializations(dg.AssetKey("orders"), limit=1).records
         at = record.timestamp
-        assert [checks.latest_storage_id(instance, at + seconds) for seconds in (1, 2)] == [0, record.storage_id]
+        assert [checks.latest_storage_id(instance, at + seconds) for seconds in (1, 2)] == [
+            0,
+            record.storage_id,
+        ]

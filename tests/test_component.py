@@ -65,7 +65,10 @@ def write(project, folder="orders", **attributes):
 
 def load(project, folder="orders"):
     """The component and what it gives."""
-    with project.load_component_and_build_defs(Path(folder)) as (component, _), project.build_all_defs() as defs:
+    with (
+        project.load_component_and_build_defs(Path(folder)) as (component, _),
+        project.build_all_defs() as defs,
+    ):
         return component, defs
 
 
@@ -83,14 +86,22 @@ def refused(project, **attributes):
 
 def test_no_setting_is_forgotten():
     """The component has every setting of ``kafka_asset``, with its type, default and description, and four more."""
-    fields = {k: one for k, one in kl.KafkaAssetComponent.model_fields.items() if k not in AssetAttributes.model_fields}
+    fields = {
+        k: one
+        for k, one in kl.KafkaAssetComponent.model_fields.items()
+        if k not in AssetAttributes.model_fields
+    }
     seen = {
         "Sequence": Sequence, "Callable": Callable, "Sink": Callable[..., typing.Any],
         "Unpack": typing_extensions.Unpack,
     }  # fmt: skip
     types = typing.get_type_hints(kl.kafka_asset, localns=seen)
     told = typing.get_type_hints(kl.KafkaAssetComponent)
-    asked = {k: one for k, one in signature(kl.kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+    asked = {
+        k: one
+        for k, one in signature(kl.kafka_asset).parameters.items()
+        if one.kind is Parameter.KEYWORD_ONLY
+    }
     assert set(AssetArguments.__annotations__) - set(AssetAttributes.model_fields) == {"ins", "hooks"}
     assert set(fields) ^ set(asked) == {"sql", "transform", "kafka", "spark"}
     for name, parameter in asked.items():
@@ -103,7 +114,10 @@ def test_no_setting_is_forgotten():
 
 
 def test_editors_are_told_every_setting():
-    """Of the schema: its words and default, and of a group each of its own, but for what only Python can say."""
+    """Of the schema.
+
+    Its words and default, and of a group each of its own, but for what only Python can say.
+    """
     schema = kl.KafkaAssetComponent.get_model_cls().model_json_schema()
     assert [name for name, told in schema["properties"].items() if not told.get("description")] == []
     for name, group in GROUPS.items():
@@ -113,7 +127,9 @@ def test_editors_are_told_every_setting():
         assert set(section["properties"]) == set(group.model_fields) - CODE
         for setting, told in section["properties"].items():
             field = group.fields_with_descriptions()[setting]
-            assert told["description"] == " ".join(field.description.replace("``", "`").split()).replace(":class:", "")
+            assert told["description"] == " ".join(field.description.replace("``", "`").split()).replace(
+                ":class:", ""
+            )
             default = getattr(field.default, "value", field.default)
             assert told["default"] == (list(default) if isinstance(default, tuple) else default), setting
 
@@ -173,7 +189,10 @@ def test_every_setting_arrives(project, monkeypatch):
 
 
 def test_what_dg_lets_yaml_say_of_any_asset_arrives(project):
-    """By Dagster's names, on both assets; conditions and policies by a template, and afterwards by post-processing."""
+    """By Dagster's names, on both assets.
+
+    Conditions and policies by a template, and afterwards by post-processing.
+    """
     here = write(
         project, **{**ORDERS, "group_id": "eu-etl"}, **EMBEDDED, key_prefix="eu", description="Orders.",
         owners=["team:shop"], tags={"tier": 1}, metadata={"since": 2026}, kinds=["python"], deps=["crm/customers"],
@@ -221,7 +240,10 @@ def test_a_secret_stays_a_name(project, monkeypatch):
     monkeypatch.setenv("KAFKA_PASSWORD", "sesame")
     monkeypatch.setenv("SESSION", "9")
     login = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_username": "etl"}
-    secret = {"sasl_password": "{{ env.KAFKA_PASSWORD }}", "extra": {"client.rack": "{{ env.KAFKA_PASSWORD }}"}}
+    secret = {
+        "sasl_password": "{{ env.KAFKA_PASSWORD }}",
+        "extra": {"client.rack": "{{ env.KAFKA_PASSWORD }}"},
+    }
     write(project, kafka={**login, **secret, "session_timeout_seconds": "{{ env.SESSION }}"}, spark={})
     component, _ = load(project)
     assert type(component.kafka.sasl_password) is type(component.kafka.extra["client.rack"]) is dg.EnvVar
@@ -230,7 +252,10 @@ def test_a_secret_stays_a_name(project, monkeypatch):
 
 
 def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
-    """A variable holds text where a number or a truth is wanted; what is quoted in the YAML is meant as text."""
+    """A variable holds text where a number or a truth is wanted.
+
+    What is quoted in the YAML is meant as text.
+    """
     monkeypatch.setenv("LAG", "5")
     monkeypatch.setenv("JUMPS", "true")
     monkeypatch.setenv("STATUS", "RUNNING")
@@ -238,7 +263,11 @@ def test_text_is_text_and_a_template_may_give_a_number(project, monkeypatch):
         project,
         group_id="5",
         topics=["7", "{{ 'or' ~ 'ders' }}"],
-        sensor={"max_lag": "{{ env.LAG }}", "default_status": "{{ env.STATUS }}", "fail_ghost_runs": "{{ env.JUMPS }}"},
+        sensor={
+            "max_lag": "{{ env.LAG }}",
+            "default_status": "{{ env.STATUS }}",
+            "fail_ghost_runs": "{{ env.JUMPS }}",
+        },
         membership={"group_instance_id": "5"},
         batching={"in_flight": "{{ 1 + 1 }}", "allocation": "{{ 'gree' ~ 'dy' }}"},
         enable_parallel_rebalance="{{ env.JUMPS }}",
@@ -260,7 +289,10 @@ def test_a_function_beside_the_yaml_is_found(project):
     (here / "rows.py").write_text('def rows(batch):\n    """Rows as they are."""\n    return batch\n')
     component, defs = load(project)
     assert component.transform("batch") == "batch"
-    assert defs.resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")].description == "Rows as they are."
+    assert (
+        defs.resolve_assets_def("orders").specs_by_key[dg.AssetKey("orders")].description
+        == "Rows as they are."
+    )
 
 
 def test_a_sink_beside_the_yaml_is_found(project):
@@ -300,17 +332,29 @@ def test_sql_describes_its_asset(project):
         ({"sql": None, "transform": ".rows:rows"}, r"defs\.orders\.rows, but there is no such module"),
         ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),
         ({"max_pol_records": 300}, r"max_pol_records at .*orders/defs\.yaml:\d+"),
-        ({"kafka": {"bootstrap_server": "localhost:9092"}}, r"kafka.*bootstrap_server at .*orders/defs\.yaml:\d+"),
+        (
+            {"kafka": {"bootstrap_server": "localhost:9092"}},
+            r"kafka.*bootstrap_server at .*orders/defs\.yaml:\d+",
+        ),
         (
             {"max_poll_records": "many"},
             "the component of group orders-etl is 'many': wanted a whole number",
         ),
-        ({"max_poll_records": "{{ 'many' }}", "name": "sales"}, "max_poll_records of asset sales is 'many': wanted"),
+        (
+            {"max_poll_records": "{{ 'many' }}", "name": "sales"},
+            "max_poll_records of asset sales is 'many': wanted",
+        ),
         (
             {"offsets": {"on_data_loss": "ignore"}},
-            "offsets.on_data_loss of the component of group orders-etl is 'ignore': wanted 'raise' or 'write_off'",
+            (
+                "offsets.on_data_loss of the component of group orders-etl is 'ignore': wanted 'raise' or "
+                "'write_off'"
+            ),
         ),
-        ({"batching": {"in_flight": 3}, "name": "sales"}, "batching.in_flight of asset sales is 3: wanted 1 or 2"),
+        (
+            {"batching": {"in_flight": 3}, "name": "sales"},
+            "batching.in_flight of asset sales is 3: wanted 1 or 2",
+        ),
         ({"batching": {"in_flight": "{{ 'two' }}"}}, "batching.in_flight of .* is 'two': wanted 1 or 2"),
         (
             {"sensor": {"max_lag": "5"}, "crash_lag": {"min_offsets": True}, "topics": "a b"},
@@ -324,14 +368,20 @@ def test_sql_describes_its_asset(project):
         ({"batching": 7}, r"attributes.batching.* at .*orders/defs\.yaml:\d+"),
         ({"crash_lag": "{{ 'soon' }}"}, r"crash_lag of .* is 'soon': wanted kl\.CrashLag"),
         ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a topic of Kafka's"),
-        ({"enable_parallel_rebalance": "no"}, "enable_parallel_rebalance of .* is 'no': wanted True or False"),
+        (
+            {"enable_parallel_rebalance": "no"},
+            "enable_parallel_rebalance of .* is 'no': wanted True or False",
+        ),
         ({"group_id": 5}, "group_id of the component of group 5 is 5: wanted 1 to 249 printable"),
         (
             {"kafka": {"session_timeout_seconds": "5"}},
             r"defs.yaml:\d+(?s:.*)session_timeout_seconds .* is '5': ",
         ),
         ({"kafka": 7}, r"attributes.kafka.* at .*orders/defs\.yaml:\d+"),
-        ({"sensor": {"default_status": "ON"}}, "sensor.default_status of .* is 'ON': wanted .*RUNNING or STOPPED"),
+        (
+            {"sensor": {"default_status": "ON"}},
+            "sensor.default_status of .* is 'ON': wanted .*RUNNING or STOPPED",
+        ),
         ({"group_id": "etl.catch-up"}, "second commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
     ],
@@ -376,13 +426,17 @@ def test_a_folder_name_need_not_be_a_dagster_name(project):
 
 def test_dg_finds_the_package_and_looks_at_it_cheaply():
     """Discovery takes every public name of the registered module: neither client is loaded by that."""
-    (registered,) = [found for found in entry_points(group=DG_PLUGIN_ENTRY_POINT_GROUP) if found.value == kl.__name__]
+    (registered,) = [
+        found for found in entry_points(group=DG_PLUGIN_ENTRY_POINT_GROUP) if found.value == kl.__name__
+    ]
     code = (
         "import sys; from dagster.components.core import package_entry as entries; import kafka_liveness_dagster as kl;"
         f"print(*[n for n, _ in entries.get_package_objects_in_module(__import__({registered.value!r}))]);"
         "print(*sorted({'pyspark', 'confluent_kafka'} & set(sys.modules)));"
         "from dagster_shared.libraries import DagsterLibraryRegistry as known; print(*known.get())"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert told[:2] == ["KafkaAssetComponent", ""]
     assert "kafka-liveness-dagster" in told[2]

@@ -1,4 +1,7 @@
-"""Every command that CONTRIBUTING.md and ``make help`` show works: quick ones run, others are parsed or collected."""
+"""Every command that CONTRIBUTING.md and ``make help`` show works.
+
+Quick ones run, others are parsed or collected.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`\n]+)`")
 SETTING = re.compile(r"([A-Z_]+)=(.*)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
-OF_MAKE = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")  # of the make that started these tests
+# Of the make that started these tests
+OF_MAKE = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
 
 
 def is_command(span):
@@ -58,7 +62,10 @@ def is_quick(settings, words):
 
 
 def for_one_process(command):
-    """Return what ``tests.commands`` has to do for a command: (settings, words), or None if it has nothing to do."""
+    """Return what ``tests.commands`` has to do for a command.
+
+    (settings, words), or None if it has nothing to do.
+    """
     settings, program, words = parsed(command)
     if program == "python" and words[:1] == ["-m"]:
         module, arguments = words[1], words[2:]
@@ -81,7 +88,8 @@ def made(words):
 
 HELP = (ROOT / "Makefile").read_text(encoding="utf-8")
 OF_HELP = [
-    f"make {target} {words}" for target, words in re.findall(r'^([a-z-]+):.*## .*(ARGS="[^"]*")', HELP, re.MULTILINE)
+    f"make {target} {words}"
+    for target, words in re.findall(r'^([a-z-]+):.*## .*(ARGS="[^"]*")', HELP, re.MULTILINE)
 ]
 COMMANDS = [*dict.fromkeys([*shown(TEXT), *OF_HELP])]
 
@@ -137,7 +145,9 @@ def check_pytest(arguments, outcome):
 
 def check_settings(settings):
     """The tests read each variable of the environment that a command sets."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py") if path != Path(__file__))
+    sources = "".join(
+        path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py") if path != Path(__file__)
+    )
     assert [name for name in settings if f'"{name}"' not in sources] == []
 
 
@@ -164,7 +174,10 @@ def test_a_command_works(command, outcomes):
 
 def test_commands_are_found_in_fences_and_in_code_font():
     """The search itself: a name, a path and a pattern are no commands."""
-    text = "```\nmake fast\nA=1 python -m x\n```\n`make help`, `tests/core`, `*.md`, `.venv/bin/tool`, `make help`\n"
+    text = (
+        "```\nmake fast\nA=1 python -m x\n```\n`make help`, `tests/core`, `*.md`, `.venv/bin/tool`, `make "
+        "help`\n"
+    )
     assert shown(text) == ["make fast", "A=1 python -m x", "make help", ".venv/bin/tool"]
     assert len(COMMANDS) > 10
 
@@ -186,7 +199,9 @@ def test_all_tests_are_never_started():
     ("arguments", "selected", "is_right"),
     [
         pytest.param(["tests/core", "-k", "half"], ["a.py::test_half_of_it"], True, id="a word of the name"),
-        pytest.param(["tests/core", "-k", "pace"], ["a.py::test_x[still space]"], False, id="a part of a word"),
+        pytest.param(
+            ["tests/core", "-k", "pace"], ["a.py::test_x[still space]"], False, id="a part of a word"
+        ),
         pytest.param(["tests/core", "-k", "half"], [], False, id="no test"),
     ],
 )

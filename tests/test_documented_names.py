@@ -15,15 +15,25 @@ import kafka_liveness_dagster as kl
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "kafka_liveness_dagster"
-FOLDERS = ("kafka_liveness_dagster", "definitions", "supply_chain", "website", "tests/simulation", "tests/first_hour")
-ROOMS = sorted({path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")} - {"__init__"})
+FOLDERS = (
+    "kafka_liveness_dagster",
+    "definitions",
+    "supply_chain",
+    "website",
+    "tests/simulation",
+    "tests/first_hour",
+)
+ROOMS = sorted(
+    {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")} - {"__init__"}
+)
 PAGES = sorted([ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/decisions/*.md")])
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`]+)`")
 CODE_NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?")
 CAMEL_CASE = re.compile(r"\b[A-Z]\w*[a-z]\w*[A-Z]\w*|\b[A-Z][a-z]+$")
 VARIABLE = re.compile(r"KAFKA_LIVENESS_\w+|SIMULATION_\w+")  # of the environment
-LISTED = re.compile(r"^ *([A-Z]\w+(?:, [A-Z]\w+)*)  +\S", re.MULTILINE)  # a line of an indented list of classes
+# A line of an indented list of classes
+LISTED = re.compile(r"^ *([A-Z]\w+(?:, [A-Z]\w+)*)  +\S", re.MULTILINE)
 SECTION = re.compile(r"^(Args|Attributes):\n((?:(?: {4}.*)?\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\*{0,2}\w+(?:, \w+)*)(?: \(.*?\))?:", re.MULTILINE)
 FOREIGN = {  # names that other programs define, by their owner
@@ -88,14 +98,19 @@ def defined(path):
             names.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             names.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value):
+        elif (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value)
+        ):
             names.add(node.value)
     return classes, names | classes
 
 
 @pytest.fixture(scope="module")
 def code():
-    """All classes, and all names, of the folders that the pages describe; a module and a folder are names too."""
+    """All classes, and all names, of the folders that the pages describe.
+
+    A module and a folder are names too.
+    """
     classes, names = set(), set()
     for path in chain(ROOT.glob("tests/*.py"), *((ROOT / folder).rglob("*.py") for folder in FOLDERS)):
         of_classes, of_all = defined(path)
@@ -142,7 +157,9 @@ def test_a_name_of_another_program_is_still_shown():
     [
         pytest.param("the `Flight` of a run", ["Flight"], id="class"),
         pytest.param(
-            "`core.resume.decide_resume`, `close()`", ["core.resume.decide_resume", "close"], id="module and call"
+            "`core.resume.decide_resume`, `close()`",
+            ["core.resume.decide_resume", "close"],
+            id="module and call",
         ),
         pytest.param("`kl.Offsets(on_data_loss=1)`", ["kl.Offsets"], id="public name"),
         pytest.param("`over\ntwo` lines, `two words`, `tests/core`", [], id="no identifier"),
@@ -193,7 +210,10 @@ def parameters(node):
 
 
 def members(node):
-    """Return what a class itself has: fields, methods, attributes of self, and parameters of its constructor."""
+    """Return what a class itself has.
+
+    Fields, methods, attributes of self, and parameters of its constructor.
+    """
     found = set()
     for statement in node.body:
         if isinstance(statement, ast.FunctionDef):
@@ -202,7 +222,9 @@ def members(node):
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    stored = (one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store))
+    stored = (
+        one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+    )
     return found | {one.attr for one in stored if isinstance(one.value, ast.Name) and one.value.id == "self"}
 
 
@@ -212,7 +234,9 @@ def wrong_sections(source):
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     for node in nodes:
         if isinstance(node, ast.ClassDef):
-            bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+            bases = [
+                classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes
+            ]
             found = set().union(*map(members, (node, *bases)))
             names = [*described(node, "Attributes"), *described(node, "Args")]
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -225,7 +249,11 @@ def wrong_sections(source):
 def test_a_docstring_describes_what_is_there():
     """Each name under ``Attributes:`` is an attribute of its class, and each under ``Args:`` is a parameter."""
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-    wrong = [(str(path.relative_to(ROOT)), *where) for path, text in sources.items() for where in wrong_sections(text)]
+    wrong = [
+        (str(path.relative_to(ROOT)), *where)
+        for path, text in sources.items()
+        for where in wrong_sections(text)
+    ]
     assert wrong == []
 
 

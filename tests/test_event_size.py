@@ -1,4 +1,7 @@
-"""What is told of a group stays as short with a thousand partitions: each event is a row that Dagster keeps."""
+"""What is told of a group stays as short with a thousand partitions.
+
+Each event is a row that Dagster keeps.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def look(partitions):
         )
         for one in ranges(partitions)
     )
-    return GroupObservation(GroupSnapshot(GroupState.STABLE, (), seen, runs={RUN[:8]: Run(RunFate.FAILED)}), [])
+    return GroupObservation(
+        GroupSnapshot(GroupState.STABLE, (), seen, runs={RUN[:8]: Run(RunFate.FAILED)}), []
+    )
 
 
 def told(partitions):
@@ -48,7 +53,9 @@ def told(partitions):
     ]
     (observation,) = group_observations("etl", ["orders"], look(partitions), events)
     with dg.DagsterInstance.ephemeral() as instance:
-        (jump,) = crash_lag_observations(instance, dg.AssetKey("orders_crash_lag"), "etl", keys, look(partitions))
+        (jump,) = crash_lag_observations(
+            instance, dg.AssetKey("orders_crash_lag"), "etl", keys, look(partitions)
+        )
     tally = Tally()
     tally.add(Batch(tuple(ranges(partitions)), 60.0), 5, 1.0)
     materialized = dg.AssetMaterialization("orders", metadata=tally.metadata())

@@ -1,4 +1,7 @@
-"""What README and docs/ show is there: each Python fence is a file of docs/examples, each command one of ours."""
+"""What README and docs/ show is there.
+
+Each Python fence is a file of docs/examples, each command one of ours.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.cli.options import kafka_settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
+PAGES = {
+    page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+}
 EXAMPLES = {file.stem: file.read_text(encoding="utf-8") for file in ROOT.glob("docs/examples/*.py")}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`\n]+)`")
@@ -51,11 +56,17 @@ def fences(page, *languages):
 
 
 def commands():
-    """What the pages have a reader type behind ``kafka-liveness``; a synopsis without its brackets and dots."""
+    """What the pages have a reader type behind ``kafka-liveness``.
+
+    A synopsis without its brackets and dots.
+    """
     found = set()
     for page in PAGES.values():
         for text in (*fences(page, "", "sh"), *IN_LINE.findall(FENCE.sub("", page))):
-            found |= {re.sub(r"[\[\]…]", "", typed).strip() for typed in COMMAND.findall(re.sub(r"\n {8,}", " ", text))}
+            found |= {
+                re.sub(r"[\[\]…]", "", typed).strip()
+                for typed in COMMAND.findall(re.sub(r"\n {8,}", " ", text))
+            }
     return sorted(found)
 
 
@@ -68,7 +79,9 @@ def test_each_python_fence_is_an_example():
 
 def test_the_tutorial_types_what_the_readme_does():
     """And that is typed by first_hour; around it the tutorial installs, looks twice, and cleans up."""
-    readme, tutorial = ("".join(fences(PAGES[page], "sh")).splitlines() for page in ("README.md", "tutorial.md"))
+    readme, tutorial = (
+        "".join(fences(PAGES[page], "sh")).splitlines() for page in ("README.md", "tutorial.md")
+    )
     assert tutorial[3:] == [*readme, "kafka-liveness down"]
     assert tutorial[2] == 'pip install "PATH_OF_THIS_CHECKOUT[ui]"'
     assert f"`{tutorial[2]}`" in PAGES["README.md"]
@@ -95,17 +108,24 @@ def test_doctests_of_the_pages_are_collected(pytestconfig):
     """A fence with ``>>>`` runs, wherever it stands."""
     shown = {name for name, page in PAGES.items() if ">>> " in page}
     assert shown == {name for name, page in PAGES.items() if fences(page, "pycon")}
-    collected = {path.name for glob in pytestconfig.getini("testpaths") for path in ROOT.glob(glob) if path.is_file()}
+    collected = {
+        path.name for glob in pytestconfig.getini("testpaths") for path in ROOT.glob(glob) if path.is_file()
+    }
     assert shown <= collected
     assert "--doctest-glob=*.md" in pytestconfig.getini("addopts")
 
 
 def test_the_lines_for_command_config_are_ours(tmp_path):
-    """What docs/security.md shows is read as it stands there; what it names is looked for, so there is a file."""
+    """What docs/security.md shows is read as it stands there.
+
+    What it names is looked for, so there is a file.
+    """
     [lines] = [text for text in fences(PAGES["security.md"], "") if "sasl.mechanism" in text]
     authority = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(authority)
-    told = kafka_settings("broker-1.example.com:9092", StringIO(lines.replace("/etc/kafka/ca.pem", str(authority))))
+    told = kafka_settings(
+        "broker-1.example.com:9092", StringIO(lines.replace("/etc/kafka/ca.pem", str(authority)))
+    )
     assert told.security.sasl_mechanism == "SCRAM-SHA-512"
 
 
@@ -119,7 +139,9 @@ def test_every_link_leads_somewhere():
     """To a file of the checkout, and to a heading that it has."""
     dead = []
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
-        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        for link in re.findall(
+            r"\]\((?!https?:)([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))
+        ):
             file, _, heading = link.partition("#")
             to = (page.parent / file).resolve() if file else page
             if not to.exists() or (heading and heading not in anchors(to)):
@@ -153,7 +175,10 @@ def test_an_example_is_a_code_location(example, name):
 
 
 def test_the_pipeline_gives_what_the_readme_says(example):
-    """External asset, live asset, crash lag asset, and the sensor, which is on; the addresses are the embedded ones."""
+    """External asset, live asset, crash lag asset, and the sensor, which is on.
+
+    The addresses are the embedded ones.
+    """
     repository = example("orders").defs.get_repository_def()
     assets = {key.to_user_string() for key in repository.asset_graph.get_all_asset_keys()}
     assert assets == {"kafka/orders_topic", "orders", "orders_crash_lag"}

@@ -1,4 +1,7 @@
-"""Imports only go down: core <- kafka, core <- spark, all <- the Dagster face <- the example; as DESIGN.md draws it."""
+"""Imports only go down: core <- kafka, core <- spark, all <- the Dagster face <- the example.
+
+As DESIGN.md draws it.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,16 @@ TYPING_ONLY = {"typing_extensions"}  # named for mypy, never imported when the p
 @cache
 def imports(path):
     """Every module a file of the package names in an import."""
-    return tuple(imports_of(path.read_text(encoding="utf-8"), [PACKAGE, *path.relative_to(ROOT).with_suffix("").parts]))
+    return tuple(
+        imports_of(path.read_text(encoding="utf-8"), [PACKAGE, *path.relative_to(ROOT).with_suffix("").parts])
+    )
 
 
 def imports_of(source, here):
-    """Every module that a source names, those for type checkers too; relative imports count as their target."""
+    """Every module that a source names, those for type checkers too.
+
+    Relative imports count as their target.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -65,7 +73,10 @@ def is_standard(name):
 
 
 def arrows():
-    """Which room imports from which: an arrow is a pair. The root's own names are everybody's, and no room."""
+    """Which room imports from which: an arrow is a pair.
+
+    The root's own names are everybody's, and no room.
+    """
     found = {
         (path.relative_to(ROOT).with_suffix("").parts[0], name.split(".")[1])
         for path in MODULES
@@ -114,24 +125,35 @@ def module_of(path):
 def circles(graph):
     """Return the groups of modules that reach each other, each in alphabetical order."""
     reached = {
-        module: below(module, {(start, end) for start, ends in graph.items() for end in ends}) for module in graph
+        module: below(module, {(start, end) for start, ends in graph.items() for end in ends})
+        for module in graph
     }
     groups = {tuple(sorted(other for other in reached[one] if one in reached[other])) for one in graph}
     return sorted(group for group in groups if group)
 
 
 def test_a_floor_imports_only_what_is_below_it():
-    """Core knows the standard library; kafka and spark know core and their own client, and never each other."""
+    """Core knows the standard library.
+
+    Kafka and spark know core and their own client, and never each other.
+    """
     assert {named(path) for path in MODULES} >= set(PURE)
     held = {f"{PACKAGE}.{name.removesuffix('.py').replace('/', '.')}" for name in PURE} | {f"{PACKAGE}.core"}
-    section = (ROOT.parent / "pyproject.toml").read_text(encoding="utf-8").split("[tool.coverage.run]")[1].split("]")[0]
+    section = (
+        (ROOT.parent / "pyproject.toml")
+        .read_text(encoding="utf-8")
+        .split("[tool.coverage.run]")[1]
+        .split("]")[0]
+    )
     assert set(re.findall(r'"(.*)"', section)) == held, "the coverage gate has the same modules"
     wrong = []
     for path in MODULES:
         floor = path.relative_to(ROOT).parts[0]
         if floor in FLOORS or named(path) in PURE:
             allowed = (PURE.get(named(path)) or FLOORS[floor]) | TYPING_ONLY
-            foreign = (name for name in imports(path) if not is_standard(name) and not is_under(name, allowed))
+            foreign = (
+                name for name in imports(path) if not is_standard(name) and not is_under(name, allowed)
+            )
             wrong += [f"{named(path)} imports {name}" for name in foreign]
     assert not wrong, "\n".join(wrong)
 
@@ -139,7 +161,12 @@ def test_a_floor_imports_only_what_is_below_it():
 def test_nobody_imports_the_example():
     """The package works without its example; the demo names it as a string, for Dagster to load."""
     example = {"definitions", "tests", f"{PACKAGE}.definitions"}
-    found = [f"{named(path)} imports {name}" for path in MODULES for name in imports(path) if is_under(name, example)]
+    found = [
+        f"{named(path)} imports {name}"
+        for path in MODULES
+        for name in imports(path)
+        if is_under(name, example)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -170,7 +197,10 @@ def test_no_module_imports_itself_over_others():
 def test_every_circle_is_found():
     """The search itself: two modules, a long circle, two circles with a module in common, and no circle."""
     assert circles({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == [("a", "b")]
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}) == [("a", "b", "c"), ("d", "e")]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d"}}) == [
+        ("a", "b", "c"),
+        ("d", "e"),
+    ]
     assert circles({"a": {"b"}, "b": {"a", "c"}, "c": {"b"}}) == [("a", "b", "c")]
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
@@ -188,7 +218,10 @@ def test_the_picture_is_what_the_imports_are():
 
 
 def test_no_arrow_goes_up():
-    """The table lists every room once, the highest first, and a room imports from lower ones alone: so no circle."""
+    """The table lists every room once, the highest first, and a room imports from lower ones alone.
+
+    So no circle.
+    """
     listed = re.findall(r"^\| `(\w+)` \|", DESIGN.split("## Shape")[1].split("\n## ")[0], re.MULTILINE)
     assert sorted(listed) == sorted(ROOMS)
     assert [(above, end) for above, end in arrows() if listed.index(above) >= listed.index(end)] == []
@@ -205,9 +238,14 @@ def test_an_arrow_over_a_third_room_needs_no_line():
 
 
 def test_importing_the_package_starts_neither_client():
-    """Dagster imports every plug-in for its registry; pyspark and librdkafka are loaded when they are used."""
+    """Dagster imports every plug-in for its registry.
+
+    Pyspark and librdkafka are loaded when they are used.
+    """
     code = f"import sys, {PACKAGE}; print(*sorted({{'pyspark', 'confluent_kafka'}} & set(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
     assert not loaded.stdout.split()
 
 
@@ -219,7 +257,9 @@ def test_importing_the_package_starts_neither_client():
         pytest.param("def f():\n    import pyspark", ["pyspark"], id="inside a function"),
         pytest.param("if TYPE_CHECKING:\n    import pyspark", ["pyspark"], id="for type checkers"),
         pytest.param(f"from {PACKAGE} import spark", [f"{PACKAGE}.spark"], id="a floor by its name"),
-        pytest.param("from ..spark import source", [f"{PACKAGE}.spark.source"], id="relative, from another floor"),
+        pytest.param(
+            "from ..spark import source", [f"{PACKAGE}.spark.source"], id="relative, from another floor"
+        ),
         pytest.param("from . import errors", [f"{PACKAGE}.core.errors"], id="relative, from the same floor"),
     ],
 )

@@ -1,6 +1,7 @@
 """The sensor reads the cursors that earlier versions stored. One is written out here with every field.
 
-A field that is renamed in the model without an alias is lost without an error, and the sensor reports old events again.
+A field that is renamed in the model without an alias is lost without an error, and the sensor reports old
+events again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, Owne
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.process_status import HeartbeatTag
 from kafka_liveness_dagster.kafka import timestamps
-from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
+from kafka_liveness_dagster.kafka.group_description import (
+    CommittedOffset,
+    GroupDescription,
+    MemberDescription,
+)
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
@@ -69,7 +74,9 @@ class Cluster:
     def group(self, group_id):
         clients = [(CLIENT.format("0000beef"), 0), (CLIENT.format("0000cafe"), 1), ("kcat", 2)]
         members = [
-            MemberDescription(f"member-{number}", client, "/10.0.0.7", partitions=(TopicPartition(TOPIC, number),))
+            MemberDescription(
+                f"member-{number}", client, "/10.0.0.7", partitions=(TopicPartition(TOPIC, number),)
+            )
             for client, number in clients
         ]
         return GroupDescription("PREPARING_REBALANCING", tuple(members))
@@ -81,7 +88,9 @@ def instance():
     with dg.DagsterInstance.ephemeral() as found:
         for digits in ("0000beef", "0000dead"):
             tags = {**lane_tags(GROUP, "live"), PROCESS_TAG: HeartbeatTag(digits, 7).encode()}
-            run = dg.DagsterRun("orders_job", RUN_ID.format(digits), status=dg.DagsterRunStatus.STARTED, tags=tags)
+            run = dg.DagsterRun(
+                "orders_job", RUN_ID.format(digits), status=dg.DagsterRunStatus.STARTED, tags=tags
+            )
             found.add_run(run)
         yield found
 
@@ -131,9 +140,14 @@ def test_the_cursor_has_every_field():
 
 
 def test_a_field_that_is_missing_or_unknown_is_no_error():
-    """The sensor ignores an unknown field. Instead of a missing one it takes the default, and keeps the others."""
+    """The sensor ignores an unknown field.
+
+    Instead of a missing one it takes the default, and keeps the others.
+    """
     stored, known = json.loads(CURSOR), GroupCursor.decode(CURSOR)
     assert GroupCursor.decode(json.dumps({**stored, "of_a_later_version": [1]})) == known
     for field, (name, default) in FIELDS.items():
-        without = GroupCursor.decode(json.dumps({key: value for key, value in stored.items() if key != field}))
+        without = GroupCursor.decode(
+            json.dumps({key: value for key, value in stored.items() if key != field})
+        )
         assert without == known.model_copy(update={name: default}) != known, field

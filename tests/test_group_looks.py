@@ -22,7 +22,11 @@ from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.kafka import timestamps
-from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
+from kafka_liveness_dagster.kafka.group_description import (
+    CommittedOffset,
+    GroupDescription,
+    MemberDescription,
+)
 from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import group_observations
 from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots
@@ -32,7 +36,11 @@ from kafka_liveness_dagster.sensor.run_requests import RunRequests
 GROUP, CATCH_UP, TOPIC = "orders-etl", "orders-etl.catch-up", "orders"
 AT, ID = TopicPartition(TOPIC, 3), "2Mq71qnKT1ul7FBvra2xew"
 RUN, SECOND_RUN = "0badcafe-1111-4222-8333-444444444444", "0000beef-1111-4222-8333-444444444444"
-STARTED, SUCCESS, FAILURE = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+STARTED, SUCCESS, FAILURE = (
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+)
 LOG = logging.getLogger(__name__)
 REQUESTS = RunRequests(
     group_id=GROUP, live_job_name="orders_job", crash_lag_job_name="orders_crash_lag_job", max_live_runs=1
@@ -52,7 +60,9 @@ class Cluster:
     settings = None
 
     def __init__(self):
-        first = CommittedOffset(100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], (Span(70, 100),)).encode())
+        first = CommittedOffset(
+            100, LiveCommitMetadata(OwnerState.RELEASED, RUN[:8], (Span(70, 100),)).encode()
+        )
         self.logs, self.members, self.bounds = {GROUP: first}, [], (0, 120)
         self.when_observed = lambda: None
 
@@ -102,7 +112,7 @@ def observe(cluster, instance):
     return GroupObservation.read(cluster, instance, GROUP, [TOPIC])
 
 
-# --- both commit logs -----------------------------------------------------------------------------------------------
+# --- both commit logs ---------------------------------------------------------------------------------------
 
 
 def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
@@ -123,7 +133,9 @@ def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
         "no partition is added, and no run requested"
     )
     [line] = seen.external_commit_lines
-    assert line.startswith("orders:3: an external commit replaced the second commit log (offset 120, metadata '')")
+    assert line.startswith(
+        "orders:3: an external commit replaced the second commit log (offset 120, metadata '')"
+    )
     age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
     assert (age.severity, age.message) == (Severity.WARNING, f"cannot tell: {line}")
 
@@ -137,7 +149,9 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
     cluster.logs[CATCH_UP] = CommittedOffset(120, "not ours")
     table = SimpleNamespace(
         target="lake.shop.orders",
-        entries=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)),
+        entries=lambda asked: dict.fromkeys(
+            asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)
+        ),
     )
     seen = GroupObservation.read(cluster, instance, GROUP, [TOPIC], ledger=table)
     assert [str(one) for one in seen.pending] == ["orders:3:80-90", "orders:3:95-100"]
@@ -155,11 +169,12 @@ def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, e
     assert [str(one) for one in seen.pending] == ["orders:3:70-80"]
     ignored = f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"
     assert seen.external_commit_lines == [ignored]
-    cluster.logs[GROUP] = CommittedOffset(end, f"kl1 released {RUN[:8]} @- 70-{end}")  # at once above the log end, 120
+    # At once above the log end, 120
+    cluster.logs[GROUP] = CommittedOffset(end, f"kl1 released {RUN[:8]} @- 70-{end}")
     assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:70-120"]
 
 
-# --- requests for the live lane -------------------------------------------------------------------------------------
+# --- requests for the live lane -----------------------------------------------------------------------------
 
 
 def test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another(cluster, instance):
@@ -186,11 +201,13 @@ def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster,
         end_run(instance, f"0000000{number}-1111-4222-8333-444444444444", "PIPELINE_FAILURE")
     seen = observe(cluster, instance)
     [newest, *_] = seen.records
-    wanted = [bool(REQUESTS.live_run(instance, seen, newest.end_time + seconds, ())[0]) for seconds in (9, 11)]
+    wanted = [
+        bool(REQUESTS.live_run(instance, seen, newest.end_time + seconds, ())[0]) for seconds in (9, 11)
+    ]
     assert wanted == [False, True]
 
 
-# --- requests for the catch-up lane ---------------------------------------------------------------------------------
+# --- requests for the catch-up lane -------------------------------------------------------------------------
 
 
 def catch_up(cluster, instance, *keys):
@@ -222,7 +239,7 @@ def test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up(cl
     assert catch_up(cluster, instance, "orders:3:70-90", "orders:3:90-100") == ["orders:3:90-100"]
 
 
-# --- departures -----------------------------------------------------------------------------------------------------
+# --- departures ---------------------------------------------------------------------------------------------
 
 
 def test_the_reason_of_a_departure_is_read_after_the_members(cluster, instance):
@@ -245,7 +262,9 @@ def test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance
 
 def test_a_foreign_member_brings_no_markdown_and_no_link(cluster, instance):
     """Dagster's pages render events as markdown; anybody who may join the group chooses a client.id."""
-    cluster.members = [MemberDescription("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", partitions=(AT,))]
+    cluster.members = [
+        MemberDescription("member-1", "[a](http://b.c)|`<i>www.d.e", "/127.0.0.1", partitions=(AT,))
+    ]
     [member] = observe(cluster, instance).snapshot.members
     assert member.name == "?a?(http:??b.c)???i?www?"
     cluster.members = [MemberDescription("member-1", "orders_app-1", "/10.0.0.7", partitions=(AT,))]
@@ -261,14 +280,16 @@ def test_external_metadata_brings_no_markdown(cluster, instance):
     assert re.fullmatch(r"- `[^`\n]*\[a\]\(http://b\.c\)[^`\n]*`", line), line
 
 
-# --- runs without a process -----------------------------------------------------------------------------------------
+# --- runs without a process ---------------------------------------------------------------------------------
 
 
 def ghosts_of(instance, run_id):
     """The ghosts of an observation in which the process of a run in progress is gone."""
     runs = {short_run_id(run_id): Run(RunFate.IN_PROGRESS, process=ProcessStatus.GONE)}
     seen = GroupObservation(GroupSnapshot(GroupState.EMPTY, (), (), runs=runs), instance.get_run_records())
-    return OrphanedRuns(seen, {short_run_id(run_id): Absence(0, 0)}, time.time(), after_seconds=60.0, always=False)
+    return OrphanedRuns(
+        seen, {short_run_id(run_id): Absence(0, 0)}, time.time(), after_seconds=60.0, always=False
+    )
 
 
 def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instance):
@@ -276,7 +297,9 @@ def test_a_run_that_ended_after_the_observation_is_not_reported_as_failed(instan
     add_run(instance, RUN)
     found = ghosts_of(instance, RUN)
     end_run(instance, RUN)
-    assert not found.end_dead_runs(instance, "sensor orders_sensor", LOG), "an ended run was reported as failed"
+    assert not found.end_dead_runs(instance, "sensor orders_sensor", LOG), (
+        "an ended run was reported as failed"
+    )
     assert instance.get_run_by_id(RUN).status is SUCCESS
 
 
@@ -316,7 +339,7 @@ def test_slots_of_a_pool_come_free_when_their_run_is_over_for_a_while():
         assert claimed(61) == {SECOND_RUN}
 
 
-# --- a tick ---------------------------------------------------------------------------------------------------------
+# --- a tick -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -325,7 +348,11 @@ def tick(cluster, instance, monkeypatch, tmp_path):
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
     monkeypatch.setattr(timestamps, "open_transactions", lambda *_: ())
     asset = kl.kafka_asset(
-        topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True
+        topics=[TOPIC],
+        group_id=GROUP,
+        table="lake.shop.orders",
+        name="orders",
+        enable_parallel_rebalance=True,
     )(lambda batch: batch)
     kafka = SimpleNamespace(cluster=lambda: cluster, create_missing_topics=lambda *_: None)
     defs = dg.Definitions.merge(
@@ -353,10 +380,14 @@ def tick(cluster, instance, monkeypatch, tmp_path):
 
 
 def test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition(cluster, instance, tick):
-    """The commit logs are read again after Dagster's partitions: a materialized key never comes back as a new one."""
+    """The commit logs are read again after Dagster's partitions.
+
+    A materialized key never comes back as a new one.
+    """
 
     def caught_up():
-        if CATCH_UP not in cluster.logs:  # after the commit logs were read, before the query for the partitions
+        # After the commit logs were read, before the query for the partitions
+        if CATCH_UP not in cluster.logs:
             instance.add_dynamic_partitions("orders_crash_lag", ["orders:3:70-100"])
             event = dg.AssetMaterialization("orders_crash_lag", partition="orders:3:70-100")
             instance.report_runless_asset_event(event)
@@ -381,10 +412,16 @@ def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):
     )
     tick()
     cluster.members = [
-        MemberDescription("member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", partitions=(AT,))
+        MemberDescription(
+            "member-1", f"dagster/orders_job/{SECOND_RUN}/orders", "/127.0.0.1", partitions=(AT,)
+        )
     ]
     cluster.bounds = (110, 120)  # records expired: a result changes, and all of them are stored
     events = tick().asset_events
-    exact = [one for one in events if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "no_missing_rows"]
+    exact = [
+        one
+        for one in events
+        if isinstance(one, dg.AssetCheckEvaluation) and one.check_name == "no_missing_rows"
+    ]
     assert [one.passed for one in exact] == [False]
     assert "the embedded Spark does not run" in exact[0].description

@@ -1,4 +1,7 @@
-"""The history checker: a correct history has no anomaly, and each planted one is found, at its offset and no other."""
+"""The history checker.
+
+A correct history has no anomaly, and each planted one is found, at its offset and no other.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,11 @@ def reported(name, start, end, partition=0):
 
 def read(*rows, **more):
     """A read whose rows are ``(start, end)`` or ``(start, end, count)`` of partition 0."""
-    return "read", {"snapshot": 1, "rows": [[TOPIC, 0, *row, *([1] if len(row) == 2 else [])] for row in rows], **more}
+    return "read", {
+        "snapshot": 1,
+        "rows": [[TOPIC, 0, *row, *([1] if len(row) == 2 else [])] for row in rows],
+        **more,
+    }
 
 
 CLEAN = (
@@ -86,7 +93,10 @@ def found(*events):
 
 
 def test_a_correct_history_has_no_anomaly():
-    """Crash lag that waits, a skip ahead, offsets without records, reports after their rows: all of it is correct."""
+    """Crash lag that waits, a skip ahead, offsets without records, reports after their rows.
+
+    All of it is correct.
+    """
     assert found(*CLEAN) == []
 
 
@@ -190,11 +200,16 @@ def test_a_rollback_excuses_a_report_that_did_not_know_of_it():
     assert found(produced(0, 9), report, rollback, read((0, 5)), read((0, 9))) == []
     certificate = (rollback, reported("certified", 0, 9), read((0, 5)), read((0, 9)))
     assert found(produced(0, 9), *certificate) == [("certified_but_absent", 5, 9)], "an audit asks the table"
-    assert found(produced(0, 9), rollback, *late, report, read((0, 5)), read((0, 9))) == [("green_without_rows", 5, 9)]
+    assert found(produced(0, 9), rollback, *late, report, read((0, 5)), read((0, 9))) == [
+        ("green_without_rows", 5, 9)
+    ]
 
 
 def test_an_external_commit_excuses_one_lower_commit_of_its_log():
-    """The group rewrites its log, which says less than the other client's commit; after that it may not go back."""
+    """The group rewrites its log, which says less than the other client's commit.
+
+    After that it may not go back.
+    """
     external = ("external_commit", {"group": GROUP, "log": "live"})
     assert found(produced(0, 9), committed(5), external, committed(9), committed(7), read((0, 9))) == []
     again = (committed(5), external, committed(9), committed(7), committed(6))
@@ -204,7 +219,10 @@ def test_an_external_commit_excuses_one_lower_commit_of_its_log():
 def test_a_reset_excuses_a_lower_commit_of_its_group():
     """An operator may commit an earlier offset; another group's reset says nothing about this group."""
     for group, anomalies in ((GROUP, []), ("another", [("committed_backwards", 5, 9)])):
-        assert found(produced(0, 9), committed(9), ("reset", {"group": group}), committed(5), read((0, 9))) == anomalies
+        assert (
+            found(produced(0, 9), committed(9), ("reset", {"group": group}), committed(5), read((0, 9)))
+            == anomalies
+        )
 
 
 def test_pending_crash_lag_is_excused_by_the_last_report_alone():
@@ -239,7 +257,10 @@ def test_commits_of_two_observers_have_no_order():
 
 
 def test_a_later_write_off_does_not_excuse_a_green_report():
-    """The report was wrong when it was made. The offsets are not lost, because they were given up by name later."""
+    """The report was wrong when it was made.
+
+    The offsets are not lost, because they were given up by name later.
+    """
     early = (produced(0, 9), reported("green", 0, 9), read((1, 9)))
     assert found(*early, reported("written_off", 0, 1), read((1, 9))) == [("green_without_rows", 0, 1)]
 
@@ -247,7 +268,10 @@ def test_a_later_write_off_does_not_excuse_a_green_report():
 def test_values_of_doubled_rows_stay_with_their_offsets():
     """Two rows of an offset have two values in the list: the values behind them are not shifted."""
     doubled = read((0, 2, 2), (2, 4), values=["a", "a", "b", "b", "c", "D"])
-    assert found(produced(0, 4, values=["a", "b", "c", "d"]), doubled) == [("doubled", 0, 2), ("changed", 3, 4)]
+    assert found(produced(0, 4, values=["a", "b", "c", "d"]), doubled) == [
+        ("doubled", 0, 2),
+        ("changed", 3, 4),
+    ]
 
 
 @pytest.mark.parametrize("events", [(), (produced(0, 9),), (read((0, 9)),)])
@@ -306,7 +330,9 @@ class Pipeline:
             self._report_pending()
 
     def certify(self, *_):
-        self.events += [reported("certified", start, end, partition) for _, partition, start, end, _ in self._rows()]
+        self.events += [
+            reported("certified", start, end, partition) for _, partition, start, end, _ in self._rows()
+        ]
 
     def read(self, *_):
         self.events.append(("read", {"snapshot": len(self.events), "rows": self._rows()}))
@@ -354,7 +380,11 @@ def naive(events):
         ]
 
     records = {one for name, fields in events if name == "produced" for one in offsets(fields)}
-    reads = {place: Counter(offsets(fields, "rows")) for place, (name, fields) in enumerate(events) if name == "read"}
+    reads = {
+        place: Counter(offsets(fields, "rows"))
+        for place, (name, fields) in enumerate(events)
+        if name == "read"
+    }
     last, anomalies, pending, off, due = max(reads), set(), set(), set(), Counter()
     for place, (name, fields) in enumerate(events):
         following = next((rows for at, rows in reads.items() if at > place), None)
@@ -383,7 +413,9 @@ def naive(events):
 
 def single(events):
     """The checker's anomalies as ``(kind, partition, offset)``; each at most once."""
-    all_of = [(one.kind, one.partition, n) for one in check(history(*events)) for n in range(one.start, one.end)]
+    all_of = [
+        (one.kind, one.partition, n) for one in check(history(*events)) for n in range(one.start, one.end)
+    ]
     assert len(all_of) == len(set(all_of))
     return set(all_of)
 
@@ -431,9 +463,13 @@ def test_a_row_added_to_the_last_read_is_doubled_and_nothing_else(events, data):
 def test_the_checker_agrees_with_sets_of_single_offsets(events, data):
     """Whatever is altered in the reads: runs of offsets give the same anomalies as a count of each offset."""
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.sampled_from([place for place, (name, _) in enumerate(events) if name == "read"]))
+        place = data.draw(
+            st.sampled_from([place for place, (name, _) in enumerate(events) if name == "read"])
+        )
         row, times = data.draw(st.tuples(st.integers(0, 1), st.integers(0, 40))), data.draw(st.integers(0, 2))
-        events = altered(events, place, lambda counts, row=row, times=times: counts.update({row: times - counts[row]}))
+        events = altered(
+            events, place, lambda counts, row=row, times=times: counts.update({row: times - counts[row]})
+        )
     assert single(events) == naive(events)
 
 
@@ -444,14 +480,19 @@ def test_a_row_that_goes_twice_is_one_anomaly():
     assert [one.kind for one in check(history(produced, *reads))] == ["seen_then_gone"]
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1]))).map(union)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda one: (one[0], one[0] + one[1]))
+).map(union)
 
 
 @given(SPANS, SPANS)
 def test_spans_are_sets_of_offsets(some, others):
     """Difference and intersection give the same offsets as sets do, sorted."""
     one, other = ({n for span in spans for n in range(*span)} for spans in (some, others))
-    for spans, offsets in ((difference(some, others), one - other), (intersection(some, others), one & other)):
+    for spans, offsets in (
+        (difference(some, others), one - other),
+        (intersection(some, others), one & other),
+    ):
         assert [n for span in spans for n in range(*span)] == sorted(offsets)
 
 
@@ -476,7 +517,9 @@ def test_half_a_million_records_are_checked_in_seconds():
     began = time.process_time()
     anomalies = check(lines)
     assert time.process_time() - began < 10
-    assert {(one.partition, one.start, one.end) for one in anomalies} == {(p, 125_000 - p, 125_000) for p in (1, 2, 3)}
+    assert {(one.partition, one.start, one.end) for one in anomalies} == {
+        (p, 125_000 - p, 125_000) for p in (1, 2, 3)
+    }
 
 
 WRITER = """
@@ -549,7 +592,9 @@ def test_the_command_ends_with_0_without_anomalies_and_with_2_without_a_history(
 
 def test_the_report_counts_ranges_that_it_does_not_show():
     """Every range counts, also a range without printed evidence."""
-    anomalies = check(events := history(produced(0, 20), committed(20), read(*((n, n + 1) for n in range(0, 20, 2)))))
+    anomalies = check(
+        events := history(produced(0, 20), committed(20), read(*((n, n + 1) for n in range(0, 20, 2))))
+    )
     assert list(report(events, anomalies))[-1] == "history: 3 events, 10 anomalies"
 
 
@@ -622,7 +667,10 @@ def seen(one):
 
 
 def test_a_read_has_every_row_with_its_value(tmp_path, lake):
-    """Runs of offsets, the snapshot, and a checksum of each value; a table that does not exist has no rows."""
+    """Runs of offsets, the snapshot, and a checksum of each value.
+
+    A table that does not exist has no rows.
+    """
     observer(tmp_path, lake).read()
     observer(tmp_path, lambda: lake("missing")).read()
     values = [crc32(value) for value in (b"tea", b"mate", b"cocoa", b"tea")]
@@ -677,7 +725,9 @@ def test_reports_of_dagster_are_green_or_pending(tmp_path, lake):
             dg.AssetMaterialization("orders", metadata={"processed": dg.MetadataValue.table([*table, *rest])})
         )
         one.dagster(instance, "orders", "orders_crash_lag")
-        instance.report_runless_asset_event(dg.AssetMaterialization("orders_crash_lag", partition="orders:0:70-100@2"))
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization("orders_crash_lag", partition="orders:0:70-100@2")
+        )
         one.dagster(instance, "orders", "orders_crash_lag")
     shown = [(name, fields["ranges"]) for name, fields in seen(one)]
     assert shown == [
@@ -699,11 +749,19 @@ def test_a_report_in_another_form_is_refused(tmp_path, lake):
 @pytest.mark.parametrize(("certified", "types"), [(True, ["pending", "certified"]), (False, ["pending"])])
 def test_an_audit_certifies_or_does_not(tmp_path, lake, certified, types):
     """Its ranges are certified only if it certifies; crash lag and losses are named in any case."""
-    found = {"topic": TOPIC, "partition": 0, "in_table": [[0, 70]], "pending": [[70, 100]], "written_off": [[100, 120]]}
+    found = {
+        "topic": TOPIC,
+        "partition": 0,
+        "in_table": [[0, 70]],
+        "pending": [[70, 100]],
+        "written_off": [[100, 120]],
+    }
     one = observer(tmp_path, lake)
     one.audit({"certified": certified, "partitions": [found]})
     assert [name for name, _ in seen(one)] == ["written_off", *types]
-    assert [fields["ranges"][0][2:] for _, fields in seen(one)] == [[100, 120], [70, 100], [0, 70]][: 1 + len(types)]
+    assert [fields["ranges"][0][2:] for _, fields in seen(one)] == [[100, 120], [70, 100], [0, 70]][
+        : 1 + len(types)
+    ]
 
 
 def test_records_and_commits_are_read_from_the_broker(tmp_path, lake):

@@ -1,4 +1,7 @@
-"""Batches in flight: they land in the order of their plan, and what fails is told where it would have landed."""
+"""Batches in flight.
+
+They land in the order of their plan, and what fails is told where it would have landed.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,9 @@ def in_flight(*writes, epochs=None):
     found = InFlightWrites()
     for number, write in enumerate(writes):
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
-        found.append(InFlightWrite(Batch(ranges, 60.0, membership_epoch=(epochs or [1] * 9)[number]), Job(), write))
+        found.append(
+            InFlightWrite(Batch(ranges, 60.0, membership_epoch=(epochs or [1] * 9)[number]), Job(), write)
+        )
         found[-1].begin()
     return found
 
@@ -216,7 +221,10 @@ def test_the_watchdog_cancels_all_of_them():
 
 
 def test_a_fence_that_is_told_late_cancels_no_batch_of_the_next_membership():
-    """The watchdog tells it in a thread of its own, which may be slow: the run has joined again and begun a batch."""
+    """The watchdog tells it in a thread of its own, which may be slow.
+
+    The run has joined again and begun a batch.
+    """
     writes = [Write(), Write()]
     with in_flight(*writes, epochs=[1, 2]) as found:
         found.cancel_fenced(lambda batch: batch.membership_epoch == 2)
@@ -264,7 +272,10 @@ class FakePipeline(Pipeline):
 
 
 def test_a_rebalance_that_landed_everything_is_no_end_of_data():
-    """Asked for what is ahead of a batch, and that batch landed meanwhile: None says nothing of what waits."""
+    """Asked for what is ahead of a batch, and that batch landed meanwhile.
+
+    None says nothing of what waits.
+    """
     lane, asked = Lane(), []
 
     def source(max_records, *, ahead):

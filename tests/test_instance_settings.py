@@ -16,7 +16,9 @@ RETRIES = {"run_retries": {"enabled": True, "max_retries": 3}}
 def orders():
     """An asset whose broker does not answer."""
 
-    @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders", run_tags={"team": "shop"})
+    @kl.kafka_asset(
+        topics=["orders"], group_id="orders-etl", table="lake.shop.orders", run_tags={"team": "shop"}
+    )
     def orders(batch):
         return batch
 
@@ -39,7 +41,9 @@ def defs(orders):
     [
         pytest.param("orders_job", None, "false", id="the sensor starts the next live run"),
         pytest.param("own", None, "false", id="so does a job of the user's own"),
-        pytest.param("orders_crash_lag_job", "orders:3:70-120", "true", id="crash lag is left to the instance"),
+        pytest.param(
+            "orders_crash_lag_job", "orders:3:70-120", "true", id="crash lag is left to the instance"
+        ),
     ],
 )
 def test_run_retries_start_no_second_live_run(defs, job, partition, will_retry):
@@ -85,8 +89,12 @@ def test_run_tags_may_set_another_priority_but_no_retries():
     [
         pytest.param({"enabled": True, "max_runtime_seconds": 200}, {}, 200, id="the instance's limit"),
         pytest.param({"enabled": False, "max_runtime_seconds": 200}, {}, 300, id="which nobody enforces"),
-        pytest.param({"enabled": True, "max_runtime_seconds": 200}, {"dagster/max_runtime": "100"}, 100, id="the tag"),
-        pytest.param({"enabled": True, "max_runtime_seconds": 200}, {"dagster/max_runtime": "0"}, 300, id="no limit"),
+        pytest.param(
+            {"enabled": True, "max_runtime_seconds": 200}, {"dagster/max_runtime": "100"}, 100, id="the tag"
+        ),
+        pytest.param(
+            {"enabled": True, "max_runtime_seconds": 200}, {"dagster/max_runtime": "0"}, 300, id="no limit"
+        ),
     ],
 )
 def test_batches_end_before_dagster_ends_the_run(monitoring, tags, seconds):

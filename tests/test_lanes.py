@@ -34,15 +34,22 @@ def asset():
 
 @pytest.fixture
 def context(asset, monkeypatch):
-    """A run's, and its storage: one crash lag partition is materialized, and so is such a key of the live asset."""
+    """A run's, and its storage.
+
+    One crash lag partition is materialized, and so is such a key of the live asset.
+    """
     monkeypatch.setattr(module, "storage_of", lambda run: run)
     materialized = {asset.crash_lag_key: {DONE}, asset.key: {MISSING}}
     backfills = {"all": SimpleNamespace(asset_selection=[asset.key, asset.crash_lag_key])}
-    instance = SimpleNamespace(get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get)
+    instance = SimpleNamespace(
+        get_materialized_partitions=materialized.__getitem__, get_backfill=backfills.get
+    )
 
     def make(tags=None, selected=None):
         events, run = [], SimpleNamespace(tags=tags or {})
-        job = SimpleNamespace(asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key}))
+        job = SimpleNamespace(
+            asset_layer=SimpleNamespace(selected_asset_keys=selected or {asset.crash_lag_key})
+        )
         told = {"log": Mock(), "store_event": lambda event, _: events.append(event), "events": events}
         return SimpleNamespace(run=run, job_def=job, instance=instance, **told)
 
@@ -59,12 +66,19 @@ def context(asset, monkeypatch):
     ids=["by hand", "another sensor", "the sensor of the group"],
 )
 def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, again):
-    """The sensor requests missing partitions: one that another run has materialized since needs no second pass."""
+    """The sensor requests missing partitions.
+
+    One that another run has materialized since needs no second pass.
+    """
     ranges = {key: parse_key(key) for key in (DONE, MISSING, REPLAY)}
-    assert _ranges_to_reprocess(asset, context(tags), ranges) == [parse_key(key) for key in again], "these are replayed"
+    assert _ranges_to_reprocess(asset, context(tags), ranges) == [parse_key(key) for key in again], (
+        "these are replayed"
+    )
 
 
-@pytest.mark.parametrize(("tags", "in_run"), [({BACKFILL: "all"}, False), ({BACKFILL: "gone"}, True), ({}, True)])
+@pytest.mark.parametrize(
+    ("tags", "in_run"), [({BACKFILL: "all"}, False), ({BACKFILL: "gone"}, True), ({}, True)]
+)
 def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(asset, context, tags, in_run):
     """*Materialize all* is a backfill of all assets; a replay that is missing is still to be done."""
     ranges = {key: parse_key(key) for key in (DONE, MISSING, REPLAY)}
@@ -149,7 +163,10 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:75-76"],
             ["orders:3:125-126"],
             [MISSING, REPLAY],
-            "They stay failed until the offsets are done; the former rows of orders:3:125-126 are still in the table",
+            (
+                "They stay failed until the offsets are done; the former rows of orders:3:125-126 are "
+                "still in the table"
+            ),
             f'give the offsets up by `kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
             id="both",
         ),

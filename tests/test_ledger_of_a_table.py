@@ -1,4 +1,7 @@
-"""The ledger of one process on a table that other processes write to: it records no more than the table holds."""
+"""The ledger of one process on a table that other processes write to.
+
+It records no more than the table holds.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ def table():
 def opened(table, monkeypatch):
     """A ledger of another process, maybe of a group; it reads when it has to, and in ``accounts``."""
     monkeypatch.setattr(module, "latest_summaries", lambda _session, table: dict(table.snapshots))
-    monkeypatch.setattr(module, "connection_of", lambda _: SimpleNamespace(abort_after=lambda *_: nullcontext()))
+    monkeypatch.setattr(
+        module, "connection_of", lambda _: SimpleNamespace(abort_after=lambda *_: nullcontext())
+    )
     monkeypatch.setattr(module, "_READ_TIMEOUT_SHARE", 1e-12)
     return lambda group_id="": TableLedger(table, lambda: None, group_id=group_id)
 
@@ -96,7 +101,10 @@ def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):
 
 @pytest.mark.parametrize("rolled_back", [1, 2])
 def test_rows_that_a_rollback_removed_are_not_recorded(table, opened, rolled_back):
-    """The process that wrote them fails before it records them in the next snapshot; so many snapshots are gone."""
+    """The process that wrote them fails before it records them in the next snapshot.
+
+    So many snapshots are gone.
+    """
     lane = opened()
     snapshots = [table.put(lane, start, start + 10) for start in (0, 10, 20)]
     table.current_id = snapshots[-1 - rolled_back]

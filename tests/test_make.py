@@ -42,7 +42,10 @@ def checkout(tmp_path):
 
 def called(checkout, *words):
     """What ``make`` calls, line by line; a ``make`` that these tests are run by has no say in it."""
-    typed, theirs = [shutil.which("make"), *words], ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ARGS")
+    typed, theirs = (
+        [shutil.which("make"), *words],
+        ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ARGS"),
+    )
     env = {name: value for name, value in os.environ.items() if name not in theirs}
     made = subprocess.run(typed, cwd=checkout, capture_output=True, text=True, check=False, env=env)
     assert made.returncode == 0, made.stderr
@@ -50,7 +53,10 @@ def called(checkout, *words):
 
 
 def test_the_ui_opens_in_a_folder_with_a_space(checkout, tmp_path):
-    """Dagster's home is one folder, in the checkout, with the example's settings; nothing is made beside it."""
+    """Dagster's home is one folder, in the checkout, with the example's settings.
+
+    Nothing is made beside it.
+    """
     before = {path.name for path in checkout.iterdir()}
     assert called(checkout, "ui") == [
         "kafka-liveness up",
@@ -70,7 +76,9 @@ def test_the_gate_requires_all_branches_of_the_core(checkout):
     assert called(checkout, "test") == WHOLE
 
 
-@pytest.mark.parametrize("some", ["tests/core/test_fairness.py", "-k x", '-k "fairness or turns"', "-m certify"])
+@pytest.mark.parametrize(
+    "some", ["tests/core/test_fairness.py", "-k x", '-k "fairness or turns"', "-m certify"]
+)
 def test_some_tests_are_held_to_no_coverage(checkout, some):
     """A run of one file covers one file; a second ``-m`` replaces the first."""
     [line] = called(checkout, "test", f"ARGS={some}")
@@ -102,7 +110,10 @@ def test_the_fast_ones_need_no_java(checkout):
     (checkout / "README.md").touch()
     [line] = called(checkout, "fast", "ARGS=-x")
     words = line.split()
-    assert " ".join(words[:12]) == "python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m not certify"
+    assert (
+        " ".join(words[:12])
+        == "python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m not certify"
+    )
     assert words[12:] == [
         "tests/core",
         "tests/wire",
@@ -116,7 +127,10 @@ def test_the_fast_ones_need_no_java(checkout):
 
 
 def test_without_uv_pip_installs_exactly_the_lock(checkout):
-    """The lock is complete. With dependencies, pip refuses it: a dependency with an extra is not pinned for pip."""
+    """The lock is complete.
+
+    With dependencies, pip refuses it: a dependency with an extra is not pinned for pip.
+    """
     commands = checkout / ".venv" / "bin"
     (checkout / ".venv" / "installed").unlink()
     for name, end in (("pip", ""), ("uv", "exit 1\n")):
@@ -138,15 +152,23 @@ def test_components_are_listed_and_audited(checkout):
 
 
 def test_a_pull_request_is_checked_by_the_same_lines(checkout):
-    """The workflow calls ``.ci/run``, which is lint and the whole test; the Pythons that it tries are claimed."""
+    """The workflow calls ``.ci/run``, which is lint and the whole test.
+
+    The Pythons that it tries are claimed.
+    """
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]
-    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [".ci/run", "make fast"]
+    assert [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step] == [
+        ".ci/run",
+        "make fast",
+    ]
     made = re.findall(r"^make (\w+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert made == ["lint", "test"]
     lint = ["ruff check", "ruff format --check", "mypy"]
     assert [line.strip() for line in called(checkout, "check")] == [*lint, *WHOLE]
     [whole] = re.findall(r"python:([\d.]+)-", jobs["check"]["container"])
-    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+    claimed = re.findall(
+        r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text()
+    )
     assert sorted([whole, *jobs["fast"]["strategy"]["matrix"]["python"]]) == sorted(claimed)
 
 

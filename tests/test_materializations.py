@@ -32,7 +32,9 @@ def made(told):
             return made.stored
 
         storage = SimpleNamespace(store_event=store, log=Mock())
-        made = Materializations(storage, dg.AssetKey("orders"), "etl", 60.0, read_table_info=ask, extra_metadata=dict)
+        made = Materializations(
+            storage, dg.AssetKey("orders"), "etl", 60.0, read_table_info=ask, extra_metadata=dict
+        )
         made.storage, made.stored = storage, Future()
         made.stored.set_result(None)
         return made

@@ -42,14 +42,17 @@ def test_a_partition_that_was_done_before_has_no_numbers_of_this_run():
     """Rows and seconds are the run's, and only on what it did."""
     tally, asked, other = Tally(), OffsetRange("orders", 3, 70, 120), OffsetRange("orders", 0, 0, 10)
     tally.add(batch(70, 120), 45, 5.0)
-    done, before = (values(range_metadata("etl", one, [asked], [], tally.of_run(2))) for one in (asked, other))
+    done, before = (
+        values(range_metadata("etl", one, [asked], [], tally.of_run(2))) for one in (asked, other)
+    )
     wanted = {"partitions_of_run": 2, "batches_of_run": 1, "rows_of_run": 45, "seconds_of_run": 5.0}
     assert wanted.items() <= done.items()
     assert set(before) == {"group", "range", "offsets", "state"}
 
 
 @pytest.mark.parametrize(
-    ("count", "noun", "said"), [(0, "row", "0 rows"), (1, "batch", "1 batch"), (1_200, "batch", "1,200 batches")]
+    ("count", "noun", "said"),
+    [(0, "row", "0 rows"), (1, "batch", "1 batch"), (1_200, "batch", "1,200 batches")],
 )
 def test_numbers_are_told_in_words(count, noun, said):
     """One is singular."""

@@ -17,9 +17,24 @@ import kafka_liveness_dagster as kl
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / kl.__name__
 FOLDERS = (kl.__name__, "tests", "benchmarks", "website", "definitions", "supply_chain")
-TEXTS = {".cfg", ".conf", ".env", ".json", ".md", ".py", ".service", ".sh", ".target", ".toml", ".xml", ".yaml", ".yml"}
+TEXTS = {
+    ".cfg",
+    ".conf",
+    ".env",
+    ".json",
+    ".md",
+    ".py",
+    ".service",
+    ".sh",
+    ".target",
+    ".toml",
+    ".xml",
+    ".yaml",
+    ".yml",
+}
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file())
-WITHOUT_SETTINGS = [room for room in ROOMS if room not in {"kafka", "spark"}]  # `spark.driver.memory` is no module
+# `spark.driver.memory` is no module
+WITHOUT_SETTINGS = [room for room in ROOMS if room not in {"kafka", "spark"}]
 
 OUTSIDE = r"(?<![\w./$-])"  # not in the middle of a longer name, path or URL
 TOP = rf"(?:{'|'.join(FOLDERS)})"
@@ -53,9 +68,19 @@ NO_FILES = {
 
 def sources():
     """Return the text of each file that may name a module, by its path."""
-    found = [path for folder in (*FOLDERS, "docs", "deploy", ".ci", ".github") for path in (ROOT / folder).rglob("*")]
-    found = [path for path in (*found, *ROOT.iterdir()) if path.suffix in TEXTS or path.name in {"Makefile", "run"}]
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found if path.is_file()}
+    found = [
+        path
+        for folder in (*FOLDERS, "docs", "deploy", ".ci", ".github")
+        for path in (ROOT / folder).rglob("*")
+    ]
+    found = [
+        path for path in (*found, *ROOT.iterdir()) if path.suffix in TEXTS or path.name in {"Makefile", "run"}
+    ]
+    texts = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in found
+        if path.is_file()
+    }
     return {name: text for name, text in sorted(texts.items()) if name not in WITH_OTHER_NAMES}
 
 
@@ -65,14 +90,18 @@ def filled(source):
     constants = {
         target.id: node.value.value
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value for part in node.values)
-            yield "".join(part if isinstance(part, str) else constants.get(ast.unparse(part), " ") for part in parts)
+            yield "".join(
+                part if isinstance(part, str) else constants.get(ast.unparse(part), " ") for part in parts
+            )
 
 
 @cache
@@ -95,7 +124,9 @@ def is_started(name):
 
 def has(owner, name):
     """Return whether an object has an attribute; a field of a class counts, with a default or without."""
-    fields = (getattr(owner, where, {}) for where in ("__annotations__", "__dataclass_fields__", "model_fields"))
+    fields = (
+        getattr(owner, where, {}) for where in ("__annotations__", "__dataclass_fields__", "model_fields")
+    )
     return hasattr(owner, name) or any(name in names for names in fields)
 
 
@@ -121,7 +152,10 @@ def anchors(page):
 
 
 def is_file(name, anchor=""):
-    """Return whether a path is there, from the checkout or from its tests; ``tests/world/test_`` begins many."""
+    """Return whether a path is there, from the checkout or from its tests.
+
+    ``tests/world/test_`` begins many.
+    """
     path = next((path for path in (ROOT / name, ROOT / "tests" / name) if path.exists()), None)
     if path is None:
         return not re.search(rf"{SUFFIX}$", name) and any((ROOT / name).parent.glob(f"{Path(name).name}*"))
@@ -129,7 +163,10 @@ def is_file(name, anchor=""):
 
 
 def missing(text):
-    """Yield each name of a text that is not there: modules and their attributes, files, pages and their headings."""
+    """Yield each name of a text that is not there.
+
+    Modules and their attributes, files, pages and their headings.
+    """
     dotted = (name for name in DOTTED.findall(text) if not re.fullmatch(rf"\w+{SUFFIX}", name))
     yield from (name for name in dotted if name not in NO_MODULES and not resolves(name))
     yield from (name for name in IN_A_ROOM.findall(text) if not resolves(f"{kl.__name__}.{name}"))
@@ -150,7 +187,14 @@ def places(name, text, gone):
 def test_what_a_string_names_is_there():
     """A module that was moved is found where a patch, a command, a logger, a comment or a page still names it."""
     texts = sources()
-    assert {"Makefile", ".ci/run", "pyproject.toml", "workspace.yaml", "README.md", "tests/timeouts.py"} <= set(texts)
+    assert {
+        "Makefile",
+        ".ci/run",
+        "pyproject.toml",
+        "workspace.yaml",
+        "README.md",
+        "tests/timeouts.py",
+    } <= set(texts)
     assert sum(len(DOTTED.findall(text)) for text in texts.values()) > len(texts)
     wrong = []
     for name, text in texts.items():
@@ -184,7 +228,13 @@ def test_each_public_name_is_where_the_package_looks_for_it():
         ("tests/core/test_gone.py and tests/core", ["tests/core/test_gone.py"]),
         ("see docs/errors.md#gone, docs/gone.md and DESIGN.md", ["docs/errors.md#gone", "docs/gone.md"]),
         ("see core/gone.py", ["core/gone.py"]),
-        ("kafka_liveness_dagster.core.offsets, kafka_liveness_dagster.KafkaAssetComponent, -m tests.chaos.", []),
+        (
+            (
+                "kafka_liveness_dagster.core.offsets, kafka_liveness_dagster.KafkaAssetComponent, -m "
+                "tests.chaos."
+            ),
+            [],
+        ),
         ("kafka_liveness_dagster.core.offsets.OffsetRange.start and https://example.org/docs/gone.md", []),
         ("docs/production.md#dagsteryaml, tests/world/test_, definitions.py, -m benchmarks.$$name", []),
     ],

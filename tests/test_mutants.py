@@ -1,4 +1,7 @@
-"""The table of mutants fits the code: each defect can be applied, and its test exists. ``make mutants`` runs them."""
+"""The table of mutants fits the code: each defect can be applied, and its test exists.
+
+``make mutants`` runs them.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,9 @@ def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
 def test_dead_letters_of_a_partition_that_was_handed_over_are_not_reported():
     """Its new owner processes the whole batch; the commit of this run records none of it as crash lag."""
     why = {OffsetRange("orders", 0, 4, 5): "no price", OffsetRange("orders", 1, 7, 8): "no price"}
-    landed = WriteOutcome(WriteResult(8, 1, rewrote_files=False), batch(1), why, "lake.shop.orders_dead_letters")
+    landed = WriteOutcome(
+        WriteResult(8, 1, rewrote_files=False), batch(1), why, "lake.shop.orders_dead_letters"
+    )
     reported = list(landed.skipped([TopicPartition("orders", 1)]))
     assert [(part, cause) for part, _, cause in reported] == [(OffsetRange("orders", 0, 4, 5), "bad-record")]
 

@@ -13,12 +13,27 @@ import pytest
 ROOT = Path(__file__).parents[1] / "kafka_liveness_dagster"
 MODULES = sorted(ROOT.rglob("*.py"))
 MAX_POSITIONAL = 4
-VARIADIC = {"add", "concat", "debug", "error", "info", "log", "max", "min", "partial", "selectExpr", "warning"}
+VARIADIC = {
+    "add",
+    "concat",
+    "debug",
+    "error",
+    "info",
+    "log",
+    "max",
+    "min",
+    "partial",
+    "selectExpr",
+    "warning",
+}
 """Functions whose arguments are all of one kind, or have no names."""
 
 
 def is_tuple_assignment(node):
-    """Return whether a statement assigns unrelated values; a swap, and keeping an old value, are one thought."""
+    """Return whether a statement assigns unrelated values.
+
+    A swap, and keeping an old value, are one thought.
+    """
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
         return False
     [target, *others] = node.targets
@@ -37,7 +52,9 @@ def has_many_positional(node):
 
 def is_nested_choice(node):
     """Return whether a conditional expression has another one inside."""
-    return isinstance(node, ast.IfExp) and any(isinstance(one, ast.IfExp) for one in ast.walk(node) if one is not node)
+    return isinstance(node, ast.IfExp) and any(
+        isinstance(one, ast.IfExp) for one in ast.walk(node) if one is not node
+    )
 
 
 RULES = {
@@ -63,7 +80,11 @@ def test_code_is_plain(name):
 @pytest.mark.parametrize(
     ("name", "source", "count"),
     [
-        ("several values in one assignment", "a, b = 1, 2\na, b = b, a\nold, new = new, f()\na, b = f()\n", 1),
+        (
+            "several values in one assignment",
+            "a, b = 1, 2\na, b = b, a\nold, new = new, f()\na, b = f()\n",
+            1,
+        ),
         (
             "more than four arguments by position",
             "f(1, 2, 3, 4, 5)\nf(1, 2, 3, 4)\nf(*many, 2, 3, 4, 5)\n",

@@ -12,7 +12,11 @@ from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, FencedError
 from kafka_liveness_dagster.lanes import row_check
-from kafka_liveness_dagster.spark.errors import SparkNotRespondingError, SparkUnreachableError, TableUnreadableError
+from kafka_liveness_dagster.spark.errors import (
+    SparkNotRespondingError,
+    SparkUnreachableError,
+    TableUnreadableError,
+)
 
 LOG = logging.getLogger("kafka_liveness_dagster")
 
@@ -94,4 +98,6 @@ def test_what_is_known_ends_the_run_at_once(check, error, batches):
 def test_a_run_without_a_batch_may_end_unchecked(check, caplog):
     """It adds nothing that has to be proven, and says so."""
     check(SparkUnreachableError("away"), batches=0)
-    assert "The table was not checked before the end of this run, which committed nothing: away" in caplog.text
+    assert (
+        "The table was not checked before the end of this run, which committed nothing: away" in caplog.text
+    )

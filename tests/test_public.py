@@ -28,12 +28,17 @@ INSIDE = {"RebalanceTimeoutError"}  # raised to who waits within a poll, and cau
 
 
 def test_what_completion_offers_is_public():
-    """The names of ``__all__``, less what would load Kafka's client, and no helper; each is there, with a docstring."""
+    """The names of ``__all__``, less what would load Kafka's client, and no helper.
+
+    Each is there, with a docstring.
+    """
     offered = [name for name in dir(kl) if not name.startswith("_")]
     public = {name: getattr(kl, name) for name in kl.__all__}
     assert kl.__all__ == sorted(public, key=lambda name: (not name[0].isupper(), name))
     left_out = {
-        name for name, it in public.items() if getattr(it, "__module__", "").startswith(f"{kl.__name__}.kafka.")
+        name
+        for name, it in public.items()
+        if getattr(it, "__module__", "").startswith(f"{kl.__name__}.kafka.")
     }
     assert left_out >= {"LivenessConsumer", "CatchUpConsumer", "FencedError"}
     assert offered == sorted(set(public) - left_out)
@@ -49,7 +54,9 @@ def errors(known=kl.KafkaLivenessError):
     while waiting:
         error = waiting.pop()
         found.add(error)
-        waiting += [below for below in error.__subclasses__() if below.__module__.startswith(f"{kl.__name__}.")]
+        waiting += [
+            below for below in error.__subclasses__() if below.__module__.startswith(f"{kl.__name__}.")
+        ]
     return found
 
 

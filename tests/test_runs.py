@@ -62,17 +62,31 @@ def budget_in_asset(instance, *, argument=None, op_tag=None, metadata=None, tags
     [
         pytest.param({}, 300, "resource default", id="nobody said anything"),
         pytest.param({"tags": limit(900)}, 900, REMAINING, id="the run's limit says more than a default"),
-        pytest.param({"metadata": 200, "tags": limit(900)}, 200, "asset metadata", id="asset metadata before that"),
-        pytest.param({"op_tag": "100", "metadata": 200, "tags": limit(900)}, 100, "op tag", id="an op tag before both"),
         pytest.param(
-            {"argument": 50, "op_tag": "100", "metadata": 200, "tags": limit(900)}, 50, "argument", id="code before all"
+            {"metadata": 200, "tags": limit(900)}, 200, "asset metadata", id="asset metadata before that"
         ),
         pytest.param(
-            {"argument": 50, "op_tag": "100", "tags": limit(30)}, 30, f"argument, {CAPPED}", id="the run caps code too"
+            {"op_tag": "100", "metadata": 200, "tags": limit(900)}, 100, "op tag", id="an op tag before both"
         ),
-        pytest.param({"metadata": 200, "tags": limit(30)}, 30, f"asset metadata, {CAPPED}", id="and metadata"),
+        pytest.param(
+            {"argument": 50, "op_tag": "100", "metadata": 200, "tags": limit(900)},
+            50,
+            "argument",
+            id="code before all",
+        ),
+        pytest.param(
+            {"argument": 50, "op_tag": "100", "tags": limit(30)},
+            30,
+            f"argument, {CAPPED}",
+            id="the run caps code too",
+        ),
+        pytest.param(
+            {"metadata": 200, "tags": limit(30)}, 30, f"asset metadata, {CAPPED}", id="and metadata"
+        ),
         pytest.param({"tags": limit(0)}, 300, "resource default", id="Dagster takes a limit of 0 for none"),
-        pytest.param({"metadata": dg.MetadataValue.float(1.5)}, 1.5, "asset metadata", id="metadata in Dagster's type"),
+        pytest.param(
+            {"metadata": dg.MetadataValue.float(1.5)}, 1.5, "asset metadata", id="metadata in Dagster's type"
+        ),
     ],
 )
 def test_the_first_who_says_it_gives_the_budget(instance, said, seconds, source):
@@ -101,13 +115,25 @@ def test_a_plain_op_has_a_budget_too(instance):
 @pytest.mark.parametrize(
     ("said", "error", "says"),
     [
-        pytest.param({"op_tag": "2 min"}, InvalidSettingError, "op tag .* is '2 min': wanted a number", id="op tag"),
-        pytest.param({"op_tag": "nan"}, InvalidSettingError, "op tag .* is 'nan': wanted a number", id="no number"),
-        pytest.param({"tags": limit("1e999")}, InvalidSettingError, "is '1e999': wanted a number", id="endless"),
+        pytest.param(
+            {"op_tag": "2 min"}, InvalidSettingError, "op tag .* is '2 min': wanted a number", id="op tag"
+        ),
+        pytest.param(
+            {"op_tag": "nan"}, InvalidSettingError, "op tag .* is 'nan': wanted a number", id="no number"
+        ),
+        pytest.param(
+            {"tags": limit("1e999")}, InvalidSettingError, "is '1e999': wanted a number", id="endless"
+        ),
         pytest.param({"metadata": "soon"}, InvalidSettingError, "asset metadata .* is 'soon'", id="metadata"),
-        pytest.param({"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"),
-        pytest.param({"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"),
-        pytest.param({"tags": limit(0.001)}, MaxRuntimeReachedError, "no further batch is started", id="nothing left"),
+        pytest.param(
+            {"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"
+        ),
+        pytest.param(
+            {"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"
+        ),
+        pytest.param(
+            {"tags": limit(0.001)}, MaxRuntimeReachedError, "no further batch is started", id="nothing left"
+        ),
     ],
 )
 def test_a_budget_nobody_could_mean_is_refused_by_its_owner(instance, said, error, says):
@@ -141,7 +167,9 @@ class AskedForBudget:
         self.budgets: list[Any] = []
 
     def ask(self, **settings):
-        self.budgets.append(budget_of(settings["context"], argument=settings.get("max_batch_seconds"), default=300))
+        self.budgets.append(
+            budget_of(settings["context"], argument=settings.get("max_batch_seconds"), default=300)
+        )
         raise AskedError
 
     consumer = catch_up = ask
@@ -195,11 +223,15 @@ def warnings_of(instance, *, tags, links=1):
         consume()
 
     run = consuming.execute_in_process(instance=instance, tags=tags)
-    return [entry.user_message for entry in instance.all_logs(run.run_id) if entry.level == 30]  # logging.WARNING
+    # logging.WARNING
+    return [entry.user_message for entry in instance.all_logs(run.run_id) if entry.level == 30]
 
 
 def test_a_limit_that_nobody_enforces_is_told_in_the_runs_log(instance):
-    """Without Dagster's run monitoring the group is left at the limit, but the run goes on: said, with the remedy."""
+    """Without Dagster's run monitoring the group is left at the limit, but the run goes on.
+
+    Said, with the remedy.
+    """
     (warning,) = warnings_of(instance, tags=limit(600))
     assert "dagster/max_runtime is 600 s and Dagster's run monitoring is off" in warning
     assert "Set `run_monitoring: enabled: true` in dagster.yaml" in warning
@@ -237,7 +269,9 @@ WAITS = dg.DagsterRunStatus.STARTING
         pytest.param({FIRST: (FAILED, ""), LATER: (AT_WORK, PLACE)}, None, id="its successor is there"),
         pytest.param({FIRST: (FAILED, ""), LATER: (FAILED, PLACE)}, PLACE, id="its successor failed too"),
         pytest.param({FIRST: (FAILED, ""), LATER: (WAITS, PLACE)}, PLACE, id="its heir is to be repeated"),
-        pytest.param({LATER: (FAILED, PLACE)}, OWN, id="its successor alone does not say that the first one is gone"),
+        pytest.param(
+            {LATER: (FAILED, PLACE)}, OWN, id="its successor alone does not say that the first one is gone"
+        ),
         pytest.param({FIRST: (AT_WORK, ""), LATER: (FAILED, "")}, OWN, id="the other one's"),
     ],
 )
@@ -261,7 +295,10 @@ def test_a_run_has_a_place_in_each_of_its_groups():
     """Its other group's consumer, or one that has no place, says nothing of it."""
     with dg.instance_for_test() as instance:
         instance.add_run(dg.DagsterRun(job_name="once", run_id=FIRST, status=FAILED))
-        assert takes(instance, [PLACE], times=1, group="another") == ([PLACE], "kafka-liveness.another.00c0ffee")
+        assert takes(instance, [PLACE], times=1, group="another") == (
+            [PLACE],
+            "kafka-liveness.another.00c0ffee",
+        )
 
 
 def takes(instance, places, times, group="g"):
@@ -277,7 +314,9 @@ def takes(instance, places, times, group="g"):
     def once():
         work()
 
-    run = once.execute_in_process(instance=instance, tags={instance_id_tag("g"): "kafka-liveness.another.00c0ffee"})
+    run = once.execute_in_process(
+        instance=instance, tags={instance_id_tag("g"): "kafka-liveness.another.00c0ffee"}
+    )
     return taken, instance.get_run_by_id(run.run_id).tags[instance_id_tag("g")]
 
 
@@ -288,7 +327,10 @@ def test_a_run_says_why_it_left_its_group_in_codes(instance):
     @dg.op
     def work(context):
         link = run_context_of(context)
-        for why in (FenceReport(FenceReason.POLL_TIMEOUT), FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)):
+        for why in (
+            FenceReport(FenceReason.POLL_TIMEOUT),
+            FenceReport(FenceReason.POLL_TIMEOUT, is_back=True),
+        ):
             link.report_fence(why)
             run = instance.get_run_by_id(context.run_id)
             told.append((run.tags[FENCED_TAG], fence_report_of(run)))

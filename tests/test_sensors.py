@@ -38,14 +38,19 @@ def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
 
 
 def test_a_group_is_looked_at_in_each_round_of_dagsters_daemon():
-    """The interval is counted from the last tick: one as long as a round, and every second round comes too early."""
+    """The interval is counted from the last tick.
+
+    One as long as a round, and every second round comes too early.
+    """
     assert kl.Sensor().minimum_interval_seconds <= MIN_INTERVAL_LOOP_TIME - 2
 
 
 def test_a_request_gets_a_run_key_and_a_job():
     """Both are the event's unless the hook gives its own."""
     own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
-    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").call([CRASH], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").call(
+        [CRASH], LATER, LOG
+    )
     assert [request.job_name for request in requests] == ["page", "other"]
     assert requests[0].run_key.startswith("orders_sensor ")
     assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
@@ -91,20 +96,28 @@ def test_the_cursor_is_small_and_keeps_what_it_is_given():
         assignment_hash="0" * 8,
         rebalancing_since=1_795_000_000.123456,
         absent_runs={
-            f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, is_reported=True) for n in range(MAX_ABSENT)
+            f"{n:08x}": Absence(1_795_000_000, 1_795_000_000, 10_000, is_reported=True)
+            for n in range(MAX_ABSENT)
         },
         last_tick_at=1_795_000_000,
     )
-    cursor = GroupCursor.of(memory, observed_at=1_795_000_000.123456, started_at=1_795_000_000, event_count=10**6)
+    cursor = GroupCursor.of(
+        memory, observed_at=1_795_000_000.123456, started_at=1_795_000_000, event_count=10**6
+    )
     assert len(cursor.encode()) < 2_048
     assert GroupCursor.decode(cursor.encode()).memory == memory
-    more = replace(memory, absent_runs={"0badcafe": Absence(1_795_000_010, 1_795_000_010), **memory.absent_runs})
+    more = replace(
+        memory, absent_runs={"0badcafe": Absence(1_795_000_010, 1_795_000_010), **memory.absent_runs}
+    )
     kept = GroupCursor.of(more, observed_at=0.0, started_at=1, event_count=0)
     assert kept.memory == memory, "of more runs the oldest"
 
 
 def test_a_cursor_says_what_it_means():
-    """Codes and fields: a reason that is added, or a foreign client of any name, makes it mean nothing else."""
+    """Codes and fields.
+
+    A reason that is added, or a foreign client of any name, makes it mean nothing else.
+    """
     members = {"1": SeenMember("0badcafe"), "2": SeenMember("0badcafe", is_foreign=True)}
     memory = SensorMemory(
         GroupState.EMPTY, members, {"0000beef": LeaveReason.MAX_RUNTIME_REACHED}, assignment_hash="0" * 8
@@ -112,12 +125,17 @@ def test_a_cursor_says_what_it_means():
     cursor = GroupCursor.of(memory, observed_at=0.0, started_at=1, event_count=0)
     assert (cursor.member_runs, cursor.external_members) == ({"1": "0badcafe"}, {"2": "0badcafe"})
     assert cursor.reported_departures == {"max-runtime-reached": "0000beef"}
-    later = cursor.model_copy(update={"reported_departures": {**cursor.reported_departures, "abducted": "0000cafe"}})
+    later = cursor.model_copy(
+        update={"reported_departures": {**cursor.reported_departures, "abducted": "0000cafe"}}
+    )
     assert GroupCursor.decode(later.encode()).memory == memory, "a later version's reason"
 
 
 def test_a_clock_that_was_set_back_delays_nothing():
-    """No moment in the cursor is later than now: the group is observed at once, and no run is absent in the future."""
+    """No moment in the cursor is later than now.
+
+    The group is observed at once, and no run is absent in the future.
+    """
     memory = SensorMemory(
         GroupState.STABLE,
         {},
@@ -127,7 +145,9 @@ def test_a_clock_that_was_set_back_delays_nothing():
         absent_runs={"0badcafe": Absence(2_000, 2_000, 7)},
         last_tick_at=2_000.0,
     )
-    cursor = GroupCursor.of(memory, observed_at=2_000.0, started_at=1, event_count=7, checks_stored_at=2_000.0)
+    cursor = GroupCursor.of(
+        memory, observed_at=2_000.0, started_at=1, event_count=7, checks_stored_at=2_000.0
+    )
     assert cursor.as_of(2_010.0) == cursor
     back = cursor.as_of(1_000.0)
     assert (back.observed_at, back.checks_stored_at, back.event_count) == (0.0, 1_000.0, 7)

@@ -1,4 +1,7 @@
-"""What a run says of itself, and what its host and its launcher say of it: real processes, real Dagster runs."""
+"""What a run says of itself, and what its host and its launcher say of it.
+
+Real processes, real Dagster runs.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def test_where_the_system_says_nothing_nothing_is_known(monkeypatch, tmp_path):
         proc.this_namespace.cache_clear()
 
 
-# --- a run tells ----------------------------------------------------------------------------------------------------
+# --- a run tells --------------------------------------------------------------------------------------------
 
 
 def run_of(instance, work, **tags):
@@ -106,7 +109,10 @@ def run_of(instance, work, **tags):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch, fails):
-    """From its first line to its last; then its step is over, unless it failed and may be retried in the same run."""
+    """From its first line to its last.
+
+    Then its step is over, unless it failed and may be retried in the same run.
+    """
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     seen = []
 
@@ -149,7 +155,7 @@ def test_an_op_of_the_users_own_tells_its_process_too(instance):
     assert run.tags[".dagster/kafka_liveness.max_absence_seconds"] == "130"
 
 
-# --- what is known of a run -----------------------------------------------------------------------------------------
+# --- what is known of a run ---------------------------------------------------------------------------------
 
 
 @dg.job
@@ -161,7 +167,9 @@ def a_run(instance, *events, **tags):
     """A run as Dagster knows it, after so many events."""
     run = instance.create_run_for_job(orders_job, tags=tags)
     for event in events:
-        instance.report_dagster_event(dg.DagsterEvent(event_type_value=event, job_name=run.job_name), run.run_id)
+        instance.report_dagster_event(
+            dg.DagsterEvent(event_type_value=event, job_name=run.job_name), run.run_id
+        )
     return run.run_id
 
 
@@ -203,7 +211,8 @@ def test_a_catch_up_run_is_alive_from_its_start_to_its_end(instance, child):
 
     def look(context):
         link = run_context_of(context)
-        for status in set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}:  # which only a code location's can be
+        # Which only a code location's can be
+        for status in set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}:
             run_id = add(status)
             alive[status] = link.catch_up_runs("g")
             instance.delete_run(run_id)
@@ -260,7 +269,9 @@ class FakeCloudLauncher(RunLauncher, ConfigurableClass):
 @pytest.fixture(scope="module")
 def cloud():
     """An instance with that launcher."""
-    with dg.instance_for_test(overrides={"run_launcher": {"module": __name__, "class": "FakeCloudLauncher"}}) as found:
+    with dg.instance_for_test(
+        overrides={"run_launcher": {"module": __name__, "class": "FakeCloudLauncher"}}
+    ) as found:
         yield found
 
 
@@ -274,9 +285,13 @@ def cloud():
             CheckRunHealthResult(WorkerStatus.FAILED, transient=True), ProcessStatus.UNKNOWN, id="it may pass"
         ),
         pytest.param(
-            CheckRunHealthResult(WorkerStatus.SUCCESS), ProcessStatus.UNKNOWN, id="done: Dagster hears of it yet"
+            CheckRunHealthResult(WorkerStatus.SUCCESS),
+            ProcessStatus.UNKNOWN,
+            id="done: Dagster hears of it yet",
         ),
-        pytest.param(CheckRunHealthResult(WorkerStatus.UNKNOWN), ProcessStatus.UNKNOWN, id="it does not know"),
+        pytest.param(
+            CheckRunHealthResult(WorkerStatus.UNKNOWN), ProcessStatus.UNKNOWN, id="it does not know"
+        ),
         pytest.param(None, ProcessStatus.UNKNOWN, id="we may not ask"),
     ],
 )
@@ -305,17 +320,23 @@ def test_a_run_that_dagster_resumes_is_dagsters(monkeypatch):
 def test_a_run_that_starts(instance, cloud, monkeypatch, events):
     """Slowly, or never: by whom it was launched, and how long ago."""
     run = a_run(instance, *events)
-    assert [word(instance, run, later=seconds) for seconds in (0, 170, 190)] == [ProcessStatus.UNKNOWN] * 2 + [
-        ProcessStatus.GONE
-    ]
+    assert [word(instance, run, later=seconds) for seconds in (0, 170, 190)] == [
+        ProcessStatus.UNKNOWN
+    ] * 2 + [ProcessStatus.GONE]
     began = time.time() + 5  # a code server that began after it was launched
     monkeypatch.setattr(proc, "process_started_at", lambda: began)
-    assert [word(instance, run, later=seconds) for seconds in (30, 40)] == [ProcessStatus.UNKNOWN, ProcessStatus.GONE]
+    assert [word(instance, run, later=seconds) for seconds in (30, 40)] == [
+        ProcessStatus.UNKNOWN,
+        ProcessStatus.GONE,
+    ]
     monkeypatch.setattr(FakeCloudLauncher, "health", CheckRunHealthResult(WorkerStatus.RUNNING))
     pending = a_run(cloud, *events)
     assert word(cloud, pending, later=3_600) is ProcessStatus.ALIVE, "it waits for a machine"
     monkeypatch.setattr(FakeCloudLauncher, "health", CheckRunHealthResult(WorkerStatus.NOT_FOUND))
-    assert [word(cloud, pending, later=seconds) for seconds in (40, 190)] == [ProcessStatus.UNKNOWN, ProcessStatus.GONE]
+    assert [word(cloud, pending, later=seconds) for seconds in (40, 190)] == [
+        ProcessStatus.UNKNOWN,
+        ProcessStatus.GONE,
+    ]
 
 
 def test_a_start_may_take_as_long_as_is_allowed():
@@ -335,7 +356,7 @@ def test_a_start_may_take_as_long_as_is_allowed():
         ]
 
 
-# --- at a look ------------------------------------------------------------------------------------------------------
+# --- at a look ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -343,10 +364,16 @@ def test_a_start_may_take_as_long_as_is_allowed():
     [
         pytest.param(None, RunFate.IN_PROGRESS, ProcessStatus.GONE, id="nobody said so"),
         pytest.param(
-            "PIPELINE_FAILURE", RunFate.FAILED, ProcessStatus.UNKNOWN, id="its code server says so at this moment"
+            "PIPELINE_FAILURE",
+            RunFate.FAILED,
+            ProcessStatus.UNKNOWN,
+            id="its code server says so at this moment",
         ),
         pytest.param(
-            "PIPELINE_SUCCESS", RunFate.IN_PROGRESS, ProcessStatus.UNKNOWN, id="it ended well, and then its process"
+            "PIPELINE_SUCCESS",
+            RunFate.IN_PROGRESS,
+            ProcessStatus.UNKNOWN,
+            id="it ended well, and then its process",
         ),
         pytest.param("deleted", RunFate.IN_PROGRESS, ProcessStatus.UNKNOWN, id="deleted at this moment"),
     ],

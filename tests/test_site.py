@@ -21,7 +21,9 @@ from website import messages, reference
 ROOT = Path(__file__).parents[1]
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src", "object": "data"}
 HEADINGS = re.compile(r"^(###|####) (.*)$", re.MULTILINE)
-GROUPS = {name: group for name in KafkaAssetSettings.model_fields if (group := KafkaAssetSettings.group(name))}
+GROUPS = {
+    name: group for name in KafkaAssetSettings.model_fields if (group := KafkaAssetSettings.group(name))
+}
 SAYS_ALL_ITSELF = "InvalidSettingError"  # a hundred texts, each with what to do
 
 
@@ -57,17 +59,22 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    found = {str(file.relative_to(site)): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")}
+    found = {
+        str(file.relative_to(site)): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")
+    }
     assert len(found) > 40
     return found
 
 
 def test_nothing_is_fetched_from_elsewhere(site, pages):
     """No font, no script, no picture: who reads the site is told to nobody."""
-    assert [(name, url) for name, page in pages.items() for url in page.fetched if re.match(r"(\w+:)?//", url)] == []
+    assert [
+        (name, url) for name, page in pages.items() for url in page.fetched if re.match(r"(\w+:)?//", url)
+    ] == []
     styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
     assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^)\"']*", styles) == []
-    assert [name for name, page in pages.items() if "mermaid" in page.classes] == []  # the theme would fetch a drawer
+    # The theme would fetch a drawer
+    assert [name for name, page in pages.items() if "mermaid" in page.classes] == []
 
 
 def test_every_page_of_the_checkout_is_there(pages):
@@ -92,21 +99,31 @@ def test_the_reference_has_every_event_error_and_class(pages):
     """Each under its name."""
     events = {event.__name__ for event in get_args(kl.GroupEvent)}
     told = {
-        str(one).removeprefix("kafka_liveness_dagster.core.events.") for one in pages["reference/events/index.html"].ids
+        str(one).removeprefix("kafka_liveness_dagster.core.events.")
+        for one in pages["reference/events/index.html"].ids
     }
     assert told >= events | {f"LeaveReason.{reason.name}" for reason in kl.LeaveReason}
-    assert told >= {f"{one.__name__}.{field.name}" for one in get_args(kl.GroupEvent) for field in fields(one)}
+    assert told >= {
+        f"{one.__name__}.{field.name}" for one in get_args(kl.GroupEvent) for field in fields(one)
+    }
     errors = {name for name in kl.__all__ if name.endswith("Error")}
     assert errors <= {text.strip() for text in pages["reference/errors/index.html"].text}
     shown = {str(one).rpartition(".")[2] for one in pages["reference/python/index.html"].ids}
     groups = {group.__name__ for group in GROUPS.values()}
-    assert set(kl.__all__) - shown == events | errors | groups | {"AssetArguments", "GroupEvent", "LeaveReason"}
+    assert set(kl.__all__) - shown == events | errors | groups | {
+        "AssetArguments",
+        "GroupEvent",
+        "LeaveReason",
+    }
 
 
 def commands(group, before=""):
     """Every command's name in full, with its options."""
     for name, command in group.commands.items():
-        yield f"{before}{name}", [option for one in command.params for option in one.opts if option.startswith("--")]
+        yield (
+            f"{before}{name}",
+            [option for one in command.params for option in one.opts if option.startswith("--")],
+        )
         if isinstance(command, click.Group):
             yield from commands(command, f"{before}{name} ")
 
@@ -132,13 +149,18 @@ def explained():
 
 
 def test_every_error_and_every_text_is_a_heading():
-    """So that a search for what is seen leads there: none of the code's is left out, and none is of another time."""
+    """So that a search for what is seen leads there.
+
+    None of the code's is left out, and none is of another time.
+    """
     said, headings = messages.said(), explained()
     public = {name for name in kl.__all__ if name.endswith("Error")}
     assert set(headings) == public - {"KafkaLivenessError"}
     for name in headings.keys() - {SAYS_ALL_ITSELF}:
         dead = [begin for begin in headings[name] if not any(text.startswith(begin) for text in said[name])]
-        left_out = [text for text in said[name] if not any(text.startswith(begin) for begin in headings[name])]
+        left_out = [
+            text for text in said[name] if not any(text.startswith(begin) for begin in headings[name])
+        ]
         assert (name, dead, left_out) == (name, [], [])
 
 
@@ -147,10 +169,14 @@ def test_every_text_has_a_heading_in_the_reference(pages):
     said = messages.said()
     assert len(said[SAYS_ALL_ITSELF]) > 80
     text = " ".join(" ".join(pages["reference/errors/index.html"].text).split())
-    assert [one for name in kl.__all__ for one in said.get(name, ()) if " ".join(one.split()) not in text] == []
+    assert [
+        one for name in kl.__all__ for one in said.get(name, ()) if " ".join(one.split()) not in text
+    ] == []
 
 
 def test_a_setting_wants_what_its_refusal_says():
     """The words come from the same declaration."""
-    assert reference.wanted(KafkaAssetSettings, "idle_seconds") == "a number of seconds from 0 to 1,000,000,000"
+    assert (
+        reference.wanted(KafkaAssetSettings, "idle_seconds") == "a number of seconds from 0 to 1,000,000,000"
+    )
     assert reference.wanted(KafkaAssetSettings, "complete_every") == "'15min', '1h' or '1d'"

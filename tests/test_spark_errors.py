@@ -1,4 +1,7 @@
-"""What an error of Spark's means: its condition and its parameters say it, not what else stands in its text."""
+"""What an error of Spark's means.
+
+Its condition and its parameters say it, not what else stands in its text.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ from kafka_liveness_dagster.spark.error_classification import (
 from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError
 from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, row_outside_ranges
 
-PLAN = f"+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, concat({OUTSIDE_BATCH}, …"
+PLAN = (
+    "+- Filter CASE WHEN … ELSE cast(raise_error(USER_RAISED_EXCEPTION, map(errorMessage, "
+    f"concat({OUTSIDE_BATCH}, …"
+)
 ICEBERG = "org.apache.iceberg.exceptions"
 CAUSE = "x.SparkException\n\tat f(g:1)\nCaused by: "
 POSTED = f"{CAUSE}{ICEBERG}.RESTException: Error occurred while processing POST request\n"
@@ -55,7 +61,9 @@ def lacks(column):
 @pytest.mark.parametrize("condition", ["TABLE_OR_VIEW_NOT_FOUND", "UNRESOLVED_COLUMN.WITH_SUGGESTION"])
 def test_the_plan_that_an_error_shows_is_no_row(condition):
     """Spark prints the plan behind what is missing, and the condition on rows is part of it."""
-    error = AnalysisException(f"[{condition}] …;\n{PLAN}", condition, {"relationName": "`lake`.`shop`.`customers`"})
+    error = AnalysisException(
+        f"[{condition}] …;\n{PLAN}", condition, {"relationName": "`lake`.`shop`.`customers`"}
+    )
     assert row_outside_ranges(error) == ""
     assert retry_reason(error, "lake.shop.orders", "`lake`.`shop`.`orders`") is None
 
@@ -79,7 +87,10 @@ def test_a_row_outside_of_its_batch_is_named():
             id="as a cause",
         ),
         pytest.param(
-            unknown(f"({ICEBERG}.ValidationException) Deleted manifest f-m4.avro could not be found in the latest …"),
+            unknown(
+                f"({ICEBERG}.ValidationException) Deleted manifest f-m4.avro could not be found in the "
+                "latest …"
+            ),
             RetryReason.OTHER_WRITER,
             id="a commit merged the manifests that were to be rewritten",
         ),
@@ -89,10 +100,15 @@ def test_a_row_outside_of_its_batch_is_named():
             id="made",
         ),
         pytest.param(
-            unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"), RetryReason.OTHER_WRITER, id="lost every race"
+            unknown(f"({ICEBERG}.CommitFailedException) Cannot commit"),
+            RetryReason.OTHER_WRITER,
+            id="lost every race",
         ),
         pytest.param(
-            unknown(f"({ICEBERG}.ValidationException) Cannot delete file where some, but not all, rows match filter …"),
+            unknown(
+                f"({ICEBERG}.ValidationException) Cannot delete file where some, but not all, rows match "
+                "filter …"
+            ),
             RetryReason.PARTIAL_FILE_CONFLICT,
             id="cuts a file",
         ),
@@ -112,12 +128,16 @@ def test_a_row_outside_of_its_batch_is_named():
             id="a catalog lost the connection after it was sent a commit",
         ),
         pytest.param(
-            unknown("Writing job aborted", f"{POSTED}Caused by: java.net.ConnectException: Connection refused"),
+            unknown(
+                "Writing job aborted", f"{POSTED}Caused by: java.net.ConnectException: Connection refused"
+            ),
             None,
             id="a catalog refused the connection: no commit was sent",
         ),
         pytest.param(
-            AnalysisException(lacks("`n`")), RetryReason.OTHER_WRITER, id="Spark 4.0: a column was added meanwhile"
+            AnalysisException(lacks("`n`")),
+            RetryReason.OTHER_WRITER,
+            id="Spark 4.0: a column was added meanwhile",
         ),
         pytest.param(
             AnalysisException(lacks("`a``b`")), RetryReason.OTHER_WRITER, id="Spark 4.0: one with an odd name"
@@ -125,19 +145,28 @@ def test_a_row_outside_of_its_batch_is_named():
         pytest.param(AnalysisException(lacks("`s`.`n`")), None, id="a field of a column that the rows have"),
         pytest.param(raised("Found conflicting prices"), None, id="the transform's own words"),
         pytest.param(raised(CONFLICT), None, id="the transform's own words, which look like Iceberg's"),
-        pytest.param(unknown(f"({ICEBERG}.ValidationException) Invalid partition spec"), None, id="another refusal"),
-        pytest.param(unknown("(x.MyException) CommitFailedException happened"), None, id="somebody else's exception"),
+        pytest.param(
+            unknown(f"({ICEBERG}.ValidationException) Invalid partition spec"), None, id="another refusal"
+        ),
+        pytest.param(
+            unknown("(x.MyException) CommitFailedException happened"), None, id="somebody else's exception"
+        ),
     ],
 )
 def test_what_iceberg_refuses_can_be_tried_again(error, why):
-    """Its exceptions have no conditions: their classes and the beginnings of their messages are what there is."""
+    """Its exceptions have no conditions.
+
+    Their classes and the beginnings of their messages are what there is.
+    """
     found = retry_reason(error, "lake.shop.orders", "`lake`.`shop`.`orders`")
     assert (found and found.reason) == why
 
 
 def test_a_cancelled_operation_is_known_by_its_condition():
     """Its name in the text of another error is nothing."""
-    cancelled = unknown("(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled.")
+    cancelled = unknown(
+        "(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled."
+    )
     cancelled._errorClass = "OPERATION_CANCELED"
     assert is_cancelled(cancelled)
     assert is_server_error(cancelled)
@@ -148,7 +177,10 @@ def test_a_cancelled_operation_is_known_by_its_condition():
 
 
 def test_a_server_that_is_away_is_known_by_what_pyspark_makes_of_it():
-    """A real client, and nobody there: 4.0 keeps the status in the text alone, and has a class for tries in vain."""
+    """A real client, and nobody there.
+
+    4.0 keeps the status in the text alone, and has a class for tries in vain.
+    """
     session = _create_session(SparkConnection("sc://127.0.0.1:1"))
     for policies in ([], [DefaultPolicy(max_retries=1, initial_backoff=1)]):
         session.client.set_retry_policies(policies)

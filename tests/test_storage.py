@@ -26,7 +26,10 @@ ORDERS = dg.AssetKey("orders")
 def disk(tmp_path_factory):
     """A disk of 8 MB; None where only root may mount one."""
     folder = tmp_path_factory.mktemp("disk")
-    mount, umount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], ["umount", "-l", str(folder)]
+    mount, umount = (
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)],
+        ["umount", "-l", str(folder)],
+    )
     done = subprocess.run(mount, capture_output=True, check=False)
     yield None if done.returncode else folder
     if not done.returncode:
@@ -74,7 +77,9 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
                 one = ["first"]
                 of_run.log.info("lines: %s", one)
                 one.append("changed after the call")
-                stored = of_run.store_event(dg.AssetMaterialization(ORDERS, metadata={"rows": 7}), "a materialization")
+                stored = of_run.store_event(
+                    dg.AssetMaterialization(ORDERS, metadata={"rows": 7}), "a materialization"
+                )
                 of_run.add_tags({"kafka_liveness/waiting_for": "partitions"})
                 of_run.log.info("big: %s", "x" * 20_000)
                 assert of_run.is_behind
@@ -92,7 +97,10 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
     assert "The run goes on" in said[0]
     assert "Fix: " in said[0]
     assert "\n" not in said[0]
-    assert any(entry.user_message.startswith("Dagster's storage responds again") for entry in instance.all_logs(run_id))
+    assert any(
+        entry.user_message.startswith("Dagster's storage responds again")
+        for entry in instance.all_logs(run_id)
+    )
 
 
 def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threads):
@@ -110,7 +118,10 @@ def test_a_process_that_can_start_no_thread_stores_in_its_own(instance, no_threa
 
 
 def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypatch):
-    """It has what is committed, and what of the run Dagster does not have; another error of the run is not hidden."""
+    """It has what is committed, and what of the run Dagster does not have.
+
+    Another error of the run is not hidden.
+    """
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(storage, "_MAX_LINES", 3)
     texts = []
@@ -119,7 +130,9 @@ def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypa
         of_run = storage_of(context)
         with ExitStack() as away, pytest.raises(kl.DagsterStorageError) as raised, RunHeartbeat(context, {}):
             away.enter_context(broken(instance, AWAY))
-            of_run.store_event(dg.AssetMaterialization(ORDERS), "the materialization of 3 batches, 70 offsets")
+            of_run.store_event(
+                dg.AssetMaterialization(ORDERS), "the materialization of 3 batches, 70 offsets"
+            )
             for number in range(5):
                 of_run.log.info("line %d", number)
         assert raised.value.__context__ is None, "no trace of SQLAlchemy below it"

@@ -1,6 +1,7 @@
 """Each name that machines store, written out: commits, summaries, tags, cursors, state files, environment, ``--json``.
 
-A name here changes only together with a new version of its format: text under the old name outlives the upgrade.
+A name here changes only together with a new version of its format: text under the old name outlives the
+    upgrade.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ AT, RUN = TopicPartition("orders", 3), "0badcafe"
 ORIGIN = GroupOrigin(0, "2Mq71qnKT1ul7FBvra2xew")
 HIDDEN = ".dagster/kafka_liveness."
 SOURCES = {
-    path: path.read_text(encoding="utf-8") for path in Path(kafka_liveness_dagster.__file__).parent.rglob("*.py")
+    path: path.read_text(encoding="utf-8")
+    for path in Path(kafka_liveness_dagster.__file__).parent.rglob("*.py")
 }
 
 
@@ -76,7 +78,7 @@ def names(found):
     return {name for key, value in found.items() for name in (key, *(f"{key}.{one}" for one in names(value)))}
 
 
-# --- Kafka ------------------------------------------------------------------------------------------------------------
+# --- Kafka --------------------------------------------------------------------------------------------------
 
 
 def test_the_metadata_of_both_commit_logs():
@@ -89,11 +91,21 @@ def test_the_metadata_of_both_commit_logs():
         LiveCommitMetadata(OwnerState.RELEASED, RUN, (), reprocess=None, origin=GroupOrigin(5)).encode()
         == "kl1 released 0badcafe @5"
     )
-    assert LiveCommitMetadata(OwnerState.PAUSED, RUN, (Span(70, 120),)).encode() == "kl1 paused 0badcafe @- 70-120"
-    done = CatchUpCommitMetadata(
-        120, (Span(150, 160),), (Span(30, 40),), origin=ORIGIN, target="lake.shop.orders", missing=(Span(40, 50),)
+    assert (
+        LiveCommitMetadata(OwnerState.PAUSED, RUN, (Span(70, 120),)).encode()
+        == "kl1 paused 0badcafe @- 70-120"
     )
-    words = "kl1 done 2Mq71qnKT1ul7FBvra2xew@0 150-160 written-off 30-40 missing 40-50 target lake.shop.orders"
+    done = CatchUpCommitMetadata(
+        120,
+        (Span(150, 160),),
+        (Span(30, 40),),
+        origin=ORIGIN,
+        target="lake.shop.orders",
+        missing=(Span(40, 50),),
+    )
+    words = (
+        "kl1 done 2Mq71qnKT1ul7FBvra2xew@0 150-160 written-off 30-40 missing 40-50 target lake.shop.orders"
+    )
     assert done.encode() == words
     assert (CatchUpCommitMetadata(120, (Span(150, 160),)).encode(), CatchUpCommitMetadata(120).encode()) == (
         "kl1 done @- 150-160",
@@ -122,24 +134,32 @@ def test_the_ids_of_members_and_clients():
     assert in_sources(r'f"\{(?:self\._)?client_id\}(/[a-z-]+)"') == {"/catch-up", "/records"}
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def test_the_summaries_of_snapshots():
     """The names, and the text of the ledger."""
     assert (ledger.WRITTEN_KEY, ledger.TOTAL_KEY) == ("kafka-liveness.written", "kafka-liveness.total")
-    assert (ledger.TOTAL_AS_OF_KEY, commits.ATTEMPT) == ("kafka-liveness.total-as-of", "kafka-liveness.attempt")
+    assert (ledger.TOTAL_AS_OF_KEY, commits.ATTEMPT) == (
+        "kafka-liveness.total-as-of",
+        "kafka-liveness.attempt",
+    )
     assert in_sources('"(kafka-liveness[.][a-z-]+)"') == {"kafka-liveness.attempt", "kafka-liveness.ranges"}
     account = LedgerEntry(
         (Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, topic_id=ORIGIN.topic_id, groups=frozenset({"etl"})
     )
     text = "orders/2Mq71qnKT1ul7FBvra2xew/etl 3@0:0-70,90-120!70-90"
     assert encode_entries({AT: account}) == text
-    assert encode_entries({AT: LedgerEntry((Span(0, 70),), is_complete=False)}, complete=False) == "? orders/ 3?:0-70"
-    assert encode_entries({AT: LedgerEntry(tuple(Span(n, n + 1) for n in range(0, 2_000, 2)))}).startswith("z:eN")
+    assert (
+        encode_entries({AT: LedgerEntry((Span(0, 70),), is_complete=False)}, complete=False)
+        == "? orders/ 3?:0-70"
+    )
+    assert encode_entries({AT: LedgerEntry(tuple(Span(n, n + 1) for n in range(0, 2_000, 2)))}).startswith(
+        "z:eN"
+    )
 
 
-# --- Dagster ----------------------------------------------------------------------------------------------------------
+# --- Dagster ------------------------------------------------------------------------------------------------
 
 
 def test_the_tags_of_runs():
@@ -160,7 +180,9 @@ def test_the_tags_of_runs():
     }
     assert list(hidden) == list(hidden.values())
     assert {get_tag_type(key) for key in hidden} == {TagType.HIDDEN}
-    of_package = {value for name, value in vars(tags).items() if name.endswith("_TAG") and "kafka_liveness" in value}
+    of_package = {
+        value for name, value in vars(tags).items() if name.endswith("_TAG") and "kafka_liveness" in value
+    }
     shown = {tags.GROUP_TAG, tags.LANE_TAG, tags.CAUSE_TAG, tags.WAITS_TAG, tags.STEP_TAG}
     assert of_package | {tags.instance_id_tag("etl")} == shown | set(hidden)
 
@@ -181,7 +203,10 @@ def test_dagster_takes_the_hidden_tags_and_finds_them(recwarn):
 def test_the_values_of_tags():
     """A reason, and whether the run is a member again; a sign of life with the process, of version 1."""
     away = FenceReport(FenceReason.POLL_TIMEOUT)
-    assert (away.encode(), FenceReport(away.reason, is_back=True).encode()) == ("poll-timeout", "poll-timeout back")
+    assert (away.encode(), FenceReport(away.reason, is_back=True).encode()) == (
+        "poll-timeout",
+        "poll-timeout back",
+    )
     worker = Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)
     assert HeartbeatTag(RUN, 7, worker).encode() == "1 0badcafe 7 4242 1311164 48df4ead 4026531836 -"
     assert (HeartbeatTag(RUN).encode(), HeartbeatTag(RUN, has_ended=True).encode()) == (
@@ -204,12 +229,35 @@ CODES = {
         *("closed", "brokers-unavailable", "handed-over", "interrupted"),
     },
     LeaveReason: {
-        *("graceful", "canceled", "poll-timeout", "crashed", "unresponsive", "partitions-lost", "brokers-unavailable"),
-        *("interrupted", "unreleased", "static", "max-runtime-reached", "replaced", "unexplained", "external-client"),
+        *(
+            "graceful",
+            "canceled",
+            "poll-timeout",
+            "crashed",
+            "unresponsive",
+            "partitions-lost",
+            "brokers-unavailable",
+        ),
+        *(
+            "interrupted",
+            "unreleased",
+            "static",
+            "max-runtime-reached",
+            "replaced",
+            "unexplained",
+            "external-client",
+        ),
         "other-instance",
     },
     What: {
-        *("consumer-created", "poll-called", "batch-polled", "commit-refused", "batch-committed", "join-sent"),
+        *(
+            "consumer-created",
+            "poll-called",
+            "batch-polled",
+            "commit-refused",
+            "batch-committed",
+            "join-sent",
+        ),
         *("heartbeat-sent", "leave-sent", "fenced", "member-seen", "group-empty"),
     },
 }
@@ -288,14 +336,16 @@ def test_the_cursor_of_the_sensor():
     assert set(json.loads(written.encode())) == set(GroupCursor.model_fields)
 
 
-@pytest.mark.parametrize("key", ["orders:3:70-120", "orders:3:70-120@2", "orders:3:70-120@replay-20261122T100000Z"])
+@pytest.mark.parametrize(
+    "key", ["orders:3:70-120", "orders:3:70-120@2", "orders:3:70-120@replay-20261122T100000Z"]
+)
 def test_the_keys_of_crash_lag_partitions(key):
     """The range, how often it was pending, or when a replay was requested."""
     assert str(parse_key(key)) == "orders:3:70-120"
     assert is_replay(key) is ("replay" in key)
 
 
-# --- this machine -----------------------------------------------------------------------------------------------------
+# --- this machine -------------------------------------------------------------------------------------------
 
 
 def test_the_state_of_the_embedded_services(tmp_path, monkeypatch):
@@ -304,7 +354,9 @@ def test_the_state_of_the_embedded_services(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert state.home_folder() == tmp_path / ".kafka_liveness"
     state.create_home(state.home_folder())
-    state.write_state(state.home_folder(), {"kafka": state.StartedService(9092, 7, "00c0ffee", ready=True, token="t")})
+    state.write_state(
+        state.home_folder(), {"kafka": state.StartedService(9092, 7, "00c0ffee", ready=True, token="t")}
+    )
     state.mark_down(state.home_folder(), down=True)
     files = {
         ".gitignore",
@@ -352,7 +404,7 @@ def test_the_spans_of_a_trace():
     }
 
 
-# --- ``--json`` -------------------------------------------------------------------------------------------------------
+# --- ``--json`` ---------------------------------------------------------------------------------------------
 
 
 def test_status_as_json():
@@ -361,8 +413,12 @@ def test_status_as_json():
         LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(70, 120),)),
         CatchUpCommitMetadata(70, (Span(80, 90),)),
     )
-    seen = PartitionSnapshot(AT, 120, mark, log_end=190, outstanding=(Span(90, 120),), missing_rows=(Span(0, 5),))
-    member = MemberDescription("m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", partitions=(AT,))
+    seen = PartitionSnapshot(
+        AT, 120, mark, log_end=190, outstanding=(Span(90, 120),), missing_rows=(Span(0, 5),)
+    )
+    member = MemberDescription(
+        "m-1", "dagster/orders_job/0badcafe-1111/orders", "/10.0.0.7", partitions=(AT,)
+    )
     found = GroupStatus(
         "etl",
         (PartitionStatus(seen, log, (ExternalCommit("second", 5, "theirs"),)),),
@@ -407,16 +463,28 @@ def test_status_as_json():
 
 def test_audit_as_json():
     """``kafka-liveness audit --json``."""
-    facts = PartitionState(120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, log_end=120)
+    facts = PartitionState(
+        120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, log_end=120
+    )
     stretch = (OffsetRun(0, 4, 2),)
     rows = RowComparison(7, stretch, stretch, without_rows=stretch, doubled=stretch)
     one = PartitionCertificate(AT, facts, (ExternalCommit("first", 5, "theirs"),), rows=rows)
-    write = SnapshotRecord(7, "2026-11-22 10:00:00", "append", added_rows=63, deleted_rows=0, text="orders/ 3@0:0-70")
+    write = SnapshotRecord(
+        7, "2026-11-22 10:00:00", "append", added_rows=63, deleted_rows=0, text="orders/ 3@0:0-70"
+    )
     found = certificate_as_json(
         GroupCertificate("etl", "lake.shop.orders", True, snapshot_id=7, partitions=(one,), history=(write,))
     )
     spans = {
-        *("in_table", "pending", "pending_expired", "written_off", "missing", "by_commits_only", "uncommitted"),
+        *(
+            "in_table",
+            "pending",
+            "pending_expired",
+            "written_off",
+            "missing",
+            "by_commits_only",
+            "uncommitted",
+        ),
         "rewritten",
     }
     assert set(found) == {
@@ -425,7 +493,17 @@ def test_audit_as_json():
     }
     [partition] = found["partitions"]
     assert set(partition) == spans | {
-        *("topic", "partition", "topic_id", "certified", "sentence", "start", "committed", "log_start", "log_end"),
+        *(
+            "topic",
+            "partition",
+            "topic_id",
+            "certified",
+            "sentence",
+            "start",
+            "committed",
+            "log_start",
+            "log_end",
+        ),
         *("external_commits", "ledger_complete", "missing_is_forgotten", "rows"),
     }
     findings = {"outside", "unrecorded", "without_rows", "doubled"}
@@ -455,12 +533,21 @@ def test_the_other_commands_as_json():
     assert in_sources(r'json\.dumps\((\{"topic": .*\})\)') == {
         '{"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}'
     }
-    told = Recording(Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "orders:3:70-100"),))
+    told = Recording(
+        Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "orders:3:70-100"),)
+    )
     assert names(told.as_json()) == {
         *("scene", "scene.protocol", "scene.session", "scene.poll_interval", "scene.stall"),
         *("events", "events.seconds", "events.source", "events.event", "events.detail"),
     }
-    figures = ("heartbeats_while_stalled", "longest_silence", "left_after", "gone_after", "rejoined_after", "replayed")
+    figures = (
+        "heartbeats_while_stalled",
+        "longest_silence",
+        "left_after",
+        "gone_after",
+        "rejoined_after",
+        "replayed",
+    )
     assert names(judge_recording(told).as_json()) == {
         "holds",
         "broken",

@@ -1,4 +1,7 @@
-"""The list of components against its files and CycloneDX's schema; the audit against a database on loopback."""
+"""The list of components against its files and CycloneDX's schema.
+
+The audit against a database on loopback.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ FLAWED[("PyPI", "requests", dict(PACKAGES)["requests"])] = [["PYSEC-2026-7"]]
 
 
 class _Database(ThreadingHTTPServer):
-    """Answers like OSV: a batch of queries with a page of identifiers each, and the summary of one vulnerability."""
+    """Answers like OSV.
+
+    A batch of queries with a page of identifiers each, and the summary of one vulnerability.
+    """
 
     daemon_threads = True
 
@@ -62,7 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path.removeprefix("/v1/vulns/")
         has_page = name != "CVE-2026-1"
-        self._send(200 if has_page else 404, json.dumps({"id": name, "summary": f"{name}\n in \x1b[31mred"}).encode())
+        self._send(
+            200 if has_page else 404, json.dumps({"id": name, "summary": f"{name}\n in \x1b[31mred"}).encode()
+        )
 
     def _send(self, status, body):
         self.send_response(status)
@@ -109,7 +117,9 @@ def test_the_list_has_each_package_and_each_jar_with_its_hashes(tmp_path, capsys
     assert jars == set(JARS)
     packages = [one for one in by_purl.values() if one["purl"].startswith("pkg:pypi/")]
     assert {(one["name"], one["version"]) for one in packages} == set(PACKAGES)
-    hashes = [each["content"] for one in packages for file in one["externalReferences"] for each in file["hashes"]]
+    hashes = [
+        each["content"] for one in packages for file in one["externalReferences"] for each in file["hashes"]
+    ]
     locked = re.findall(r"--hash=sha256:(\w+)", components.LOCK.read_text(encoding="utf-8"))
     assert sorted(set(hashes)) == sorted(set(locked))
     assert by_purl[f"pkg:pypi/pyspark@{dict(PACKAGES)['pyspark']}"]["scope"] == "required"
@@ -130,9 +140,15 @@ def test_the_list_has_each_package_and_each_jar_with_its_hashes(tmp_path, capsys
     [
         pytest.param(components.read_lock, "six==1.17.0\n", "requirements.lock:1 .*make lock", id="no hash"),
         pytest.param(components.read_lock, "-e .\n", "requirements.lock:1 ", id="no version"),
-        pytest.param(components.read_lock, f"    --hash=sha256:{'0' * 64}\n", "requirements.lock:1 ", id="no package"),
-        pytest.param(components.read_jars, f"{'0' * 64}  unknown-1.0.jar\n", "SHA256SUMS:1 .*_GROUPS", id="no group"),
-        pytest.param(components.read_jars, f"{'0' * 64}  kafka-raft-x-1.jar\n", "SHA256SUMS:1 ", id="another jar"),
+        pytest.param(
+            components.read_lock, f"    --hash=sha256:{'0' * 64}\n", "requirements.lock:1 ", id="no package"
+        ),
+        pytest.param(
+            components.read_jars, f"{'0' * 64}  unknown-1.0.jar\n", "SHA256SUMS:1 .*_GROUPS", id="no group"
+        ),
+        pytest.param(
+            components.read_jars, f"{'0' * 64}  kafka-raft-x-1.jar\n", "SHA256SUMS:1 ", id="another jar"
+        ),
     ],
 )
 def test_a_component_that_cannot_be_listed_is_an_error(read, text, error):
@@ -157,9 +173,14 @@ def test_vulnerabilities_are_reported_from_every_page(database, audited):
     code, report = audited()
     assert code == 1
     begin = report.index("VULNERABLE  pkg:maven/org.apache.kafka/kafka-clients@4.3.1")
-    assert report[begin + 1 : begin + 3] == ["            GHSA-0000  GHSA-0000 in [31mred", "            CVE-2026-1"]
+    assert report[begin + 1 : begin + 3] == [
+        "            GHSA-0000  GHSA-0000 in [31mred",
+        "            CVE-2026-1",
+    ]
     assert any(re.fullmatch(r"VULNERABLE  pkg:pypi/requests@[\d.]+", line) for line in report)
-    assert "vulnerable: 1 Python packages and 1 jars. Not audited: 0 Python packages and 0 jars." in report[-1]
+    assert (
+        "vulnerable: 1 Python packages and 1 jars. Not audited: 0 Python packages and 0 jars." in report[-1]
+    )
 
 
 def test_a_database_without_an_ecosystem_makes_nothing_of_it_clean(database, audited):
@@ -181,10 +202,14 @@ def test_without_a_database_nothing_is_called_audited(audited, monkeypatch):
     monkeypatch.setenv("OSV_URL", closed.address)
     code, report = audited()
     assert code == 2
-    assert report[0].startswith(f"NOT AUDITED {len(PACKAGES)} Python packages and {len(JARS)} jars: ConnectionError: ")
+    assert report[0].startswith(
+        f"NOT AUDITED {len(PACKAGES)} Python packages and {len(JARS)} jars: ConnectionError: "
+    )
     assert sum(line.startswith("            pkg:") for line in report) == len(PACKAGES) + len(JARS)
     assert f"{closed.address} responded for 0 Python packages and 0 jars" in report[-2]
-    assert report[-1].startswith(f"Result: not audited: {len(PACKAGES)} Python packages and {len(JARS)} jars. Fix: ")
+    assert report[-1].startswith(
+        f"Result: not audited: {len(PACKAGES)} Python packages and {len(JARS)} jars. Fix: "
+    )
 
 
 def test_a_batch_that_is_refused_leaves_the_others_audited(database, audited):
@@ -192,7 +217,10 @@ def test_a_batch_that_is_refused_leaves_the_others_audited(database, audited):
     database.refused_batches = (1,)
     code, report = audited()
     assert code == 2
-    assert report[0] == f"NOT AUDITED {audit.PER_REQUEST} Python packages and 0 jars: HTTP 503 Service Unavailable"
+    assert (
+        report[0]
+        == f"NOT AUDITED {audit.PER_REQUEST} Python packages and 0 jars: HTTP 503 Service Unavailable"
+    )
     assert len(database.queried) == len(PACKAGES) + len(JARS) + len(CANARIES) - audit.PER_REQUEST
     database.batches, database.pages = 0, FLAWED
     code, report = audited()
@@ -207,8 +235,12 @@ def test_a_batch_that_is_refused_leaves_the_others_audited(database, audited):
         pytest.param(b"[]", "the response is no object", id="a list"),
         pytest.param(b'{"results": []}', "no 100 results in the response", id="too few"),
         pytest.param(json.dumps({"results": [{}] * 99 + [None]}).encode(), "has not the form", id="null"),
-        pytest.param(json.dumps({"results": [{"vulns": [{}]}] * 100}).encode(), "has not the form", id="no id"),
-        pytest.param(json.dumps({"results": [{"vulns": [{"id": "../x"}]}] * 100}).encode(), "no identifier", id="path"),
+        pytest.param(
+            json.dumps({"results": [{"vulns": [{}]}] * 100}).encode(), "has not the form", id="no id"
+        ),
+        pytest.param(
+            json.dumps({"results": [{"vulns": [{"id": "../x"}]}] * 100}).encode(), "no identifier", id="path"
+        ),
         pytest.param(
             json.dumps({"results": [{"next_page_token": "0"}] * 100}).encode(),
             f"more than {audit.MOST_PAGES} pages",
@@ -228,7 +260,9 @@ def test_another_form_of_response_is_none(database, audited, body, reason):
 def test_a_page_that_is_missing_keeps_the_vulnerabilities_before_it(database, audited):
     """A component may be vulnerable and not audited to its end."""
     [last] = [
-        number for number, one in enumerate(components.read_components()) if "kafka-clients@4.3.1" in str(one.purl)
+        number
+        for number, one in enumerate(components.read_components())
+        if "kafka-clients@4.3.1" in str(one.purl)
     ]
     database.pages, database.refused_batches = FLAWED, (last // audit.PER_REQUEST + 2,)
     code, report = audited()

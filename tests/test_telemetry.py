@@ -51,7 +51,8 @@ with otel.export_telemetry():
     phases.add_before("poll", 0.5)
     otel.record_trace("process orders", phases, {"dagster.run.id": "r"})
 """
-TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))  # as the page has it
+# As the page has it
+TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))
 HTTP = {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
 BOUND = seconds(1.0)
 QUICK = f"from kafka_liveness_dagster.telemetry import otel\notel.FLUSH_SECONDS = {BOUND}\n"
@@ -75,8 +76,13 @@ def done(code, **environment):
 
 
 def used(text):
-    """The metrics of a text in Prometheus' language, each by its name in the table; all others are mistakes."""
-    return {SERIES[name] for name in re.findall(r"\b(?:kafka_liveness|messaging)_\w+", text) if name not in LABELS}
+    """The metrics of a text in Prometheus' language, each by its name in the table.
+
+    All others are mistakes.
+    """
+    return {
+        SERIES[name] for name in re.findall(r"\b(?:kafka_liveness|messaging)_\w+", text) if name not in LABELS
+    }
 
 
 def test_the_page_has_the_table():
@@ -86,7 +92,9 @@ def test_the_page_has_the_table():
         f"| {', '.join(f'`{label}`' for label in one.labels)} | {one.description} |"
         for one in METRICS
     ]
-    assert [line for line in PAGE.splitlines() if re.match(r"\| `(messaging|kafka_liveness)\.", line)] == lines
+    assert [
+        line for line in PAGE.splitlines() if re.match(r"\| `(messaging|kafka_liveness)\.", line)
+    ] == lines
     assert len({one.name for one in METRICS}) == len(METRICS)
     counted = {why for why in FenceReason if not why.is_orderly_close} - {
         FenceReason.HANDED_OVER
@@ -95,7 +103,10 @@ def test_the_page_has_the_table():
 
 
 def test_the_dashboard_draws_every_metric_and_no_other():
-    """By the labels that it has, too; the expressions themselves are asked of a real Prometheus in tests/world."""
+    """By the labels that it has, too.
+
+    The expressions themselves are asked of a real Prometheus in tests/world.
+    """
     expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert set().union(*map(used, expressions)) == set(METRICS)
     grouped = ",".join(by for one in expressions for by in re.findall(r"by \(([^)]*)\)", one))
@@ -117,7 +128,10 @@ print("opentelemetry" in sys.modules, min(timeit.repeat(tells, number=1_000, rep
 
 @pytest.mark.parametrize(("protocol", "collector"), [("grpc", over_grpc), ("http/protobuf", over_http)])
 def test_the_environment_says_where_it_goes(protocol, collector):
-    """Over both protocols, from a process and from one that it forks; neither waits for the minute of an export."""
+    """Over both protocols, from a process and from one that it forks.
+
+    Neither waits for the minute of an export.
+    """
     code = f"""TELLS = {TELLS!r}
 exec(TELLS)
 import multiprocessing, threading
@@ -133,7 +147,12 @@ child.join()
     ours, forked = received.points(metrics.FENCES, GROUP="etl")
     assert ours.as_int == 2
     assert forked.as_int in (2, 4)  # with what was counted before the fork, or without
-    assert sorted(span.name for span in received.spans) == ["poll", "poll", "process orders", "process orders"]
+    assert sorted(span.name for span in received.spans) == [
+        "poll",
+        "poll",
+        "process orders",
+        "process orders",
+    ]
     assert len({one["service.instance.id"] for one in received.resources}) == 2
 
 
@@ -179,7 +198,9 @@ print(time.monotonic() - began, time.time())
     with silent() as listening:
         port = listening.getsockname()[1] if how == "silent" else free_port()
         address = f"http://127.0.0.1:{port}"
-        out, _ = done(code, **TO_OTLP, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_EXPORTER_OTLP_ENDPOINT=address)
+        out, _ = done(
+            code, **TO_OTLP, OTEL_EXPORTER_OTLP_PROTOCOL=protocol, OTEL_EXPORTER_OTLP_ENDPOINT=address
+        )
         waited, at = map(float, out.split())
         assert waited < BOUND / 2
         assert time.time() - at < BOUND + seconds(5.0)
@@ -196,7 +217,9 @@ def test_an_interrupt_ends_the_wait_for_a_collector():
     """Ctrl-C at the very end: the process does not stay for the rest of the bound."""
     code = f"{QUICK}otel.FLUSH_SECONDS = 300.0\n{TELLS}\nprint('ended', flush=True)"
     with silent() as listening:
-        process = started(code, **HTTP, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        process = started(
+            code, **HTTP, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{listening.getsockname()[1]}"
+        )
         assert process.stdout.readline() == "ended\n"
         for _ in range(900):  # the first may come before the wait
             process.send_signal(signal.SIGINT)
@@ -235,8 +258,14 @@ assert otel.is_enabled()
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"OTEL_METRICS_EXPORTER": "promtheus"}, "names promtheus, and no exporter of that name is installed"),
-        ({**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "is http/json: there are grpc and http/protobuf"),
+        (
+            {"OTEL_METRICS_EXPORTER": "promtheus"},
+            "names promtheus, and no exporter of that name is installed",
+        ),
+        (
+            {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
+            "is http/json: there are grpc and http/protobuf",
+        ),
         (
             {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "many"},
             "OTEL_METRICS_EXPORTER=prometheus cannot be set up: invalid literal",
@@ -251,7 +280,10 @@ def test_words_that_mean_nothing_are_refused(environment, says, monkeypatch):
 
 
 def test_without_the_sdk_a_run_ends_before_it_joins(monkeypatch):
-    """Nobody is at the broker's address: it was not asked. ``OTEL_SDK_DISABLED`` is the way out that is told."""
+    """Nobody is at the broker's address: it was not asked.
+
+    ``OTEL_SDK_DISABLED`` is the way out that is told.
+    """
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
 
@@ -259,8 +291,13 @@ def test_without_the_sdk_a_run_ends_before_it_joins(monkeypatch):
     def orders(batch):
         return batch
 
-    resources = {"kafka": kl.KafkaLivenessResource(bootstrap_servers="localhost:1"), "spark": kl.SparkConnectResource()}
-    job = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)).resolve_job_def("orders_job")
+    resources = {
+        "kafka": kl.KafkaLivenessResource(bootstrap_servers="localhost:1"),
+        "spark": kl.SparkConnectResource(),
+    }
+    job = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)).resolve_job_def(
+        "orders_job"
+    )
     run = job.execute_in_process(raise_on_error=False)
     message = run.failure_data_for_node("orders").error.cause.message
     assert "InvalidSettingError: OTEL_TRACES_EXPORTER=otlp asks for" in message
@@ -276,8 +313,15 @@ def seen(topic, partition, committed, end, *owed, start=0):
 
 
 def shown(known, **settings):
-    """What the gauges show of two partitions of a topic and one of another: ``{(metric, topic, partition): value}``."""
-    looked = (seen("a", 0, 70, 100, (10, 20)), seen("a", 1, 90, 90, (0, 50), start=40), seen("b", 0, None, 7, start=3))
+    """What the gauges show of two partitions of a topic and one of another: ``{(metric, topic, partition).
+
+    Value}``.
+    """
+    looked = (
+        seen("a", 0, 70, 100, (10, 20)),
+        seen("a", 1, 90, 90, (0, 50), start=40),
+        seen("b", 0, None, 7, start=3),
+    )
     labels = (metrics.TOPIC, metrics.PARTITION)
     found = gauge_points("etl", 2, looked, known, **settings)
     return {(one.metric, *map(one.labels.get, labels)): one.value for one in found}
@@ -318,7 +362,9 @@ def test_partitions_apart_are_for_who_asks(monkeypatch):
 class Ended:
     """A batch of two topics that has ended."""
 
-    batch = Batch((kl.OffsetRange("a", 0, 0, 10), kl.OffsetRange("a", 1, 0, 5), kl.OffsetRange("b", 0, 0, 2)), 60.0)
+    batch = Batch(
+        (kl.OffsetRange("a", 0, 0, 10), kl.OffsetRange("a", 1, 0, 5), kl.OffsetRange("b", 0, 0, 2)), 60.0
+    )
 
     def __init__(self):
         self.phases = BatchPhases()
@@ -341,7 +387,10 @@ def told(monkeypatch):
 
 
 def test_a_batch_tells_what_it_gave(told):
-    """But for what its new owner does again; each attempt that was not the last is counted by what was in its way."""
+    """But for what its new owner does again.
+
+    Each attempt that was not the last is counted by what was in its way.
+    """
     handed_over = {kl.TopicPartition("a", 1)}
     landed = WriteOutcome(WriteResult(9, 4, rewrote_files=False, unknown_commits=1), Ended.batch)
     BatchMetrics("etl", "live", "run").record_committed(Ended(), landed, 2.5, handed_over)
@@ -373,12 +422,17 @@ def test_a_batch_that_fails_is_traced_by_the_kind_of_its_error_alone(told):
 def test_a_fence_is_counted_by_its_reason(monkeypatch):
     """Once for each: that a run is back, and that it closed its consumer, are none."""
     told = []
-    monkeypatch.setattr("kafka_liveness_dagster.runs.run_context.telemetry.record", lambda *one: told.append(one))
+    monkeypatch.setattr(
+        "kafka_liveness_dagster.runs.run_context.telemetry.record", lambda *one: told.append(one)
+    )
 
     @dg.op
     def work(context):
         link = run_context_of(context)
-        for why in (FenceReport(FenceReason.POLL_TIMEOUT), FenceReport(FenceReason.POLL_TIMEOUT, is_back=True)):
+        for why in (
+            FenceReport(FenceReason.POLL_TIMEOUT),
+            FenceReport(FenceReason.POLL_TIMEOUT, is_back=True),
+        ):
             link.report_fence(why)
         link.report_fence(FenceReport(FenceReason.CLOSED))
 

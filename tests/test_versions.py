@@ -63,5 +63,7 @@ def test_every_python_spark_and_broker_that_is_named_was_run():
     claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', METADATA)
     assert {row.python for row in versions.ROWS} == set(claimed)
     assert {row.spark for row in versions.ROWS} == set(jars._PROVIDED_BY_SPARK)
-    [broker] = re.findall(r'name="kafka_2.13" rev="([^"]+)"', jars.MODULES["kafka"].read_text(encoding="utf-8"))
+    [broker] = re.findall(
+        r'name="kafka_2.13" rev="([^"]+)"', jars.MODULES["kafka"].read_text(encoding="utf-8")
+    )
     assert broker in {row.broker for row in versions.ROWS}

@@ -38,9 +38,13 @@ def watched(instance):
     """Makes a process a live run's."""
 
     def run_of(process, group_id=GROUP):
-        run = dg.DagsterRun("orders_job", tags=dict(lane_tags(group_id, "live")), status=dg.DagsterRunStatus.STARTED)
+        run = dg.DagsterRun(
+            "orders_job", tags=dict(lane_tags(group_id, "live")), status=dg.DagsterRunStatus.STARTED
+        )
         instance.add_run(run)
-        instance.add_run_tags(run.run_id, {PROCESS_TAG: HeartbeatTag(short_run_id(run.run_id), 0, process).encode()})
+        instance.add_run_tags(
+            run.run_id, {PROCESS_TAG: HeartbeatTag(short_run_id(run.run_id), 0, process).encode()}
+        )
 
     return run_of
 

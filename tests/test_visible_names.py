@@ -1,7 +1,8 @@
 """Every name that people see, written out: metrics, checks, metadata, columns, settings and commands.
 
-Dashboards, alerts, scripts and code locations of users contain these names. A change to one of them after this needs a
-note in docs/upgrading.md that says what to write instead. Names that machines store are in tests/test_stored_text.py.
+Dashboards, alerts, scripts and code locations of users contain these names. A change to one of them after
+this needs a note in docs/upgrading.md that says what to write instead. Names that machines store are in
+tests/test_stored_text.py.
 """
 
 from __future__ import annotations
@@ -131,13 +132,17 @@ METRICS = {
 def test_metrics():
     """Name, kind, unit, labels and source of each metric, by its name in Prometheus."""
     found = {
-        one.prometheus: (one.name, one.instrument, one.unit, one.labels, one.recorded_by) for one in metrics.METRICS
+        one.prometheus: (one.name, one.instrument, one.unit, one.labels, one.recorded_by)
+        for one in metrics.METRICS
     }
     assert found == METRICS
 
 
 def test_values_of_labels():
-    """Reasons that metrics and observations contain; those of fences and of members that left are stored text."""
+    """Reasons that metrics and observations contain.
+
+    Those of fences and of members that left are stored text.
+    """
     reasons = (metrics.BAD_RECORD, metrics.SLOW_RECORD, metrics.COMMIT_CONFLICT, metrics.COMMIT_STATE_UNKNOWN)
     assert reasons == ("bad-record", "slow-record", "commit-conflict", "commit-state-unknown")
     assert [event.__name__ for event in get_args(kl.GroupEvent)] == [
@@ -226,7 +231,15 @@ def test_checks(asset):
             numbers[one.check_name] = {*one.metadata}
     group = {"group"}
     assert numbers == {
-        "group_alive": {*group, "members", "external_members", "runs_in_progress", "lag", "ghosts", "last_live_run"},
+        "group_alive": {
+            *group,
+            "members",
+            "external_members",
+            "runs_in_progress",
+            "lag",
+            "ghosts",
+            "last_live_run",
+        },
         "lag": {*group, "lag", "largest_lag", "paused_lag"},
         "retention": {*group, "expired_offsets", "offsets_about_to_expire"},
         "no_missing_rows": {*group, "missing_offsets", "forgotten_ranges", "pending_offsets"},
@@ -238,13 +251,17 @@ def test_checks(asset):
     assert {*health.lag_below([SEEN], 5).numbers} - numbers["lag"] == {"max_lag"}
     behind = with_open_transactions(health.lag_below([SEEN], None), [OpenTransaction(AT, 150, 10, 5.0)])
     assert {*behind.numbers} - numbers["lag"] == {"behind_open_transactions"}
-    assert {*health.dead_letters_waiting(PendingDeadLetters(1, (PENDING,), "X"), "").numbers} == {"dead_letters"}
+    assert {*health.dead_letters_waiting(PendingDeadLetters(1, (PENDING,), "X"), "").numbers} == {
+        "dead_letters"
+    }
 
 
 def look(instance):
     """A group with a run that crashed, another client, lag and crash lag."""
     tags = {CAUSE_RUN_TAG: RUN[:8]}
-    instance.add_run(dg.DagsterRun(job_name="orders_job", run_id=RUN, status=dg.DagsterRunStatus.FAILURE, tags=tags))
+    instance.add_run(
+        dg.DagsterRun(job_name="orders_job", run_id=RUN, status=dg.DagsterRunStatus.FAILURE, tags=tags)
+    )
     member = MemberSnapshot("m-2", "kcat at 10.0.0.7", (AT,), is_foreign=True)
     seen = GroupSnapshot(GroupState.STABLE, (member,), (SEEN,), runs={RUN[:8]: Run(RunFate.FAILED)})
     return GroupObservation(seen, instance.get_run_records())
@@ -265,7 +282,11 @@ def test_metadata_of_a_live_run():
         "slowest_batch_percent_of_budget", "offsets_per_second", "rows_per_second", "quarantined_offsets", "processed",
     ]  # fmt: skip
     assert columns(found["processed"]) == {"partition": "string", "range": "string", "offsets": "int"}
-    assert range_table([PENDING]).records[0].data == {"partition": "orders:3", "range": "70-120", "offsets": 50}
+    assert range_table([PENDING]).records[0].data == {
+        "partition": "orders:3",
+        "range": "70-120",
+        "offsets": 50,
+    }
     several = [PENDING]
     consumer = SimpleNamespace(
         crash_lag=several, recovered=several, forgotten_pending=several, lost=several, timeouts="", is_joined=True,
@@ -335,7 +356,12 @@ def test_metadata_of_a_topic():
     """The sensor's observation of the group on the asset of a topic."""
     with dg.DagsterInstance.ephemeral() as instance:
         [found] = group_observations(
-            "orders-etl", ["orders"], look(instance), [CRASHED], failed=["on_event failed"], windows="complete to 10:00"
+            "orders-etl",
+            ["orders"],
+            look(instance),
+            [CRASHED],
+            failed=["on_event failed"],
+            windows="complete to 10:00",
         )
     assert [*found.metadata] == [
         "group", "members", "partition_count", "lag", "pending_offsets", "unexpected_departures", "partitions", "state",
@@ -395,7 +421,10 @@ DEAD_LETTERS = {
     "error": "string",
     "run_id": "string",
 }
-"""The columns of a table of dead letters; tests/world/test_dead_letters.py compares their types with a real table."""
+"""The columns of a table of dead letters.
+
+Tests/world/test_dead_letters.py compares their types with a real table.
+"""
 
 
 def test_columns_of_dead_letters():
@@ -510,11 +539,15 @@ def words(annotation):
 def test_settings():
     """Each group of settings, its fields and defaults; the texts that a field allows."""
     classes = {name: KafkaAssetSettings.group(name) for name in KafkaAssetSettings.model_fields}
-    groups = {name: group for name, group in classes.items() if group is not None and issubclass(group, SettingsGroup)}
+    groups = {
+        name: group
+        for name, group in classes.items()
+        if group is not None and issubclass(group, SettingsGroup)
+    }
     assert groups == GROUPS
-    assert {name: {f: one.default for f, one in group.model_fields.items()} for name, group in groups.items()} == (
-        SETTINGS
-    )
+    assert {
+        name: {f: one.default for f, one in group.model_fields.items()} for name, group in groups.items()
+    } == (SETTINGS)
     assert [group.__name__ for group in groups.values()] == [
         "Completeness", "Batching", "CrashLag", "Offsets", "Membership", "Sensor", "Iceberg", "Maintenance",
         "ResourceKeys",
@@ -524,7 +557,9 @@ def test_settings():
         for name, group in groups.items()
         for field, one in group.model_fields.items()
     }
-    fields |= {name: words(kl.KafkaAssetComponent.model_fields[name].annotation) for name in ASSET if name != "sink"}
+    fields |= {
+        name: words(kl.KafkaAssetComponent.model_fields[name].annotation) for name in ASSET if name != "sink"
+    }
     assert {name: allowed for name, allowed in fields.items() if allowed} == WORDS
 
 
@@ -532,7 +567,14 @@ def test_declarations():
     """The keywords of ``kafka_asset``, the attributes of the component, and the fields of the resources."""
     assert defaults(kl.kafka_asset) == ASSET
     assert kl.AssetArguments.__annotations__.keys() == {*OF_DAGSTER, "ins", "hooks"}
-    assert kl.KafkaAssetComponent.model_fields.keys() == {*ASSET, *OF_DAGSTER, "sql", "transform", "kafka", "spark"}
+    assert kl.KafkaAssetComponent.model_fields.keys() == {
+        *ASSET,
+        *OF_DAGSTER,
+        "sql",
+        "transform",
+        "kafka",
+        "spark",
+    }
     for resource, expected in RESOURCES.items():
         found = {
             name: one.get_default(call_default_factory=True)
@@ -540,7 +582,9 @@ def test_declarations():
             if not one.is_required()
         }
         assert (resource.__name__, found) == (resource.__name__, expected)
-    assert [name for name, one in kl.SchemaRegistryResource.model_fields.items() if one.is_required()] == ["url"]
+    assert [name for name, one in kl.SchemaRegistryResource.model_fields.items() if one.is_required()] == [
+        "url"
+    ]
     for call, expected in CALLS.items():
         assert (call.__name__, defaults(call)) == (call.__name__, expected)
 
@@ -586,12 +630,17 @@ def commands(command, name=""):
 def names(command):
     """The arguments and flags of a command."""
     context = click.Context(command)
-    options = [one.opts if isinstance(one, click.Option) else [one.make_metavar(context)] for one in command.params]
+    options = [
+        one.opts if isinstance(one, click.Option) else [one.make_metavar(context)] for one in command.params
+    ]
     return tuple(name for several in options for name in several)
 
 
 def test_commands():
-    """Each command with its arguments and flags; its summary fits into a line, and the list shows it whole."""
+    """Each command with its arguments and flags.
+
+    Its summary fits into a line, and the list shows it whole.
+    """
     found = dict(commands(main))
     assert {name: names(command) for name, command in found.items()} == COMMANDS
     summaries = {name: command.get_short_help_str(limit=200) for name, command in found.items() if name}
@@ -616,9 +665,17 @@ def test_tables_of_commands():
     assert status_output._partitions_table(nothing).columns == (
         "partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes",
     )  # fmt: skip
-    assert status_output._members_table(nothing).columns == ("member", "run", "host", "instance id", "partitions")
+    assert status_output._members_table(nothing).columns == (
+        "member",
+        "run",
+        "host",
+        "instance id",
+        "partitions",
+    )
     assert [*status_output._WARNING.values()] == ["about to expire", "partly expired", "expired"]
-    table = audit_shown(GroupCertificate("orders-etl", "sink", False, snapshot_id=None, partitions=())).renderables[0]
+    table = audit_shown(
+        GroupCertificate("orders-etl", "sink", False, snapshot_id=None, partitions=())
+    ).renderables[0]
     assert [str(column.header) for column in table.columns] == [
         "partition", "log", "from", "committed", "in table", "pending", "written off", "missing", "written twice",
     ]  # fmt: skip

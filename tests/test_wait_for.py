@@ -32,7 +32,9 @@ def test_a_wait_in_vain_reports_source_time_looks_and_last_value(wait):
 
 def test_a_description_and_details_are_reported_in_place_of_the_source():
     """Such as the end of a log, which is read when the wait is over."""
-    with pytest.raises(NeverCameError, match=r"for the group is empty; last saw False after .*\nits log") as failed:
+    with pytest.raises(
+        NeverCameError, match=r"for the group is empty; last saw False after .*\nits log"
+    ) as failed:
         wait_for(lambda: False, 0.0, what="the group is empty", details=lambda: "its log")
     assert "lambda" not in str(failed.value)
 
@@ -63,9 +65,14 @@ def test_a_factor_that_shortens_deadlines_is_refused(monkeypatch, value):
 
 
 def test_a_server_that_listens_gets_time_and_an_absent_one_gets_none(monkeypatch):
-    """The limit of a new Spark session is raised for a busy server; the caller's limit holds where nothing listens."""
+    """The limit of a new Spark session is raised for a busy server.
+
+    The caller's limit holds where nothing listens.
+    """
     be_patient(monkeypatch.setattr)  # raises where the product has no such limit any more
-    monkeypatch.setattr(timeouts, "_connect_of_the_product", lambda: lambda _, timeout_seconds: timeout_seconds)
+    monkeypatch.setattr(
+        timeouts, "_connect_of_the_product", lambda: lambda _, timeout_seconds: timeout_seconds
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
         remote = f"sc://localhost:{server.getsockname()[1]}/;token=t"
         assert connect(remote, timeout_seconds=3.0) == seconds(CONNECT_SECONDS)

@@ -18,7 +18,9 @@ from kafka_liveness_dagster.settings.windows import Window
 
 FIRST, SECOND = OffsetRange("orders", 3, 0, 70), OffsetRange("orders", 3, 70, 120)
 WINDOW = Window("2026-11-22-10:00", 1_000.0, 4_600.0)
-ASSET = SimpleNamespace(group_id="orders-etl", topics=("orders",), crash_lag_key=dg.AssetKey("orders_crash_lag"))
+ASSET = SimpleNamespace(
+    group_id="orders-etl", topics=("orders",), crash_lag_key=dg.AssetKey("orders_crash_lag")
+)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,9 @@ def test_a_window_is_replayed_once_its_lateness_has_passed(monkeypatch, lateness
     """The user allows it, and records of that time belong to the window."""
     bounds = []
     monkeypatch.setattr(
-        module, "processed_ranges", lambda *arguments: bounds.append(arguments[3:]) or ProcessedRanges((FIRST,), (), 0)
+        module,
+        "processed_ranges",
+        lambda *arguments: bounds.append(arguments[3:]) or ProcessedRanges((FIRST,), (), 0),
     )
     windows = SimpleNamespace(allowed_lateness_seconds=lateness_seconds)
     assert _processed_offsets(ASSET, windows, None, WINDOW) == (FIRST,)

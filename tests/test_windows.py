@@ -81,15 +81,19 @@ def test_the_newest_that_was_told():
 def test_its_parts_are_in_the_definitions():
     """And none where no windows are told."""
     told = {"topics": ["orders"], "group_id": "orders-etl", "table": "lake.shop.orders", "name": "orders"}
-    hourly = kl.kafka_asset(**told, complete_every="1h", completeness=kl.Completeness(start="2026-11-01"))(print)
+    hourly = kl.kafka_asset(**told, complete_every="1h", completeness=kl.Completeness(start="2026-11-01"))(
+        print
+    )
     assert hourly.windows.key == dg.AssetKey("orders_by_hour")
     assert hourly.windows.partitions_def == dg.HourlyPartitionsDefinition("2026-11-01-00:00", timezone="UTC")
-    assert hourly.windows.asset_deps == {hourly.windows.key: {topic_key("orders")}}, "unsynced by no live run's news"
+    assert hourly.windows.asset_deps == {hourly.windows.key: {topic_key("orders")}}, (
+        "unsynced by no live run's news"
+    )
     assert hourly.windows in hourly.definitions.assets
     assert kl.kafka_asset(**told)(print).windows is None
 
 
-# --- marked complete ------------------------------------------------------------------------------------------------
+# --- marked complete ----------------------------------------------------------------------------------------
 
 AT = TopicPartition("orders", 3)
 HOUR = 3_600.0

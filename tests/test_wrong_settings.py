@@ -1,4 +1,7 @@
-"""Wrong values that were once accepted, or met a bare error: each is refused by name, before anything is made."""
+"""Wrong values that were once accepted, or met a bare error.
+
+Each is refused by name, before anything is made.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.sensor.settings import SensorSettings
-from kafka_liveness_dagster.settings.asset import KafkaAssetSettings, KafkaResourceSettings, SparkResourceSettings
+from kafka_liveness_dagster.settings.asset import (
+    KafkaAssetSettings,
+    KafkaResourceSettings,
+    SparkResourceSettings,
+)
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
 from kafka_liveness_dagster.settings.registry import SchemaRegistrySettings
 from kafka_liveness_dagster.spark.table.table import IcebergTable
@@ -21,7 +28,17 @@ from kafka_liveness_dagster.spark.table.table import IcebergTable
 INF, NAN = float("inf"), float("nan")
 AMOUNTS = ["5", True, NAN, INF, -INF, -1, [5], 10**400]  # where None is a value too
 NUMBERS = [*AMOUNTS, None]
-TABLES = [7, "orders", "lake.orders", "lake.shop.a;b", "lake.shop.`a`", "lake.shop.a\nb", "lake.shop.ä", "lake..a", ""]
+TABLES = [
+    7,
+    "orders",
+    "lake.orders",
+    "lake.shop.a;b",
+    "lake.shop.`a`",
+    "lake.shop.a\nb",
+    "lake.shop.ä",
+    "lake..a",
+    "",
+]
 TOPICS = [[], [""], ["a", "a"], ["a", "a.b...c"], ["."], [".."], ["a b"], ["a:b"], ["a\n"], ["^a.*"], ["ä"], ["\ud800"],
           ["x" * 250], [7], 7, None, "", "a b", {"a": 1}, b"orders"]  # fmt: skip
 GROUPS = [5, None, "", " ", "\t", "\0", " etl", "etl ", "a\0b", "a\nb", "\ud800", "x" * 250, "etl.catch-up", ["etl"],
@@ -139,7 +156,8 @@ SENSOR = {
     "resources": [*NOT_MADE, kl.Batching()],
 }
 CONSUMER = {
-    "topics": [topics for topics in TOPICS if topics != ["a", "a.b...c"]],  # nothing of it becomes a partition
+    # Nothing of it becomes a partition
+    "topics": [topics for topics in TOPICS if topics != ["a", "a.b...c"]],
     "group_id": GROUPS,
     "max_poll_records": [0, 1.5, *AMOUNTS, "auto"],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
@@ -295,10 +313,17 @@ MADE = {  # what is declared, and its wrong values
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [pytest.param(make, name, id=f"{make.__name__} {name}") for make, (_, told) in MADE.items() for name in told],
+    [
+        pytest.param(make, name, id=f"{make.__name__} {name}")
+        for make, (_, told) in MADE.items()
+        for name in told
+    ],
 )
 def test_it_is_refused_by_name(make, name):
-    """When it is declared, before a broker is asked: with the setting and what was wanted, and without a secret."""
+    """When it is declared, before a broker is asked.
+
+    With the setting and what was wanted, and without a secret.
+    """
     beside = {"table": None} if (make, name) == (asset, "sink") else {}
     for value in MADE[make][1][name]:
         with pytest.raises(InvalidSettingError) as refusal:
@@ -329,7 +354,11 @@ def test_no_setting_is_without_a_wrong_value(make):
 
 @pytest.mark.parametrize(
     ("section", "name"),
-    [pytest.param(one, name, id=f"{one} {name}") for one, (_, told) in GROUPS_OF_SETTINGS.items() for name in told],
+    [
+        pytest.param(one, name, id=f"{one} {name}")
+        for one, (_, told) in GROUPS_OF_SETTINGS.items()
+        for name in told
+    ],
 )
 def test_in_a_section_it_is_refused_by_its_path(section, name):
     """Where a group is not made yet, as in YAML, the error says whose it is."""
@@ -338,7 +367,9 @@ def test_in_a_section_it_is_refused_by_its_path(section, name):
             component(**{section: {name: value}})
             pytest.fail(f"{value!a} was accepted")
         said = str(refusal.value)
-        assert said.startswith((f"{section}.{name} of asset orders is ", f"{section}.{name}[")), f"{value!a}: {said}"
+        assert said.startswith((f"{section}.{name} of asset orders is ", f"{section}.{name}[")), (
+            f"{value!a}: {said}"
+        )
         assert "wanted" in said
         assert len(said) < 600, f"{value!a}"
 
@@ -363,7 +394,9 @@ def test_all_that_is_wrong_is_told_at_once():
     ]
     with pytest.raises(InvalidSettingError) as refusal:
         asset(name="sales", topics=["orders", "a b"], enable_parallel_rebalance="no", max_pol_records=1)
-    assert str(refusal.value) == "'max_pol_records' is no setting of asset sales: did you mean max_poll_records?"
+    assert (
+        str(refusal.value) == "'max_pol_records' is no setting of asset sales: did you mean max_poll_records?"
+    )
     with pytest.raises(InvalidSettingError) as refusal:
         asset(name="sales", topics=["orders", "a b"], enable_parallel_rebalance="no", offsets=kl.Batching())
     assert [line.partition(" ")[0] for line in str(refusal.value).splitlines()] == [
@@ -374,7 +407,10 @@ def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(InvalidSettingError) as refusal:
         kl.Batching(in_flight=3, on_slow_record="skip", in_fligth=2)
     assert str(refusal.value).splitlines() == [
-        "in_flight of Batching is 3: wanted 1 or 2: more would keep Spark no busier, and a crash would repeat them all",
+        (
+            "in_flight of Batching is 3: wanted 1 or 2: more would keep Spark no busier, and a crash would "
+            "repeat them all"
+        ),
         "on_slow_record of Batching is 'skip': wanted 'raise' or 'quarantine'",
         "'in_fligth' is no setting of Batching: did you mean in_flight?",
     ]
@@ -392,7 +428,12 @@ def test_what_contradicts_itself_is_told_at_once_too():
         )
     said = str(refusal.value)
     assert len(said.splitlines()) == 4
-    for words in ("both of table and sink", "one batch at a time", "for 2 live runs", "one resource cannot be both"):
+    for words in (
+        "both of table and sink",
+        "one batch at a time",
+        "for 2 live runs",
+        "one resource cannot be both",
+    ):
         assert words in said
 
 
@@ -414,7 +455,9 @@ def test_windows_of_time_need_a_beginning_and_a_table():
         asset(completeness=kl.Completeness(start="2026-11-01", reopen_on_late=True))
     with pytest.raises(InvalidSettingError, match="nobody could say what of a window it has"):
         asset(complete_every="1h", completeness=kl.Completeness(start="2026-11-01"), table=None, sink=print)
-    windows = asset(complete_every="15min", completeness=kl.Completeness(start="2026-11-01-05:30")).settings.windows
+    windows = asset(
+        complete_every="15min", completeness=kl.Completeness(start="2026-11-01-05:30")
+    ).settings.windows
     with pytest.raises(InvalidSettingError, match="windows of sensor orders_sensor need the table"):
         sensor(windows=windows)
 
@@ -432,18 +475,41 @@ def test_each_unknown_setting_is_refused_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("make", "settings", "says"),
     [
-        (consumer, {"batching": kl.Batching(in_flight=2)}, "in_flight of batching means nothing to the consumer of"),
+        (
+            consumer,
+            {"batching": kl.Batching(in_flight=2)},
+            "in_flight of batching means nothing to the consumer of",
+        ),
         (consumer, {"batching": kl.Batching(on_slow_record="quarantine")}, "on_slow_record='quarantine' out"),
-        (consumer, {"crash_lag": kl.CrashLag(auto_catch_up=True)}, "auto_catch_up of crash_lag means nothing to"),
+        (
+            consumer,
+            {"crash_lag": kl.CrashLag(auto_catch_up=True)},
+            "auto_catch_up of crash_lag means nothing to",
+        ),
         (consumer, {"crash_lag": kl.CrashLag(max_age_seconds=1.0)}, "leave max_age_seconds=1.0 out"),
-        (consumer, {"crash_lag": kl.CrashLag(backfill_policy=dg.BackfillPolicy.single_run())}, "backfill_policy of"),
-        (catch_up, {"offsets": kl.Offsets(auto_offset_reset="latest")}, "auto_offset_reset of offsets means nothing"),
-        (catch_up, {"offsets": kl.Offsets(on_missing_rows="crash_lag")}, "leave on_missing_rows='crash_lag' out"),
+        (
+            consumer,
+            {"crash_lag": kl.CrashLag(backfill_policy=dg.BackfillPolicy.single_run())},
+            "backfill_policy of",
+        ),
+        (
+            catch_up,
+            {"offsets": kl.Offsets(auto_offset_reset="latest")},
+            "auto_offset_reset of offsets means nothing",
+        ),
+        (
+            catch_up,
+            {"offsets": kl.Offsets(on_missing_rows="crash_lag")},
+            "leave on_missing_rows='crash_lag' out",
+        ),
         (sensor, {"sensor": kl.Sensor(max_lag=5)}, "max_lag of sensor means nothing to sensor orders_sensor"),
     ],
 )
 def test_what_means_nothing_there_is_refused(make, settings, says):
-    """A group may have settings that only the asset has a use for: nobody is to believe that they do something."""
+    """A group may have settings that only the asset has a use for.
+
+    Nobody is to believe that they do something.
+    """
     with pytest.raises(InvalidSettingError, match=says):
         make(**settings)
 
@@ -482,14 +548,17 @@ def test_a_table_that_is_taken_can_be_quoted(table):
     assert IcebergTable(asset(table=table).settings.table).quoted == "`" + table.replace(".", "`.`") + "`"
 
 
-@pytest.mark.parametrize("group_id", ["etl", "orders etl", "größe-日本-😀", "a:b/c", "x" * 249, ".catch-up.v2"])
+@pytest.mark.parametrize(
+    "group_id", ["etl", "orders etl", "größe-日本-😀", "a:b/c", "x" * 249, ".catch-up.v2"]
+)
 def test_what_kafka_takes_for_a_group_is_taken(group_id):
     """Kafka takes any text; nobody means an unprintable one."""
     assert asset(group_id=group_id).group_id == group_id
 
 
 @pytest.mark.parametrize(
-    "servers", ["h:1", "a.example:9092,b:9093", "a:1, b:2,", "[::1]:9092", "SASL_SSL://h:9092", "127.0.0.1:65535"]
+    "servers",
+    ["h:1", "a.example:9092,b:9093", "a:1, b:2,", "[::1]:9092", "SASL_SSL://h:9092", "127.0.0.1:65535"],
 )
 def test_what_kafka_takes_for_addresses_is_taken(servers):
     """As both of its clients read them."""
@@ -512,11 +581,15 @@ def test_what_a_variable_holds_is_checked_when_it_is_looked_up(monkeypatch):
     monkeypatch.setenv("OURS", "hunter2")
     with pytest.raises(InvalidSettingError, match="bootstrap_servers is 'hunter2': wanted host:port"):
         kl.KafkaLivenessResource(bootstrap_servers=dg.EnvVar("OURS")).settings()
-    with pytest.raises(InvalidSettingError, match="remote of SparkConnectResource is refused: wanted") as refusal:
+    with pytest.raises(
+        InvalidSettingError, match="remote of SparkConnectResource is refused: wanted"
+    ) as refusal:
         kl.SparkConnectResource(remote=dg.EnvVar("OURS")).running_address()
     assert "hunter2" not in str(refusal.value)
     monkeypatch.setenv("OURS", "1000000")
-    rack = kl.KafkaLivenessResource(bootstrap_servers="h:1", extra={"client.rack": dg.EnvVar("OURS")}).settings()
+    rack = kl.KafkaLivenessResource(
+        bootstrap_servers="h:1", extra={"client.rack": dg.EnvVar("OURS")}
+    ).settings()
     assert rack.extra == {"client.rack": "1000000"}
 
 
@@ -525,7 +598,8 @@ def test_what_a_variable_holds_is_checked_when_it_is_looked_up(monkeypatch):
     [
         ({"fetch.maxx": "1"}, "No such configuration property"),
         ({"socket.timeout.ms": "soon"}, "Invalid value for configuration property"),
-        ({"fetch.max.bytes": "1"}, "must be >= `message.max.bytes`"),  # a consumer says so, an admin client does not
+        # A consumer says so, an admin client does not
+        ({"fetch.max.bytes": "1"}, "must be >= `message.max.bytes`"),
     ],
 )
 def test_what_librdkafka_refuses_is_refused_by_name(extra, says):

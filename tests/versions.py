@@ -1,7 +1,8 @@
 """Does the package work with what its metadata allows? Pythons, dependencies, Spark and brokers, tried row by row.
 
-A row is a clone of the last commit with an environment of its own, in ``.kafka_liveness/versions``; both are gone when
-it is done. What came out stays there: a row that passed is not tried again, so that what was interrupted goes on.
+A row is a clone of the last commit with an environment of its own, in ``.kafka_liveness/versions``; both are
+gone when it is done. What came out stays there: a row that passed is not tried again, so that what was
+interrupted goes on.
 
     python -m tests.versions --write docs/versions.md
 """
@@ -84,13 +85,28 @@ class Row:
 
 
 ALL = tuple(CHECKS)
-ROWS = (  # each Python, Spark and broker that is allowed stands in one of them, and the corners are tried most
+# Each Python, Spark and broker that is allowed stands in one of them, and the corners are tried most
+ROWS = (
     Row("oldest of all", "3.10", "oldest", "4.0.4", "3.3.2", ("fast tier", "sink", "demo", "classic")),
     Row("newest of all", "3.13", "newest", "4.1.4", "4.4.0", ALL),
     Row("requirements.lock", "3.11", "locked", "4.1.3", "4.3.1", ("fast tier", "demo", "classic", "KIP-848")),
     Row("older Spark and broker", "3.12", "newest", "4.0.5", "3.9.2", ("fast tier", "demo", "classic")),
-    Row("newest Python, oldest packages", "3.13", "oldest", "4.0.4", "4.0.2", ("fast tier", "classic", "KIP-848")),
-    Row("oldest Python, newest packages", "3.10", "newest", "4.1.4", "4.1.2", ("fast tier", "classic", "KIP-848")),
+    Row(
+        "newest Python, oldest packages",
+        "3.13",
+        "oldest",
+        "4.0.4",
+        "4.0.2",
+        ("fast tier", "classic", "KIP-848"),
+    ),
+    Row(
+        "oldest Python, newest packages",
+        "3.10",
+        "newest",
+        "4.1.4",
+        "4.1.2",
+        ("fast tier", "classic", "KIP-848"),
+    ),
     Row("Kafka 4.2", "3.11", "locked", "4.1.3", "4.2.2", ("classic", "KIP-848")),
     Row("Kafka 3.8", "3.11", "locked", "4.1.3", "3.8.1", ("classic",)),
     Row("Kafka 3.7", "3.11", "locked", "4.1.3", "3.7.2", ("classic",)),
@@ -114,7 +130,9 @@ class Workshop:
         self.remove()
         subprocess.run(["git", "clone", "--quiet", ROOT, self._folder], check=True)  # noqa: S607
         broker = self._folder / "kafka_liveness_dagster" / "embedded" / "ivy-kafka.xml"
-        module, found = re.subn(r'(name="kafka_2.13" rev=)"[^"]+"', rf'\1"{self._row.broker}"', broker.read_text())
+        module, found = re.subn(
+            r'(name="kafka_2.13" rev=)"[^"]+"', rf'\1"{self._row.broker}"', broker.read_text()
+        )
         assert found == 1
         broker.write_text(module)
         overrides = [f"pyspark[connect]=={self._row.spark}", *OVERRIDES.get(self._row.packages, ())]
@@ -145,7 +163,9 @@ class Workshop:
         log = FOLDER / f"{self._row.place}-{name.replace(' ', '-')}.log"
         with (
             log.open("w+") as told,
-            subprocess.Popen(words, cwd=self._folder, env=self._env, stdout=told, stderr=subprocess.STDOUT) as child,
+            subprocess.Popen(
+                words, cwd=self._folder, env=self._env, stdout=told, stderr=subprocess.STDOUT
+            ) as child,
         ):
             try:
                 code = child.wait(LONGEST_SECONDS)
@@ -158,15 +178,21 @@ class Workshop:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice([row.name for row in ROWS]), help="Try this row alone.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([row.name for row in ROWS]), help="Try this row alone."
+)
 @click.option("--again", is_flag=True, help="Try what passed before, too.")
-@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the results in this page.")
+@click.option(
+    "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the results in this page."
+)
 def main(only: tuple[str, ...], write: Path | None, *, again: bool) -> None:
     """Try the package as committed with each combination of versions that stands for what the metadata allows.
 
-    What passed is not tried again: what was interrupted goes on, and what was mended is tried alone. An hour in all,
-    most of it the demos; 1.5 GB of disk while a row is tried, and up to as much for each in uv's cache, which `uv cache
-    clean` gives back. With pyenv, let PYENV_VERSION name a Python of each. Exit code 1 unless all passed.
+    What passed is not tried again: what was interrupted goes on, and what was mended is tried alone. An hour
+        in all,
+    most of it the demos; 1.5 GB of disk while a row is tried, and up to as much for each in uv's cache, which
+    `uv cache clean` gives back. With pyenv, let PYENV_VERSION name a Python of each. Exit code 1 unless all
+    passed.
 
     \b
     Example:
@@ -199,7 +225,13 @@ def try_row(row: Row, console: Console, *, again: bool) -> None:
             if again or not PASSED.match(outcomes.get(check, "")):
                 outcomes[check] = workshop.outcome(check)
                 console.print(f"  {check}: {outcomes[check]}")
-                row.keep({"day": f"{datetime.now(timezone.utc):%Y-%m-%d}", "versions": versions, "outcomes": outcomes})
+                row.keep(
+                    {
+                        "day": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+                        "versions": versions,
+                        "outcomes": outcomes,
+                    }
+                )
     except subprocess.SubprocessError as error:
         console.print(f"  could not be built: {error}")
     finally:
@@ -226,7 +258,9 @@ def write_into(page: Path) -> None:
         versions[row.name] = {**named, **found["versions"]}
         outcomes = dict.fromkeys(row.checks, "not yet") | found["outcomes"]
         told = [versions[row.name].get(name, "") for name in SHOWN]
-        results.add(row.name, *told, *(outcomes.get(check, "").partition(":")[0] for check in CHECKS), found["day"])
+        results.add(
+            row.name, *told, *(outcomes.get(check, "").partition(":")[0] for check in CHECKS), found["day"]
+        )
     oldest, newest = (versions[row.name] for row in ROWS[:2])
     others = Table(EXTREMES, ("", "oldest", "newest"))
     for name in newest:

@@ -45,8 +45,8 @@ def wait_for(
         patience: seconds at factor 1. Patience costs nothing in a test that passes.
         what: a description for the failure; the source of the call when it is empty.
         details: what else the failure reports, such as the end of a log.
-        pause: seconds between two calls at least. The pause after a slow call is six times as long as the call, up to
-            0.5 s: tests that wait leave the cores to those that work.
+        pause: seconds between two calls at least. The pause after a slow call is six times as long as the
+            call, up to 0.5 s: tests that wait leave the cores to those that work.
 
     Raises:
         NeverCameError: ``find`` returned no true value in time.

@@ -42,9 +42,14 @@ _VARIES = "…"
 
 @cache
 def said() -> Mapping[str, Sequence[str]]:
-    """Return the texts of each error by its name, in the order of the modules; reading all sources takes 2 s."""
+    """Return the texts of each error by its name, in the order of the modules.
+
+    Reading all sources takes 2 s.
+    """
     sources = [file.read_text(encoding="utf-8") for file in sorted(Path(kl.__file__).parent.rglob("*.py"))]
-    made = {name: texts for source in sources for name, texts in _made(source).items() if not name.startswith("_")}
+    made = {
+        name: texts for source in sources for name, texts in _made(source).items() if not name.startswith("_")
+    }
     found: defaultdict[str, list[str]] = defaultdict(list)
     for source in sources:
         for name, texts in texts_of(source, made).items():
@@ -80,7 +85,9 @@ def _told(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 
 def _says_itself(error: ast.ClassDef) -> list[ast.expr]:
     """What the class of an error gives its base: its text, of which callers tell but a part."""
-    calls = (node for node in ast.walk(error) if isinstance(node, ast.Call) and _last_name(node) == "__init__")
+    calls = (
+        node for node in ast.walk(error) if isinstance(node, ast.Call) and _last_name(node) == "__init__"
+    )
     return [given for call in calls for given in call.args] if error.name.endswith("Error") else []
 
 

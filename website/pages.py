@@ -1,7 +1,7 @@
 """Which pages has the site beside those of docs/? mkdocs calls these hooks; nothing is written but the site.
 
-The project's pages outside of docs/ are on it, too, under their own names, so that each link between pages holds on
-the site as it does in a checkout.
+The project's pages outside of docs/ are on it, too, under their own names, so that each link between pages
+holds on the site as it does in a checkout.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is there to look up: settings, commands, events, errors, classes? Each page is made of the code itself.
 
-A page is a function that gives its Markdown, and a line in ``PAGES``; ``mkdocs.yml`` has its place in the navigation.
+A page is a function that gives its Markdown, and a line in ``PAGES``; ``mkdocs.yml`` has its place in the
+navigation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ _GROUPS = {
     for name in KafkaAssetSettings.model_fields
     if (group := KafkaAssetSettings.group(name)) is not None and issubclass(group, SettingsGroup)
 }
-_TOLD_ELSEWHERE = {"AssetArguments", "GroupEvent", "LeaveReason", *(group.__name__ for group in _GROUPS.values())}
+_TOLD_ELSEWHERE = {
+    "AssetArguments",
+    "GroupEvent",
+    "LeaveReason",
+    *(group.__name__ for group in _GROUPS.values()),
+}
 _TOLD_ELSEWHERE |= {event.__name__ for event in get_args(kl.GroupEvent)}
 
 
@@ -46,7 +52,10 @@ def settings() -> str:
         "Of `@kl.kafka_asset`, and by the same names of the [component](../component.md).",
         *_of_the_asset(),
         *(part for name, group in _GROUPS.items() for part in _of_a_group(name, group)),
-        "## What `dg.asset` takes\n\nOf both assets where it is not said otherwise; Dagster says what each wants.",
+        (
+            "## What `dg.asset` takes\n\nOf both assets where it is not said otherwise; Dagster says what "
+            "each wants."
+        ),
         *(f"### {name}\n\n{_sentence(told)}" for name, told in _told(kl.AssetArguments).items()),
         "## Of the component alone",
         *(f"### {name}\n\n{_sentence(told)}" for name, told in _of_the_component()),
@@ -63,7 +72,10 @@ def events() -> str:
     """What the sensor tells of a group."""
     return "\n\n".join([
         "# Events",
-        "What [the sensor](../sensor.md) tells of a group, also to `on_event` of `sensor`: each is a `kl.GroupEvent`.",
+        (
+            "What [the sensor](../sensor.md) tells of a group, also to `on_event` of `sensor`: each is a "
+            "`kl.GroupEvent`."
+        ),
         *(_member(event.__name__) + _ALL for event in get_args(kl.GroupEvent)),
         _member("LeaveReason") + _ALL,
     ])  # fmt: skip

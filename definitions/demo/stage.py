@@ -46,7 +46,10 @@ class DemoError(KafkaLivenessError):
 
 
 class Stage:
-    """Services and Dagster for one telling, in a state folder that begins empty. Use it as a context manager."""
+    """Services and Dagster for one telling, in a state folder that begins empty.
+
+    Use it as a context manager.
+    """
 
     def __init__(self) -> None:
         root = state.home_folder()
@@ -164,7 +167,10 @@ def _finds_it() -> dict[str, str]:
 
 
 def launch_backfill(url: str, asset: str, keys: list[str]) -> str:
-    """The mutation the UI sends when someone selects partitions and presses the button; gives the backfill's id."""
+    """The mutation the UI sends when someone selects partitions and presses the button.
+
+    Gives the backfill's id.
+    """
     params = {"assetSelection": [{"path": [asset]}], "partitionNames": keys}
     question: dict[str, Any] = {"query": _LAUNCH, "variables": {"params": params}}
     answer = requests.post(f"{url}/graphql", json=question, timeout=60).json()

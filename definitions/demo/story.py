@@ -1,4 +1,7 @@
-"""The story: orders flow, a run worker is killed in the middle of a batch, fresh data goes on, nothing is lost."""
+"""The story.
+
+Orders flow, a run worker is killed in the middle of a batch, fresh data goes on, nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,10 @@ class _Story:
         result.add_row("crash to fresh data, live lane", f"{verdict.crash_to_fresh_seconds:.1f} s")
         result.add_row(
             "had the backlog been drained in order first",
-            f"{verdict.in_order_seconds:.1f} s ({verdict.crash_lag_offsets:,} offsets, at the backfill's speed)",
+            (
+                f"{verdict.in_order_seconds:.1f} s ({verdict.crash_lag_offsets:,} offsets, at the backfill's "
+                "speed)"
+            ),
         )
         result.add_row("crash lag", f"{', '.join(verdict.crash_lag)}: {verdict.crash_lag_state}")
         self.console.print(result)
@@ -152,7 +158,10 @@ class _Story:
 
     def _refuse_what_is_there(self) -> None:
         """Services of yours may have orders of yours."""
-        servers, remedy = self.services.bootstrap_servers, "the demo makes it: delete yours, or name other services"
+        servers, remedy = (
+            self.services.bootstrap_servers,
+            "the demo makes it: delete yours, or name other services",
+        )
         if TOPIC in Cluster(KafkaSettings(servers)).topics():
             raise DemoError(f"topic {TOPIC} is at {servers} already, and {remedy}")
         if not self.services.catalog_uri and catalog_of(self.services).table_exists(TABLE):
@@ -172,7 +181,9 @@ class _Story:
         self._produce_burst()
         self._happened(f"{self.backlog:,} more orders arrived at once")
         pid = worker_pid(self.instance, run)
-        middle = self.stage.wait_until("a batch is under way", lambda: self._stopped_in_a_batch(pid, run), _MINUTES)
+        middle = self.stage.wait_until(
+            "a batch is under way", lambda: self._stopped_in_a_batch(pid, run), _MINUTES
+        )
         os.kill(pid, signal.SIGKILL)
         killed_at = time.time()
         self._happened(f"SIGKILL to run worker {pid} in the middle of {middle}")
@@ -203,12 +214,16 @@ class _Story:
         failed = {dg.DagsterRunStatus.FAILURE}
         self.stage.wait_until("Dagster saw the crash", lambda: self._status(first) in failed, _MINUTES)
         self._happened(f"Dagster reports run {first[:8]} as failed")
-        runs = self.stage.wait_until("a new live run", lambda: [r for r in self._live_runs() if r != first], _MINUTES)
+        runs = self.stage.wait_until(
+            "a new live run", lambda: [r for r in self._live_runs() if r != first], _MINUTES
+        )
         run = self.instance.get_run_by_id(runs[0])
         cause = run.tags.get(CAUSE_TAG) if run else None
         self._happened(f"the sensor started live run {runs[0][:8]}, cause: {cause}")
         self._now("waiting for fresh data")
-        commits = self.stage.wait_until("fresh data was committed", lambda: self._commits(runs[0]), 2 * _MINUTES)
+        commits = self.stage.wait_until(
+            "fresh data was committed", lambda: self._commits(runs[0]), 2 * _MINUTES
+        )
         seconds = commits[0][0] - killed_at
         self._happened(f"fresh orders are in the table, {seconds:.1f} s after the crash")
         return seconds, runs[0]
@@ -229,21 +244,27 @@ class _Story:
         said = [entry for run in runs for entry in messages(self.instance, run.run_id)]
         begun = min((at for at, text in said if "still owed" in text), default=0.0)
         ended = max((at for at, text in said if text.startswith("committed ")), default=begun)
-        self._happened(f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)")
+        self._happened(
+            f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)"
+        )
         return ended - begun
 
     def _backfill_ended(self, backfill_id: str) -> bool:
         backfill = self.instance.get_backfill(backfill_id)
         status = backfill.status.value if backfill else "UNKNOWN"
         if "FAIL" in status or "CANCEL" in status:
-            raise DemoError(f"backfill {backfill_id} ended as {status}: see {self.stage.url}/runs/b/{backfill_id}")
+            raise DemoError(
+                f"backfill {backfill_id} ended as {status}: see {self.stage.url}/runs/b/{backfill_id}"
+            )
         return status == "COMPLETED_SUCCESS"
 
     def _finish(self, run: str) -> None:
         self._now("stopping the feed, the live lane takes the rest")
         self.feed.stop()
         if self.feed.failed:
-            raise DemoError(f"the feed could not produce {len(self.feed.failed)} orders: {self.feed.failed[0]}")
+            raise DemoError(
+                f"the feed could not produce {len(self.feed.failed)} orders: {self.feed.failed[0]}"
+            )
         self._happened("the feed stopped")
         self.stage.wait_until("the live lane reached the log end", self._caught_up, 2 * _MINUTES)
         self._happened(f"live run {run[:8]} has reached the log end")
@@ -275,7 +296,8 @@ class _Story:
     def _covering_keys(self) -> list[str] | None:
         """The partitions, once they hold all that is owed.
 
-        The dead worker's write may land meanwhile: then less is owed than the group's commits say, or the partitions.
+        The dead worker's write may land meanwhile: then less is owed than the group's commits say, or the
+        partitions.
         """
         owed = {tp: found.outstanding for tp, found in self._facts().items()}
         keys = list(self.instance.get_dynamic_partitions(orders.crash_lag.key.path[-1]))

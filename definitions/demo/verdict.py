@@ -52,7 +52,10 @@ class Verdict:
 
 
 def catalog_of(services: Services) -> Catalog:
-    """The embedded services' catalog; that of a Spark of yours is what pyiceberg's own settings have by its name."""
+    """The embedded services' catalog.
+
+    That of a Spark of yours is what pyiceberg's own settings have by its name.
+    """
     if not services.catalog_uri:
         return load_catalog(services.catalog_name)
     return SqlCatalog(services.catalog_name, uri=services.catalog_uri, warehouse=services.warehouse)
@@ -60,7 +63,12 @@ def catalog_of(services: Services) -> Catalog:
 
 def read_table(services: Services) -> Counter[tuple[int, int, str]]:
     """Every (partition, offset, value) of the table and how often it is there."""
-    rows = catalog_of(services).load_table(TABLE).scan(selected_fields=("partition", "offset", "order_json")).to_arrow()
+    rows = (
+        catalog_of(services)
+        .load_table(TABLE)
+        .scan(selected_fields=("partition", "offset", "order_json"))
+        .to_arrow()
+    )
     columns = (rows.column(name).to_pylist() for name in ("partition", "offset", "order_json"))
     return Counter(zip(*columns, strict=True))
 

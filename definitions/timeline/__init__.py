@@ -1,1 +1,4 @@
-"""The timeline of KIP-62: a consumer that stalls, watched from three sides, as a command, a verdict and a picture."""
+"""The timeline of KIP-62.
+
+A consumer that stalls, watched from three sides, as a command, a verdict and a picture.
+"""

@@ -1,8 +1,8 @@
 """What happened, and when? The closed set of events of a timeline, and how they are read from a client's log.
 
-librdkafka's own threads write a line for each request they send, whatever the op is doing: in words, which is all
-there is. What the op and the watchdog do is written in the same form, by codes, so that one stream holds it all in
-order. Never looks at a clock.
+librdkafka's own threads write a line for each request they send, whatever the op is doing: in words, which is
+all there is. What the op and the watchdog do is written in the same form, by codes, so that one stream holds
+it all in order. Never looks at a clock.
 
 >>> log = ClientLog()
 >>> log.read("%7|1795266881.120|SEND|etl#consumer-8| [thrd:GroupCoordinator]: …: Sent LeaveGroupRequest (v1, …)")
@@ -61,7 +61,10 @@ _REQUESTS = {"JoinGroup": What.JOIN_SENT, "Heartbeat": What.HEARTBEAT_SENT, "Lea
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """One thing that happened. ``at`` is in seconds: since the epoch in a log, since the first poll in a timeline."""
+    """One thing that happened.
+
+    ``at`` is in seconds: since the epoch in a log, since the first poll in a timeline.
+    """
 
     at: float
     kind: What
@@ -84,8 +87,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.stall <= self.poll_interval:
             raise InvalidSettingError(
-                f"a stall of {self.stall:g} s is within the poll interval of {self.poll_interval:g} s: the op would be "
-                "in time. Raise --stall or lower --poll-interval"
+                f"a stall of {self.stall:g} s is within the poll interval of {self.poll_interval:g} s: the "
+                "op would be in time. Raise --stall or lower --poll-interval"
             )
 
 
@@ -99,7 +102,8 @@ class Recording:
     def as_json(self) -> dict[str, Any]:
         """What ``from_json`` makes the same telling of."""
         events = [
-            {"seconds": e.at, "source": e.kind.actor, "event": e.kind.code, "detail": e.detail} for e in self.events
+            {"seconds": e.at, "source": e.kind.actor, "event": e.kind.code, "detail": e.detail}
+            for e in self.events
         ]
         return {"scene": asdict(self.scenario), "events": events}
 
@@ -107,7 +111,9 @@ class Recording:
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
         """The telling that was written."""
         known = ((e, What.of_code(e["event"])) for e in fields["events"])
-        events = tuple(TimelineEvent(e["seconds"], what, e["detail"]) for e, what in known if what is not None)
+        events = tuple(
+            TimelineEvent(e["seconds"], what, e["detail"]) for e, what in known if what is not None
+        )
         return cls(Scenario(**fields["scene"]), events)
 
 

@@ -31,9 +31,12 @@ def draw_svg(recording: Recording) -> str:
     """The picture of a telling whose consumer polled at least once."""
     picture = _SvgPicture(max(event.at for event in recording.events))
     events = {
-        who: [event for event in recording.events if event.kind.actor == who] for who in ("op", "librdkafka", "broker")
+        who: [event for event in recording.events if event.kind.actor == who]
+        for who in ("op", "librdkafka", "broker")
     }
-    picture.draw_frame(f"{recording.scenario.protocol} protocol, session timeout {recording.scenario.session:g} s")
+    picture.draw_frame(
+        f"{recording.scenario.protocol} protocol, session timeout {recording.scenario.session:g} s"
+    )
     picture.draw_work(events["op"])
     picture.draw_requests(events["librdkafka"])
     picture.draw_membership(events["broker"])
@@ -59,7 +62,9 @@ class _SvgPicture:
         self._text(16, 24, title, "start", _GREY)
         for name, y in _LANES.items():
             self._text(_LEFT - 12, y + 4, name, "end", _BLACK)
-        step = next((step for step in (1, 2, 5, 10, 20, 30, 60, 120, 300) if self._end / step <= _TICKS), 3600)
+        step = next(
+            (step for step in (1, 2, 5, 10, 20, 30, 60, 120, 300) if self._end / step <= _TICKS), 3600
+        )
         self._parts.append(f'<path d="M{_LEFT} {_AXIS}H{_RIGHT}" stroke="{_GREY}"/>')
         self._text(_LEFT - 12, _AXIS + 20, "seconds", "end", _GREY)
         for second in range(0, int(self._end) + 1, step):
@@ -70,10 +75,14 @@ class _SvgPicture:
         for event, after in pairwise(events):
             if event.kind is What.BATCH_POLLED:
                 late = after.kind is What.COMMIT_REFUSED
-                words = f"stalled for {after.at - event.at:.0f} s; its commit is refused" if late else "in time"
+                words = (
+                    f"stalled for {after.at - event.at:.0f} s; its commit is refused" if late else "in time"
+                )
                 self._bar(event.at, after.at, _OP, _AMBER if late else _GREEN)
                 self._text(self._x(after.at) - 8, _OP + 4, words, "end", _BLACK)
-                self._label(event.at, _OP - 18, f"poll() gives offsets {event.detail.rpartition(':')[2]}", _BLACK)
+                self._label(
+                    event.at, _OP - 18, f"poll() gives offsets {event.detail.rpartition(':')[2]}", _BLACK
+                )
 
     def draw_requests(self, events: Sequence[TimelineEvent]) -> None:
         labelled = -1.0 * _LABEL_WIDTH
@@ -83,13 +92,17 @@ class _SvgPicture:
             heartbeat, colour = event.kind is What.HEARTBEAT_SENT, _COLORS[event.kind]
             reach = 9 if heartbeat else 18
             self._line(event.at, _CLIENT - reach, _CLIENT + reach, colour)
-            if not heartbeat and self._x(event.at) > labelled + _LABEL_WIDTH:  # what follows at once has no room
+            # What follows at once has no room
+            if not heartbeat and self._x(event.at) > labelled + _LABEL_WIDTH:
                 labelled = self._x(event.at)
                 self._label(event.at, _CLIENT - 23, _REQUESTS[event.kind], colour)
 
     def draw_membership(self, events: Sequence[TimelineEvent]) -> None:
         for event, after in pairwise([*events, TimelineEvent(self._end, What.GROUP_EMPTY)]):
-            member, has_room = event.kind is What.MEMBER_SEEN, self._x(after.at) - self._x(event.at) > _LABEL_WIDTH
+            member, has_room = (
+                event.kind is What.MEMBER_SEEN,
+                self._x(after.at) - self._x(event.at) > _LABEL_WIDTH,
+            )
             if member:
                 self._bar(event.at, after.at, _BROKER, _BLUE)
             words = f"member {event.detail}" if member else "the group is empty"
@@ -106,7 +119,9 @@ class _SvgPicture:
 
     def _bar(self, start: float, stop: float, y: int, colour: str) -> None:
         x, width = self._x(start), self._x(stop) - self._x(start)
-        self._parts.append(f'<rect x="{x:.1f}" y="{y - 12}" width="{width:.1f}" height="24" rx="3" fill="{colour}"/>')
+        self._parts.append(
+            f'<rect x="{x:.1f}" y="{y - 12}" width="{width:.1f}" height="24" rx="3" fill="{colour}"/>'
+        )
 
     def _line(self, at: float, top: int, bottom: int, colour: str, more: str = "") -> None:
         stroke = f'stroke="{colour}" stroke-width="2"{more and " "}{more}'
@@ -117,7 +132,9 @@ class _SvgPicture:
         early = at < self._end / 2
         self._text(self._x(at) + (5 if early else -5), y, text, "start" if early else "end", colour)
 
-    def _text(self, x: float, y: int, text: str, anchor: Literal["start", "middle", "end"], colour: str) -> None:
+    def _text(
+        self, x: float, y: int, text: str, anchor: Literal["start", "middle", "end"], colour: str
+    ) -> None:
         how = f'font-size="13" text-anchor="{anchor}" fill="{colour}"'
         self._parts.append(f'<text x="{x:.1f}" y="{y}" {how}>{escape(text)}</text>')
 

@@ -1,7 +1,8 @@
 """Where does a timeline come from? A topic and a group made for it, a child that stalls, and three who tell of it.
 
-The op, its watchdog and librdkafka's own threads write to the child's standard error, which a stall does not stop.
-The broker is asked, from here, who is in the group. Everything made here is gone afterwards, also when interrupted.
+The op, its watchdog and librdkafka's own threads write to the child's standard error, which a stall does not
+stop. The broker is asked, from here, who is in the group. Everything made here is gone afterwards, also when
+interrupted.
 """
 
 from __future__ import annotations
@@ -79,10 +80,15 @@ def record_events(settings: KafkaSettings, name: str, scenario: Scenario) -> Gen
         TimelineError: the consumer ended before its story did, or not at all.
     """
     events: queue.Queue[TimelineEvent | None] = queue.Queue()
-    with _stalled_process(settings, name, scenario) as child, _observing_group(Cluster(settings), name, events):
+    with (
+        _stalled_process(settings, name, scenario) as child,
+        _observing_group(Cluster(settings), name, events),
+    ):
         last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         threading.Thread(target=_read_child, args=(child, events, last_lines), daemon=True).start()
-        yield from _relative_to_first(_ordered_events(events, scenario.stall + scenario.poll_interval + _EXTRA_SECONDS))
+        yield from _relative_to_first(
+            _ordered_events(events, scenario.stall + scenario.poll_interval + _EXTRA_SECONDS)
+        )
         if child.wait(_LEAVE_SECONDS):
             raise TimelineError(
                 f"the consumer ended with code {child.returncode}, saying:\n{''.join(last_lines).strip()}"
@@ -137,14 +143,17 @@ def _delete_group(admin: AdminClient, group: str, session_seconds: float) -> Non
 
 
 @contextmanager
-def _stalled_process(settings: KafkaSettings, name: str, scenario: Scenario) -> Iterator[subprocess.Popen[str]]:
+def _stalled_process(
+    settings: KafkaSettings, name: str, scenario: Scenario
+) -> Iterator[subprocess.Popen[str]]:
     """The child. It ends when its standard input does, so also when this process is killed.
 
     How it reaches Kafka is told there, and not on its command line: it may be a secret.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", "definitions.timeline.stalled_consumer", json.dumps([name, asdict(scenario)])],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # in a wheel the example lies in the package
+        # In a wheel the example lies in the package
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -166,7 +175,9 @@ def _stalled_process(settings: KafkaSettings, name: str, scenario: Scenario) -> 
 
 
 @contextmanager
-def _observing_group(cluster: Cluster, group: str, events: queue.Queue[TimelineEvent | None]) -> Iterator[None]:
+def _observing_group(
+    cluster: Cluster, group: str, events: queue.Queue[TimelineEvent | None]
+) -> Iterator[None]:
     """Ask the broker again and again who is in the group, and tell when that changes."""
     done = threading.Event()
     looker = threading.Thread(target=_observe_group, args=(cluster, group, events, done), daemon=True)

@@ -1,4 +1,7 @@
-"""How does one watch a timeline? Row by row as it happens, then the verdict; heartbeats are ticks of one row."""
+"""How does one watch a timeline?
+
+Row by row as it happens, then the verdict; heartbeats are ticks of one row.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ def run_timeline(
     verdict = judge_recording(telling)
     _show_verdict(console, verdict)
     if json_file is not None:
-        json_file.write_text(json.dumps({**verdict.as_json(), **telling.as_json()}, indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(
+            json.dumps({**verdict.as_json(), **telling.as_json()}, indent=1) + "\n", encoding="utf-8"
+        )
     if picture is not None:
         picture.write_text(draw_svg(telling), encoding="utf-8")
     return verdict
@@ -97,7 +102,11 @@ class _EventRows:
 
     def _foot(self) -> Group:
         """Caller: rich, on its own thread, ten times a second. Affects: nothing."""
-        now = f"{time.monotonic() - self._started_at:7.1f}" if self._started_at else "waiting for the first poll"
+        now = (
+            f"{time.monotonic() - self._started_at:7.1f}"
+            if self._started_at
+            else "waiting for the first poll"
+        )
         growing = list(self._growing)
         return Group(*([_event_row(growing)] if growing else ()), Text(now, style="dim"))
 
@@ -115,10 +124,9 @@ def _event_row(events: Sequence[TimelineEvent]) -> Text:
 
 def _show_introduction(console: Console, scenario: Scenario) -> None:
     console.print(
-        f"A consumer ({scenario.protocol} protocol) polls a batch and stalls for {scenario.stall:g} s: longer than its "
-        "poll "
-        f"interval of {scenario.poll_interval:g} s, and much longer than its session timeout of {scenario.session:g} "
-        "s.\n",
+        f"A consumer ({scenario.protocol} protocol) polls a batch and stalls for {scenario.stall:g} s: "
+        f"longer than its poll interval of {scenario.poll_interval:g} s, and much longer than its session "
+        f"timeout of {scenario.session:g} s.\n",
         soft_wrap=True,
     )
 
@@ -129,4 +137,6 @@ def _show_verdict(console: Console, verdict: TimelineVerdict) -> None:
         table.add_row("[green]ok[/]" if law.is_met else "[red]FAIL[/]", law.statement, Text(law.observed))
     console.print()
     console.print(table)
-    console.print(f"This is the timeline of KIP-62: {'[bold green]yes[/]' if verdict.all_met else '[bold red]NO[/]'}")
+    console.print(
+        f"This is the timeline of KIP-62: {'[bold green]yes[/]' if verdict.all_met else '[bold red]NO[/]'}"
+    )

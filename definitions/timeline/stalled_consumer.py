@@ -1,7 +1,7 @@
 """The op of a timeline: it polls a batch, works on it for longer than it may, and polls again.
 
-A process of its own, since only then can its client's log be read while it is stalled. It ends with the process
-that started it: when its standard input ends it leaves the group and goes.
+A process of its own, since only then can its client's log be read while it is stalled. It ends with the
+process that started it: when its standard input ends it leaves the group and goes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ def main(cluster: Mapping[str, Any], name: str, scenario: Scenario) -> None:
     _print_watchdog_log()
     ended = threading.Event()
     threading.Thread(target=_exit_with_parent, args=(ended,), daemon=True).start()
-    told = {"bootstrap_servers": cluster["bootstrap_servers"], **cluster["security"], **_protocol_settings(scenario)}
+    told = {
+        "bootstrap_servers": cluster["bootstrap_servers"],
+        **cluster["security"],
+        **_protocol_settings(scenario),
+    }
     kafka = KafkaLivenessResource(extra={**cluster["extra"], "debug": DEBUG}, **told)
     with kafka.consumer(topics=[name], group_id=name, max_batch_seconds=scenario.poll_interval) as consumer:
         _print_event(What.CONSUMER_CREATED, str(consumer.timeouts))

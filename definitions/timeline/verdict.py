@@ -71,7 +71,9 @@ class TimelineVerdict:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json FILE``; what never happened is null."""
-        figures = {name: None if value == math.inf else value for name, value in vars(self.measurements).items()}
+        figures = {
+            name: None if value == math.inf else value for name, value in vars(self.measurements).items()
+        }
         broken = [f"{law.statement}: {law.observed}" for law in self.expectations if not law.is_met]
         return {"holds": self.all_met, "broken": broken, "figures": figures}
 
@@ -79,8 +81,12 @@ class TimelineVerdict:
 def judge_recording(recording: Recording) -> TimelineVerdict:
     """The verdict on a telling whose events are in the order of their time."""
     seen = _Moments.from_events(recording.events)
-    stalled = _events_between(recording.events, What.HEARTBEAT_SENT, seen.polled.at, seen.removed_at + _CLOCK_SECONDS)
-    echoes = _events_between(recording.events, What.HEARTBEAT_SENT, seen.left.at + _CLOCK_SECONDS, seen.joined.at)
+    stalled = _events_between(
+        recording.events, What.HEARTBEAT_SENT, seen.polled.at, seen.removed_at + _CLOCK_SECONDS
+    )
+    echoes = _events_between(
+        recording.events, What.HEARTBEAT_SENT, seen.left.at + _CLOCK_SECONDS, seen.joined.at
+    )
     beats = [seen.polled.at, *(beat.at for beat in stalled), seen.removed_at]
     figures = Measurements(
         heartbeats_while_stalled=len(stalled),
@@ -92,13 +98,19 @@ def judge_recording(recording: Recording) -> TimelineVerdict:
     )
     return TimelineVerdict(
         figures,
-        (*_stall_expectations(recording.scenario, seen, figures, len(echoes)), *_recovery_expectations(seen, figures)),
+        (
+            *_stall_expectations(recording.scenario, seen, figures, len(echoes)),
+            *_recovery_expectations(seen, figures),
+        ),
     )
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """The turns of the story: ``polled_again`` is the second poll, ``removed_at`` the end of stall or membership."""
+    """The turns of the story.
+
+    ``polled_again`` is the second poll, ``removed_at`` the end of stall or membership.
+    """
 
     called: TimelineEvent
     polled: TimelineEvent
@@ -134,33 +146,46 @@ def _stall_expectations(
     heartbeats, silence = figures.heartbeats_while_stalled, figures.longest_silence
     told = f"{heartbeats} sent, at most {silence:.2f} s apart" if heartbeats else "none"
     return (
-        Expectation("heartbeats go on while the op is stalled", told, heartbeats > 0 and silence < scenario.session),
         Expectation(
-            "it leaves at the poll interval", _format_seconds(figures.left_after), soonest <= seen.left.at <= latest
+            "heartbeats go on while the op is stalled", told, heartbeats > 0 and silence < scenario.session
         ),
         Expectation(
-            "the broker sees it go then", _format_seconds(figures.gone_after), soonest <= seen.removed.at <= latest
+            "it leaves at the poll interval",
+            _format_seconds(figures.left_after),
+            soonest <= seen.left.at <= latest,
+        ),
+        Expectation(
+            "the broker sees it go then",
+            _format_seconds(figures.gone_after),
+            soonest <= seen.removed.at <= latest,
         ),
         Expectation("outside the group no heartbeat is sent", f"{echoes} sent", echoes == 0),
     )
 
 
 def _recovery_expectations(seen: _Moments, figures: Measurements) -> tuple[Expectation, ...]:
-    replayed, joined = seen.replay, seen.polled_again.at - _CLOCK_SECONDS <= seen.joined.at <= seen.replay.at < math.inf
+    replayed, joined = (
+        seen.replay,
+        seen.polled_again.at - _CLOCK_SECONDS <= seen.joined.at <= seen.replay.at < math.inf,
+    )
     return (
         Expectation(
             "the late commit is refused",
             seen.refused.detail or "never",
             seen.refused.at <= seen.polled_again.at < math.inf,
         ),
-        Expectation("the next poll, and nothing else, joins again", _format_seconds(figures.rejoined_after), joined),
+        Expectation(
+            "the next poll, and nothing else, joins again", _format_seconds(figures.rejoined_after), joined
+        ),
         Expectation(
             "the uncommitted batch comes again",
             replayed.detail or "never",
             bool(replayed.detail) and replayed.detail == seen.polled.detail,
         ),
         Expectation(
-            "committed in time, it counts", seen.in_time.detail or "never", replayed.at < seen.in_time.at < math.inf
+            "committed in time, it counts",
+            seen.in_time.detail or "never",
+            replayed.at < seen.in_time.at < math.inf,
         ),
     )
 
@@ -169,7 +194,9 @@ def _first_event(events: Sequence[TimelineEvent], what: What, after: float) -> T
     return next((event for event in events if event.kind is what and event.at > after), _NEVER_EVENT)
 
 
-def _events_between(events: Sequence[TimelineEvent], what: What, start: float, end: float) -> list[TimelineEvent]:
+def _events_between(
+    events: Sequence[TimelineEvent], what: What, start: float, end: float
+) -> list[TimelineEvent]:
     return [event for event in events if event.kind is what and start <= event.at < end]
 
 

@@ -3,7 +3,8 @@
 Defaults and descriptions are those of :func:`kafka_asset`.
 """
 
-# No `from __future__ import annotations` here: pydantic reads the annotations of the fields when it makes the class.
+# No `from __future__ import annotations` here: pydantic reads the annotations of the fields when it makes the
+# class.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -100,13 +101,16 @@ def asset_name_of(folder: Path) -> str:
     return re.sub(r"\W", "_", folder.name, flags=re.ASCII)
 
 
-_SETTINGS = {k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}
+_SETTINGS = {
+    k: one for k, one in signature(kafka_asset).parameters.items() if one.kind is Parameter.KEYWORD_ONLY
+}
 _GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
 _FIELD_TYPES = {
     **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
     "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
 }
-_RESOLVER = setting_resolver(KafkaAssetSettings)  # as it is written: Dagster would make a number of the group "5"
+# As it is written: Dagster would make a number of the group "5"
+_RESOLVER = setting_resolver(KafkaAssetSettings)
 _DESCRIPTIONS = {
     one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params
 }
@@ -127,21 +131,24 @@ def _setting_field(name: str) -> Any:
 class KafkaAssetComponent(AssetAttributes, dg.Component):
     """A Kafka topic on its way into an Iceberg table: live asset, crash lag asset, their jobs and a sensor.
 
-    Each batch of the topic goes through `sql` or `transform` into the table. Every setting of `kafka_asset` is an
-    attribute, and so is what `dg` lets YAML say of any asset. `kafka` and `spark` declare the two resources where the
-    project has not.
+    Each batch of the topic goes through `sql` or `transform` into the table. Every setting of `kafka_asset`
+    is an attribute, and so is what `dg` lets YAML say of any asset. `kafka` and `spark` declare the two
+    resources where the project has not.
     """
 
     topics: Annotated[str | Sequence[str], _RESOLVER] = _setting_field("topics")
     group_id: Annotated[str, _RESOLVER] = _setting_field("group_id")
     table: Annotated[str | None, _RESOLVER] = _setting_field("table")
-    sink: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = _setting_field(
-        "sink"
+    sink: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = (
+        _setting_field("sink")
     )
     sql: str | None = Field(
         default=None,
-        description="The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, offset, "
-        "timestamp and timestampType. It keeps topic, partition and offset; none, one or many rows an offset.",
+        description=(
+            "The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, "
+            "offset, timestamp and timestampType. It keeps topic, partition and offset; none, one or many "
+            "rows an offset."
+        ),
         examples=["SELECT topic, partition, offset, CAST(value AS string) AS order_json FROM batch"],
     )
     transform: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = Field(
@@ -151,7 +158,8 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         examples=[".transform:rows"],
     )
     name: Annotated[str | None, _RESOLVER] = Field(
-        default=None, description="Of the live asset, its folder's unless given; the others are named after it."
+        default=None,
+        description="Of the live asset, its folder's unless given; the others are named after it.",
     )
     max_poll_records: Annotated[int | Literal["auto"], _RESOLVER] = _setting_field("max_poll_records")
     max_batch_seconds: Annotated[float | None, _RESOLVER] = _setting_field("max_batch_seconds")
@@ -186,7 +194,11 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         KafkaAssetSettings.reject_unknown(given, type(self).model_fields, whose)
         known = _FIELD_TYPES.keys() - ({"name"} if given.get("name") is None else ())
         KafkaAssetSettings.check_known({one: given[one] for one in given if one in known}, whose)
-        made = {name: _GROUPS[name](**one) for name, one in given.items() if name in _GROUPS and isinstance(one, dict)}
+        made = {
+            name: _GROUPS[name](**one)
+            for name, one in given.items()
+            if name in _GROUPS and isinstance(one, dict)
+        }
         try:
             super().__init__(**{**given, **made})
         except ValidationError as error:
@@ -213,7 +225,8 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         What several components of a project declare alike, a topic or a resource, the first of them declares.
 
         Raises:
-            InvalidSettingError: a setting no run could work with, or a resource two components declare differently.
+            InvalidSettingError: a setting no run could work with, or a resource two components declare
+                differently.
         """
         settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
         folder = context.path.parent if context.path.is_file() else context.path
@@ -221,21 +234,25 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
             self.transform or _SelectTransform(self.sql or "")
         )
         before = list(
-            takewhile(lambda one: one is not self, context.component_tree.get_all_components(KafkaAssetComponent))
+            takewhile(
+                lambda one: one is not self, context.component_tree.get_all_components(KafkaAssetComponent)
+            )
         )
         parts = asset.definitions_alongside({topic for one in before for topic in as_tuple(one.topics)})
         return dg.Definitions.merge(parts, dg.Definitions(resources=self._resources_to_add(before)))
 
     def _resources_to_add(self, before: "Sequence[KafkaAssetComponent]") -> dict[str, Any]:
         declared = {
-            key: (one, resource) for one in reversed(before) for key, resource in one.declared_resources.items()
+            key: (one, resource)
+            for one in reversed(before)
+            for key, resource in one.declared_resources.items()
         }
         for key, resource in self.declared_resources.items():
             if key in declared and declared[key][1] != resource:
                 raise InvalidSettingError(
-                    f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare different "
-                    f"resources under one key, {key!r}: declare it in one of them, or name another in the section "
-                    "resources"
+                    f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare "
+                    f"different resources under one key, {key!r}: declare it in one of them, or name "
+                    "another in the section resources"
                 )
         return {key: resource for key, resource in self.declared_resources.items() if key not in declared}
 
@@ -274,14 +291,20 @@ def _check_transform(sql: str | None, transform: object) -> None:
 
 @cache
 def _yaml_model(component: type[KafkaAssetComponent]) -> type[BaseModel]:
-    """The model of the YAML, refusing what has no transform or two; ``KafkaAssetSettings`` checks the settings."""
+    """The model of the YAML, refusing what has no transform or two.
+
+    ``KafkaAssetSettings`` checks the settings.
+    """
     model = component.model()
     # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
     one_transform = [
         {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
         {"if": {"required": ["sql"]}, "then": {"properties": {"transform": {"type": "null"}}}},
     ]
-    extra = {**cast("dict[str, Any]", model.model_config.get("json_schema_extra", {})), "allOf": one_transform}
+    extra = {
+        **cast("dict[str, Any]", model.model_config.get("json_schema_extra", {})),
+        "allOf": one_transform,
+    }
 
     class WithOneTransform(model):  # type: ignore[misc, valid-type]
         model_config = ConfigDict(json_schema_extra=extra)

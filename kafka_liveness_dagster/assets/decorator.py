@@ -88,9 +88,10 @@ def kafka_asset(
     """Turn a function from batch DataFrame to row DataFrame into assets, jobs and a sensor.
 
     The function gets a Spark DataFrame of exactly one batch (key, value, topic, partition, offset, timestamp,
-    timestampType) and returns rows with ``topic``, ``partition`` and ``offset`` and whatever else the table has;
-    none, one or many rows an offset. The same function serves both lanes. As an asset's it may ask for more, by name:
-    ``context`` before the batch, and behind it resources (by their annotation) and what other assets have.
+    timestampType) and returns rows with ``topic``, ``partition`` and ``offset`` and whatever else the table
+    has; none, one or many rows an offset. The same function serves both lanes. As an asset's it may ask for
+    more, by name: ``context`` before the batch, and behind it resources (by their annotation) and what other
+    assets have.
 
     Args:
         topics: Kafka topics to subscribe to.
@@ -98,23 +99,26 @@ def kafka_asset(
         table: Iceberg table ``catalog.namespace.table``; created from the first batch when it is missing.
         sink: instead of ``table``, a callable of your own that writes each batch: see :class:`Sink`.
         name: of the live asset, the function's unless given; the other definitions are named after it.
-        max_poll_records: at most this many offsets in a batch (KIP-41). With ``auto`` it is as large as is expected
-            to take half of its budget, by what the batches before it took; at most 5,000,000.
-        max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op tag
-            ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
-        enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range becomes
-            a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not kept.
+        max_poll_records: at most this many offsets in a batch (KIP-41). With ``auto`` it is as large as is
+            expected to take half of its budget, by what the batches before it took; at most 5,000,000.
+        max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op
+            tag ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
+        enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range
+            becomes a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not
+            kept.
         idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
-        materialize_interval_seconds: how often a live run with new data materializes the asset. It does so after its
-            first batch and at its end, too. Each materialization reports what is new since the one before.
-        include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a string) and
-            ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
-        complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the sensor
-            materializes a partition when every record of the hour is in the table.
+        materialize_interval_seconds: how often a live run with new data materializes the asset. It does so
+            after its first batch and at its end, too. Each materialization reports what is new since the one
+            before.
+        include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a
+            string) and ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
+        complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the
+            sensor materializes a partition when every record of the hour is in the table.
         completeness: which hour is the first one, in which time zone, and how late its records may come.
-        batching: how batches are cut and written: fair (from 50,000 offsets on, so by default, over four batches) or
-            greedy, one or two at a time, what happens to slow and bad records.
-        crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check warns.
+        batching: how batches are cut and written: fair (from 50,000 offsets on, so by default, over four
+            batches) or greedy, one or two at a time, what happens to slow and bad records.
+        crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check
+            warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
         membership: how a live run is a member of its group: when it counts as alive, and under which name.
         sensor: how often the sensor ticks, which runs it starts, and when its checks warn.

@@ -1,6 +1,7 @@
 """Build the assets, jobs, schedules and sensor of a declared Kafka asset. Decides nothing about data."""
 
-# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the class.
+# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the
+# class.
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -33,8 +34,11 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
 
     @dg.job(
         name=f"{settings.identifier}_maintenance_job",
-        description=f"Keeps table {settings.table} small: compacts files, expires snapshots, deletes what nobody has. "
-        "What either lane may write again is left as it is, and a commit of theirs always comes first.",
+        description=(
+            f"Keeps table {settings.table} small: compacts files, expires snapshots, deletes what nobody "
+            "has. What either lane may write again is left as it is, and a commit of theirs always comes "
+            "first."
+        ),
         executor_def=dg.in_process_executor,
     )
     def job() -> None:
@@ -54,42 +58,51 @@ _DURATION_UNITS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a da
 def crash_lag_description(settings: KafkaAssetSettings) -> str:
     """Markdown, beside the partitions of crash lag: what they are, and what to click."""
     return (
-        f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as topic:partition:start-end "
-        f"without the end offset. What is failed or missing here is not in {settings.target}, or not by today's "
-        "code.\n\n"
-        "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, while new data "
-        "goes on.\n"
-        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its run.\n"
+        f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as "
+        "topic:partition:start-end without the end offset. What is failed or missing here is not in "
+        f"{settings.target}, or not by today's code.\n\n"
+        "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, "
+        "while new data goes on.\n"
+        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its "
+        "run.\n"
         "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
-        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` those of a "
-        "time that is to be processed again."
+        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` "
+        "those of a time that is to be processed again."
     )
 
 
 def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
     """Markdown, beside the windows of time: what they say, and what materializing one does."""
     return (
-        f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps ({windows.timezone}). It "
-        "is "
-        f"materialized when **every record of it is in {settings.target}**, whichever lane wrote it: nothing of it is "
-        "owed, and nothing waits.\n\n"
-        f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} s after "
-        "its end at the earliest.\n"
-        "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. None are told "
-        "of a time before the group began, or before its first record.\n"
+        f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps "
+        f"({windows.timezone}). It is materialized when **every record of it is in {settings.target}**, "
+        "whichever lane wrote it: nothing of it is owed, and nothing waits.\n\n"
+        f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} "
+        "s after its end at the earliest.\n"
+        "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. "
+        "None are told of a time before the group began, or before its first record.\n"
         "- **What came after that:** *late_records* in its events.\n"
-        "- **To process one again:** *Materialize…*; rows of exactly its offsets are replaced, by today's code."
+        "- **To process one again:** *Materialize…*; rows of exactly its offsets are replaced, by today's "
+        "code."
     )
 
 
 def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
-    """The topics as assets: the same for every group that reads one, or Dagster could not merge their definitions."""
-    told = "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
+    """The topics as assets.
+
+    The same for every group that reads one, or Dagster could not merge their definitions.
+    """
+    told = (
+        "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
+    )
     return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
 
 
 def metadata_links(settings: KafkaAssetSettings) -> dict[str, Any]:
-    """Where the records come from and the rows go to; the catalog's own name for a table makes Dagster show it."""
+    """Where the records come from and the rows go to.
+
+    The catalog's own name for a table makes Dagster show it.
+    """
     topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in settings.topics}
     table = settings.table
     to = {"table": table, "dagster/table_name": table} if table else {"sink": settings.target}
@@ -106,8 +119,8 @@ class KafkaAsset:
     """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is what was
-    declared of it.
+    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is
+    what was declared of it.
     """
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
@@ -151,7 +164,9 @@ class KafkaAsset:
         """
         claim_group(self)
         topics = [
-            spec for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True) if topic not in declared
+            spec
+            for topic, spec in zip(self.topics, topic_specs(self.topics), strict=True)
+            if topic not in declared
         ]
         return dg.Definitions(
             assets=[*topics, self.live, self.crash_lag, *([self.windows] if self.windows else [])],
@@ -167,7 +182,8 @@ class KafkaAsset:
 
         def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
             transform = self._transform_signature.bind(self.settings.transform, context, others)
-            if (told := run_live(self.settings, context, transform)) is not None:  # else all was told while it went on
+            # Else all was told while it went on
+            if (told := run_live(self.settings, context, transform)) is not None:
                 yield told
 
         its_own = {"description": self.settings.transform.__doc__, **self._arguments(LIVE_ASSET_ONLY)}
@@ -179,7 +195,9 @@ class KafkaAsset:
 
         def crash_lag(context: dg.AssetExecutionContext, **others: Any) -> None:
             run_catch_up(
-                self.settings, context, self._transform_signature.bind(self.settings.transform, context, others)
+                self.settings,
+                context,
+                self._transform_signature.bind(self.settings.transform, context, others),
             )
 
         return self._asset(
@@ -193,7 +211,10 @@ class KafkaAsset:
 
     @cached_property
     def windows(self) -> dg.AssetsDefinition | None:
-        """The asset whose partitions are complete windows of time (``complete_every``); None where none are told."""
+        """The asset whose partitions are complete windows of time (``complete_every``).
+
+        None where none are told.
+        """
         windows = self.settings.windows
         if windows is None:
             return None
@@ -232,7 +253,9 @@ class KafkaAsset:
     def checks_job(self) -> Any:
         """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
         selection = dg.AssetSelection.checks(self.checks)
-        return dg.define_asset_job(f"{self.identifier}_checks_job", selection, executor_def=dg.in_process_executor)
+        return dg.define_asset_job(
+            f"{self.identifier}_checks_job", selection, executor_def=dg.in_process_executor
+        )
 
     @cached_property
     def maintenance(self) -> dg.ScheduleDefinition | None:
@@ -291,12 +314,16 @@ class KafkaAsset:
     def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
         """An asset whose op calls this, with what the transform asks for beside its batch."""
         keys = self.settings.resources
-        declared = self._transform_signature.op_signature([keys.kafka, keys.spark], signature(run).return_annotation)
+        declared = self._transform_signature.op_signature(
+            [keys.kafka, keys.spark], signature(run).return_annotation
+        )
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         given = {name: one.annotation for name, one in declared.parameters.items()}
-        run.__annotations__ = {**given, "return": declared.return_annotation}  # which Dagster 1.13.20 still reads
+        # Which Dagster 1.13.20 still reads
+        run.__annotations__ = {**given, "return": declared.return_annotation}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dg.BetaWarning)  # backfill_policy: our choice, unless the user made one
+            # backfill_policy: our choice, unless the user made one
+            warnings.simplefilter("ignore", dg.BetaWarning)
             return cast("dg.AssetsDefinition", dg.asset(**self._shared_arguments(), **its_own)(run))
 
     def _shared_arguments(self) -> dict[str, Any]:
@@ -304,21 +331,39 @@ class KafkaAsset:
         given = self.settings.arguments
         alike = given.keys() - LIVE_ASSET_ONLY - JOB_ARGUMENTS
         # The budget is asset metadata since a backfill's run carries no op tags
-        budget = {} if self.settings.max_batch_seconds is None else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
-        ours = {"group": self.group_id, **metadata_links(self.settings), **query_metadata(self.settings), **budget}
+        budget = (
+            {}
+            if self.settings.max_batch_seconds is None
+            else {MAX_BATCH_SECONDS: self.settings.max_batch_seconds}
+        )
+        ours = {
+            "group": self.group_id,
+            **metadata_links(self.settings),
+            **query_metadata(self.settings),
+            **budget,
+        }
         return {
             **self._arguments(alike),
             "deps": [*map(topic_key, self.topics), *given.get("deps", ())],
             "group_name": self.settings.group_name,
-            "kinds": {"kafka", "spark", *(["iceberg"] if self.settings.table else []), *given.get("kinds", ())},
+            "kinds": {
+                "kafka",
+                "spark",
+                *(["iceberg"] if self.settings.table else []),
+                *given.get("kinds", ()),
+            },
             "metadata": {**given.get("metadata", {}), **ours},
         }
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
-        """One process per run: the multiprocess executor leaves a step at work when its run worker is killed."""
+        """One process per run.
+
+        The multiprocess executor leaves a step at work when its run worker is killed.
+        """
         return dg.define_asset_job(
             f"{asset.key.to_python_identifier()}_job",
-            selection=dg.AssetSelection.assets(asset.key).without_checks(),  # the sensor tells them all the time
+            # The sensor tells them all the time
+            selection=dg.AssetSelection.assets(asset.key).without_checks(),
             executor_def=dg.in_process_executor,
             tags=tags,
         )

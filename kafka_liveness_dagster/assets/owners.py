@@ -28,8 +28,8 @@ _claimed_assets: weakref.WeakValueDictionary[tuple[str, str], DeclaredAsset] = w
 def claim_group(declared: DeclaredAsset) -> None:
     """Reserve the group, and the rows of its topics in its table, for this asset.
 
-    Two assets with one group would get half of the rows each. Two groups that write one topic to one table, or to one
-    sink, would replace each other's rows.
+    Two assets with one group would get half of the rows each. Two groups that write one topic to one table,
+    or to one sink, would replace each other's rows.
 
     Raises:
         InvalidSettingError: another asset of this process has the same group, or writes the same rows.
@@ -39,18 +39,18 @@ def claim_group(declared: DeclaredAsset) -> None:
         gc.collect()  # an asset of a code location that was reloaded may still be referenced
     if (owner := _asset_with_same_group(asset)) is not None:
         raise InvalidSettingError(
-            f"group_id of asset {_describe_asset(asset)} is {asset.group_id!r}, which asset {_describe_asset(owner)} "
-            "has too: "
-            f"{asset.target} and {owner.target} would get the records of half of the partitions each. Give each "
-            "asset a group of its own; more runs of one asset are max_live_runs of sensor"
+            f"group_id of asset {_describe_asset(asset)} is {asset.group_id!r}, which asset "
+            f"{_describe_asset(owner)} has too: {asset.target} and {owner.target} would get the records of "
+            "half of the partitions each. Give each asset a group of its own; more runs of one asset are "
+            "max_live_runs of sensor"
         )
     if (writer := _asset_with_same_rows(asset)) is not None:
         topics = ", ".join(sorted({*asset.topics} & {*writer.topics}))
         raise InvalidSettingError(
             f"Assets {_describe_asset(asset)} and {_describe_asset(writer)} both write topic {topics} to "
-            f"{asset.target}, as "
-            f"groups {asset.group_id} and {writer.group_id}. Their rows would replace each other: a row is identified "
-            "by topic, partition and offset. Fix: give each asset its own table, or its own topics."
+            f"{asset.target}, as groups {asset.group_id} and {writer.group_id}. Their rows would replace "
+            "each other: a row is identified by topic, partition and offset. Fix: give each asset its own "
+            "table, or its own topics."
         )
     _claimed_assets[_group_key(asset)] = declared
 

@@ -63,12 +63,16 @@ def _retry_policy(context: dg.ResolutionContext, told: RetryPolicyModel | None) 
 
 
 _Tags = Annotated[
-    Mapping[str, str] | None, dg.Resolver(_tags_as_text, model_field_type=Mapping[str, str | int | float | bool] | None)
+    Mapping[str, str] | None,
+    dg.Resolver(_tags_as_text, model_field_type=Mapping[str, str | int | float | bool] | None),
 ]
 
 
 class AssetAttributes(dg.Model, dg.Resolvable):
-    """Of the live asset and the crash lag asset: :class:`AssetArguments`, but for ``ins`` and ``hooks`` of Python's."""
+    """Of the live asset and the crash lag asset.
+
+    :class:`AssetArguments`, but for ``ins`` and ``hooks`` of Python's.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -79,7 +83,9 @@ class AssetAttributes(dg.Model, dg.Resolvable):
     metadata: Mapping[str, Any] | None = _described_field("metadata")
     kinds: Sequence[str] | None = _described_field("kinds")
     deps: Sequence[dg.ResolvedAssetKey] | None = _described_field("deps")
-    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _described_field("automation_condition")  # type: ignore[type-arg]
+    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _described_field(
+        "automation_condition"
+    )  # type: ignore[type-arg]
     freshness_policy: Annotated[dg.FreshnessPolicy | None, _Template] = _described_field("freshness_policy")
     code_version: Annotated[str | None, _Version] = _described_field("code_version")
     retry_policy: Annotated[
@@ -108,8 +114,8 @@ def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any
     module_name, _, name = path.rpartition(":" if ":" in path else ".")
     if not module_name.strip(".") or not name:
         raise InvalidSettingError(
-            f"{path!r} names no function: write package.module:function, or .module:function for a module beside "
-            "this file"
+            f"{path!r} names no function: write package.module:function, or .module:function for a module "
+            "beside this file"
         )
     if module_name.startswith("."):
         here = dg.ComponentLoadContext.from_resolution_context(context)
@@ -119,7 +125,9 @@ def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, and lacks what it imports
-        raise InvalidSettingError(f"{path!r} names a function of {module_name}, but there is no such module") from None
+        raise InvalidSettingError(
+            f"{path!r} names a function of {module_name}, but there is no such module"
+        ) from None
     found = getattr(module, name, None)
     if not callable(found):
         raise InvalidSettingError(f"{path!r} names {name!r} of {module_name}, which has no such function")
@@ -127,12 +135,19 @@ def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any
 
 
 def permissive_types(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """For each field a type that takes every value, to be refused by name later. Editors and ``dg`` are told more."""
+    """For each field a type that takes every value, to be refused by name later.
+
+    Editors and ``dg`` are told more.
+    """
     kinds: dict[str, Any] = {name: (field.rebuild_annotation(), ...) for name, field in fields.items()}
     asked: type[BaseModel] = create_model("Wanted", **kinds)
     given = asked.model_json_schema(ref_template="{model}")
-    wanted = {name: given["$defs"][one["$ref"]] if "$ref" in one else one for name, one in given["properties"].items()}
-    either = {name: {"anyOf": [one, {"type": "string"}]} for name, one in wanted.items()}  # text may be a template
+    wanted = {
+        name: given["$defs"][one["$ref"]] if "$ref" in one else one
+        for name, one in given["properties"].items()
+    }
+    # Text may be a template
+    either = {name: {"anyOf": [one, {"type": "string"}]} for name, one in wanted.items()}
     return {name: Annotated[Any, WithJsonSchema(one)] for name, one in either.items()}
 
 
@@ -146,7 +161,10 @@ def setting_resolver(settings: type[ValidatedSettings]) -> dg.Resolver:
 
 
 def resolve_value(context: dg.ResolutionContext, field: FieldInfo, value: Any) -> Any:
-    """What YAML says of a field. A template gives text, also where a number is wanted; other text stays text."""
+    """What YAML says of a field.
+
+    A template gives text, also where a number is wanted; other text stays text.
+    """
     found = _resolve(context, value)
     is_word = isinstance(field.annotation, type) and issubclass(field.annotation, Enum)
     if isinstance(value, str) and (_TEMPLATE.search(value) or is_word):
@@ -174,7 +192,11 @@ def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
         kind = kinds[name]
-        return _env_var(context, value) if _is_text_type(kind.annotation) else resolve_value(context, kind, value)
+        return (
+            _env_var(context, value)
+            if _is_text_type(kind.annotation)
+            else resolve_value(context, kind, value)
+        )
 
     def made(context: dg.ResolutionContext, section: Any) -> Any:
         given = _resolve_section(context, section, read)
@@ -186,7 +208,10 @@ def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
 
 
 def group_in_yaml(group: type[SettingsGroup]) -> dg.Resolver:
-    """How YAML gives a group of settings: in a section of its own. It is made where all can be told that is wrong."""
+    """How YAML gives a group of settings: in a section of its own.
+
+    It is made where all can be told that is wrong.
+    """
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
         return resolve_value(context, group.model_fields[name], value)
@@ -195,15 +220,22 @@ def group_in_yaml(group: type[SettingsGroup]) -> dg.Resolver:
         return _resolve_section(context, section, read)
 
     fields = {
-        name: (field, field) for name, field in group.fields_with_descriptions().items() if name not in ONLY_IN_PYTHON
+        name: (field, field)
+        for name, field in group.fields_with_descriptions().items()
+        if name not in ONLY_IN_PYTHON
     }
-    return dg.Resolver(given, model_field_type=_section_model(group, fields, _StrictModel), inject_before_resolve=False)
+    return dg.Resolver(
+        given, model_field_type=_section_model(group, fields, _StrictModel), inject_before_resolve=False
+    )
 
 
 def _section_model(
     of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]], base: type[BaseModel]
 ) -> type[BaseModel]:
-    """A section of YAML with fields of these kinds, each with default and description; a value may be a template."""
+    """A section of YAML with fields of these kinds, each with default and description.
+
+    A value may be a template.
+    """
     types = permissive_types({name: kind for name, (kind, _) in fields.items()})
     made: dict[str, Any] = {
         name: (
@@ -241,7 +273,10 @@ def _resolve_section(context: dg.ResolutionContext, section: Any, read: Callable
 
 
 def _env_var(context: dg.ResolutionContext, value: Any) -> Any:
-    """A value in which ``{{ env.NAME }}`` stays a name until a run needs it: the UI shows the name, not the secret."""
+    """A value in which ``{{ env.NAME }}`` stays a name until a run needs it.
+
+    The UI shows the name, not the secret.
+    """
     if isinstance(value, dict):
         return {key: _env_var(context.at_path(key), inner) for key, inner in value.items()}
     env = _ENV.fullmatch(value) if isinstance(value, str) else None

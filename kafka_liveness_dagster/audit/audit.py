@@ -1,6 +1,7 @@
 """Can it be certified that every offset of a group is in its table once? All witnesses are asked.
 
-Metadata only, unless a deep look is asked for: then Spark compares rows and records too. Never joins, never commits,
+Metadata only, unless a deep look is asked for: then Spark compares rows and records too. Never joins, never
+    commits,
 never writes a row. ``audit.certificate`` judges.
 """
 
@@ -44,7 +45,8 @@ class GroupAudit:
     Args:
         cluster: where the group is.
         session: gives a Spark session of a server whose catalog has the table; called once, if at all.
-        topics: only these; all that the group has committed to, and that the table has of another life, unless given.
+        topics: only these; all that the group has committed to, and that the table has of another life,
+            unless given.
         table: instead of the one that the second commit log names.
     """
 
@@ -101,7 +103,9 @@ class GroupAudit:
     def _commits(self) -> dict[TopicPartition, _BrokerState]:
         """What both logs say of the partitions that one of them names."""
         asked = self.cluster.partitions(self.topics or self.cluster.topics())
-        first, second = (self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX))
+        first, second = (
+            self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
+        )
         if not (first or second or self.table):
             raise self._nothing_to_audit_error()
         named = set(self.topics) or {tp.topic for tp in (*first, *second)}
@@ -123,12 +127,19 @@ class GroupAudit:
     def _recreated_partitions(
         self, seen: TableHistory, commits: Mapping[TopicPartition, _BrokerState]
     ) -> dict[TopicPartition, _BrokerState]:
-        """Partitions of topics made anew: the broker has deleted the commits with the topic, but the table knows."""
+        """Partitions of topics made anew.
+
+        The broker has deleted the commits with the topic, but the table knows.
+        """
         known = {tp.topic: account.topic_id for tp, account in seen.ledger.entries.items()}
         rest = sorted(set(known) - {tp.topic for tp in commits} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
         ids = self.cluster.topic_ids([topic for topic in rest if topic in there])
-        anew = [topic for topic in ids if not commits or (known[topic] and ids[topic] and known[topic] != ids[topic])]
+        anew = [
+            topic
+            for topic in ids
+            if not commits or (known[topic] and ids[topic] and known[topic] != ids[topic])
+        ]
         return self._partition_certificates(self.cluster.partitions(anew), {}, {}) if anew else {}
 
     def _sink_certificate(
@@ -136,14 +147,20 @@ class GroupAudit:
     ) -> GroupCertificate:
         if deep:
             raise NothingToAuditError(
-                f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the sink "
-                f"{target}: leave it out, or name a table with --table"
+                f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "
+                f"sink {target}: leave it out, or name a table with --table"
             )
-        partitions = tuple(PartitionCertificate(tp, one.state, one.external_commits) for tp, one in commits.items())
+        partitions = tuple(
+            PartitionCertificate(tp, one.state, one.external_commits) for tp, one in commits.items()
+        )
         return GroupCertificate(self.group_id, target, False, snapshot_id=None, partitions=partitions)
 
     def _compare_rows(
-        self, session: SparkSession, table: IcebergTable, snapshot_id: int, partitions: list[PartitionCertificate]
+        self,
+        session: SparkSession,
+        table: IcebergTable,
+        snapshot_id: int,
+        partitions: list[PartitionCertificate],
     ) -> list[PartitionCertificate]:
         from kafka_liveness_dagster.audit.queries import ComparisonScope, compare_rows  # noqa: PLC0415
 
@@ -162,7 +179,11 @@ class GroupAudit:
         }
         if scopes:
             found = compare_rows(
-                session, table, snapshot_id, scopes=scopes, kafka_options=self.cluster.settings.spark_options()
+                session,
+                table,
+                snapshot_id,
+                scopes=scopes,
+                kafka_options=self.cluster.settings.spark_options(),
             )
         else:
             found = {}
@@ -172,8 +193,8 @@ class GroupAudit:
         of = f" for {', '.join(self.topics)}" if self.topics else ""
         return NothingToAuditError(
             f"there is nothing to audit: no offset of group {self.group_id!r} is committed{of} at "
-            f"{self.cluster.settings.bootstrap_servers}. When its topic was deleted, or its offsets expired, the table "
-            "still knows: name it with --table"
+            f"{self.cluster.settings.bootstrap_servers}. When its topic was deleted, or its offsets "
+            "expired, the table still knows: name it with --table"
         )
 
 
@@ -186,35 +207,47 @@ class _BrokerState:
 
     @classmethod
     def from_commits(
-        cls, first: CommittedOffset | None, second: CommittedOffset | None, bounds: tuple[int, int], topic_id: str
+        cls,
+        first: CommittedOffset | None,
+        second: CommittedOffset | None,
+        bounds: tuple[int, int],
+        topic_id: str,
     ) -> _BrokerState:
         mark, done, foreign = decode_both_logs(first, second)
         committed = first.offset if first else None
         log_start, log_end = bounds
-        state = PartitionState(committed, mark, log_start, log_end=log_end, catch_up_log=done, topic_id=topic_id)
+        state = PartitionState(
+            committed, mark, log_start, log_end=log_end, catch_up_log=done, topic_id=topic_id
+        )
         return cls(state, foreign)
 
 
 def _audited_target(group_id: str, commits: Mapping[TopicPartition, _BrokerState]) -> str:
     """Where the rows go, as the second commit log says."""
-    named = sorted({one.state.catch_up_log.target for one in commits.values() if one.state.catch_up_log.target})
+    named = sorted(
+        {one.state.catch_up_log.target for one in commits.values() if one.state.catch_up_log.target}
+    )
     if len(named) == 1:
         return named[0]
-    replaced = {tp: one.state.catch_up_log.external for tp, one in commits.items() if one.state.catch_up_log.external}
+    replaced = {
+        tp: one.state.catch_up_log.external for tp, one in commits.items() if one.state.catch_up_log.external
+    }
     if not named and replaced:
         raise NothingToAuditError(
-            f"no commit of group {group_id} names the table that its rows go to: external commits replaced the second "
-            f"commit log, {group_id}{CATCH_UP_SUFFIX} ({join_some([f'{tp}, {one}' for tp, one in replaced.items()])}). "
-            "Fix: name the table with --table; or start a live run, which rewrites the log of a group with a table"
+            f"no commit of group {group_id} names the table that its rows go to: external commits replaced "
+            f"the second commit log, {group_id}{CATCH_UP_SUFFIX} "
+            f"({join_some([f'{tp}, {one}' for tp, one in replaced.items()])}). Fix: name the table with "
+            "--table; or start a live run, which rewrites the log of a group with a table"
         )
     if not named:
         raise NothingToAuditError(
-            f"no commit of group {group_id} says where its rows go: it runs without table, with a sink that cannot be "
-            "asked. Name the table with --table, or run the live lane once"
+            f"no commit of group {group_id} says where its rows go: it runs without table, with a sink that "
+            "cannot be asked. Name the table with --table, or run the live lane once"
         )
     raise NothingToAuditError(
-        f"the partitions of group {group_id} name several targets: {', '.join(named)}. The asset was given another "
-        "table, or several assets share the group: name one with --table, and with --topic what goes there"
+        f"the partitions of group {group_id} name several targets: {', '.join(named)}. The asset was given "
+        "another table, or several assets share the group: name one with --table, and with --topic what "
+        "goes there"
     )
 
 
@@ -230,5 +263,7 @@ def _compacted_topics(cluster: Cluster, topics: Collection[str]) -> set[str]:
     admin, _ = admin_client(cluster.settings)
     found = admin.describe_configs(asked, request_timeout=REQUEST_SECONDS) if asked else {}
     with suppress(KafkaException, KeyError):
-        return {one.name for one, config in found.items() if "compact" in config.result()["cleanup.policy"].value}
+        return {
+            one.name for one, config in found.items() if "compact" in config.result()["cleanup.policy"].value
+        }
     return set()

@@ -88,11 +88,16 @@ class PartitionCertificate:
 
     @cached_property
     def missing_rows(self) -> tuple[Span, ...]:
-        """Committed, and neither in the table nor owed nor told: the table lost it, or the debt was forgotten."""
+        """Committed, and neither in the table nor owed nor told.
+
+        The table lost it, or the debt was forgotten.
+        """
         if (
             self.state.ledger_entry is None
         ):  # both logs alone: where the last commit is a stranger's nobody says anything
-            return () if self.state.live_metadata else difference(self.certified_range, self.state.written_off)
+            return (
+                () if self.state.live_metadata else difference(self.certified_range, self.state.written_off)
+            )
         return () if self.state.committed is None else self.state.missing_rows(self.state.committed)
 
     @property
@@ -107,7 +112,10 @@ class PartitionCertificate:
 
     @property
     def uncommitted(self) -> tuple[Span, ...]:
-        """In the table and not committed: a batch that is under way, or that comes again and replaces itself."""
+        """In the table and not committed.
+
+        A batch that is under way, or that comes again and replaces itself.
+        """
         return difference(self._find_done, [Span(0, self.state.committed or 0)])
 
     @cached_property
@@ -136,14 +144,21 @@ class PartitionCertificate:
     def statement(self) -> str:
         """What is said of a partition without faults."""
         if not self.certified_range:
-            return "nothing is committed yet" if self.start is None else f"nothing is committed above {self.start}"
+            return (
+                "nothing is committed yet"
+                if self.start is None
+                else f"nothing is committed above {self.start}"
+            )
         (life,) = self.certified_range
         if self.state.ledger_entry is None:
             sentence = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
         else:
             sentence = f"every offset from {life.start} to {life.end} is in the table once"
         return sentence + _exceptions_text(
-            *((size(spans), format_spans(spans)) for spans in (self.pending, self.pending_expired, self.written_off))
+            *(
+                (size(spans), format_spans(spans))
+                for spans in (self.pending, self.pending_expired, self.written_off)
+            )
         )
 
     @property
@@ -172,15 +187,15 @@ class PartitionCertificate:
             )
         if facts.committed is not None and self.start is None:
             yield (
-                "nobody says where the group's life on it began: a lane without a table or another program committed "
-                "last, or this is not the group's table. Run the live lane once; name the table with --table"
+                "nobody says where the group's life on it began: a lane without a table or another program "
+                "committed last, or this is not the group's table. Run the live lane once; name the table "
+                "with --table"
             )
         if self.other_groups:
             yield (
-                f"Group {', '.join(self.other_groups)} wrote rows of topic {self.topic_partition.topic} to this table "
-                "too, and the rows "
-                "of two groups replace each other. Fix: give each group its own table, or run `kafka-liveness adopt` "
-                "for a deliberate successor"
+                f"Group {', '.join(self.other_groups)} wrote rows of topic {self.topic_partition.topic} to "
+                "this table too, and the rows of two groups replace each other. Fix: give each group its "
+                "own table, or run `kafka-liveness adopt` for a deliberate successor"
             )
         if self.missing_rows:
             yield self._missing_fault()
@@ -190,12 +205,16 @@ class PartitionCertificate:
         sentence = f"{count_offsets(size(self.missing_rows))} missing ({format_spans(self.missing_rows)})"
         if not self.is_record_replaced:
             return (
-                f"{sentence}: they were committed after their rows were written, and the table has lost them: it was "
-                "dropped, replaced or rolled back. Restore it, or set on_missing_rows='crash_lag'"
+                f"{sentence}: they were committed after their rows were written, and the table has lost "
+                "them: it was dropped, replaced or rolled back. Restore it, or set "
+                "on_missing_rows='crash_lag'"
             )
         unknown = self.state.ledger_entry is None or not self.state.ledger_entry.is_complete
         why = ", and the table cannot tell" if unknown else ""
-        return f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes them again"
+        return (
+            f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes "
+            "them again"
+        )
 
     def _notes(self) -> Iterator[str]:
         for one in self.external_commits:
@@ -213,7 +232,10 @@ class PartitionCertificate:
             yield f"{format_spans(self.by_commits_only)} by the commit logs' word alone: {sentence}"
         if self.uncommitted:
             yield f"the table has {format_spans(self.uncommitted)} above the commit already"
-        if self.state.committed is not None and (unread := Span(self.state.committed, self.state.log_start)).size > 0:
+        if (
+            self.state.committed is not None
+            and (unread := Span(self.state.committed, self.state.log_start)).size > 0
+        ):
             yield f"{unread} expired before anybody read it"
         yield from self.rows.notes() if self.rows else ()
 
@@ -250,7 +272,9 @@ class GroupCertificate:
         if failed:
             first = f"{failed[0].topic_partition}: {'. '.join(failed[0].faults)}"
             return f"NOT certified: {of}: {len(failed)} of {len(self.partitions)} partitions. {first}"
-        certain = sum(size(difference(p.certified_range, (*p.pending, *p.written_off))) for p in self.partitions)
+        certain = sum(
+            size(difference(p.certified_range, (*p.pending, *p.written_off))) for p in self.partitions
+        )
         how = "is in the table once" if self.is_table else "is processed, as both commit logs say"
         count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
         sentence = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
@@ -271,7 +295,9 @@ def format_spans(spans: Iterable[Span]) -> str:
     return join_some(list(spans)) or "nothing"
 
 
-def _exceptions_text(pending: tuple[int, str], expired_pending: tuple[int, str], written_off: tuple[int, str]) -> str:
+def _exceptions_text(
+    pending: tuple[int, str], expired_pending: tuple[int, str], written_off: tuple[int, str]
+) -> str:
     """What is excepted: how many offsets, and which."""
     parts = []
     if pending[0]:

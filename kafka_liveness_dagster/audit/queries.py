@@ -1,8 +1,8 @@
 """The Spark queries of the audit: snapshots of the table, its rows, records of the topic. Never writes.
 
-``compare_rows`` reads every row and every record; what comes back is a few numbers a partition, however many offsets
-are found. ``table_history`` reads metadata only, with one query, and never a row; ``spark.table.ledger`` reads as
-little as a writer needs.
+``compare_rows`` reads every row and every record; what comes back is a few numbers a partition, however many
+offsets are found. ``table_history`` reads metadata only, with one query, and never a row;
+``spark.table.ledger`` reads as little as a writer needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from pyspark.errors import PySparkException
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison, merge_dense
 from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
 from kafka_liveness_dagster.core.errors import summary_line
-from kafka_liveness_dagster.core.ledger import Ledger, SnapshotSummary, decode_total_as_of, lineage, read_ledger
+from kafka_liveness_dagster.core.ledger import (
+    Ledger,
+    SnapshotSummary,
+    decode_total_as_of,
+    lineage,
+    read_ledger,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.spark.connect.connection import connection_of
 from kafka_liveness_dagster.spark.error_classification import storage_read_error
@@ -82,7 +88,9 @@ class ComparisonScope:
     def records(self) -> Span:
         """The offsets whose records are read."""
         last = max((span.end for span in self.done), default=0)
-        return Span(max(self.start, self.topic_offsets.start), min(self.topic_offsets.end, max(self.committed, last)))
+        return Span(
+            max(self.start, self.topic_offsets.start), min(self.topic_offsets.end, max(self.committed, last))
+        )
 
 
 def compare_rows(
@@ -103,9 +111,9 @@ def compare_rows(
         ).collect()
     except PySparkException as error:
         raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the rows of {table.name} could not be compared with their records ({summary_line(error)[:300]}): "
-            "when retention deleted records meanwhile, or the snapshot was expired, audit again; else look at Spark's "
-            "log"
+            f"the rows of {table.name} could not be compared with their records "
+            f"({summary_line(error)[:300]}): when retention deleted records meanwhile, or the snapshot was "
+            "expired, audit again; else look at Spark's log"
         ) from error
     rows: dict[TopicPartition, list[Row]] = {tp: [] for tp in scopes}
     for row in found:
@@ -119,13 +127,15 @@ def _comparison_query(
     scopes: Mapping[TopicPartition, ComparisonScope],
     kafka_options: Mapping[str, str],
 ) -> DataFrame:
-    topics = ", ".join(f"'{topic}'" for topic in sorted({tp.topic for tp in scopes}))  # Kafka's: no quotes in them
+    # Kafka's: no quotes in them
+    topics = ", ".join(f"'{topic}'" for topic in sorted({tp.topic for tp in scopes}))
     rows_of_scope = [
-        (*tp, s.start, *s.records, s.topic_offsets.end, s.committed, _bucket_size(s)) for tp, s in scopes.items()
+        (*tp, s.start, *s.records, s.topic_offsets.end, s.committed, _bucket_size(s))
+        for tp, s in scopes.items()
     ]
     columns = (
-        "topic string, partition int, life_start long, read_start long, read_end long, log_end long, committed long, "
-        "step long"
+        "topic string, partition int, life_start long, read_start long, read_end long, log_end long, "
+        "committed long, step long"
     )
     spans = [(*tp, *span) for tp, scope in scopes.items() for span in scope.done]
     return session.sql(
@@ -144,7 +154,9 @@ def _read_offsets(
     ranges = [OffsetRange(*tp, *scope.records) for tp, scope in scopes.items() if scope.records.size > 0]
     if not ranges:
         return session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, 1 AS recorded LIMIT 0")
-    return read_ranges(session, ranges, kafka_options).selectExpr("topic", "partition", "offset", "1 AS recorded")
+    return read_ranges(session, ranges, kafka_options).selectExpr(
+        "topic", "partition", "offset", "1 AS recorded"
+    )
 
 
 def _bucket_size(scope: ComparisonScope) -> int:
@@ -199,12 +211,14 @@ def table_history(session: SparkSession, table: IcebergTable) -> TableHistory:
         SparkNotRespondingError: it did not tell in time.
     """
     try:
-        with connection_of(session).abort_after(_ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"):
+        with connection_of(session).abort_after(
+            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
+        ):
             return _read_history(session, table)
     except PySparkException as error:
         raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}): nothing is known "
-            "of the table; look at Spark's log"
+            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}): nothing is "
+            "known of the table; look at Spark's log"
         ) from error
 
 
@@ -212,7 +226,9 @@ def _read_history(session: SparkSession, table: IcebergTable) -> TableHistory:
     snapshot_id = table.current_snapshot_id(session)
     if snapshot_id is None:
         return TableHistory()
-    rows: dict[int, Row] = {row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()}
+    rows: dict[int, Row] = {
+        row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()
+    }
     snapshots = {one: _to_summary(row) for one, row in rows.items()}
     found = lineage(snapshots, snapshot_id)
     for one, had in _read_totals(session, table, found.totals):

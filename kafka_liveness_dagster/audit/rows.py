@@ -1,7 +1,7 @@
 """Do the rows of a table agree with what the ledger says is done, and with the records of the topic?
 
-Told counts of offsets, gives sentences; never sees a row. Where the offsets of one finding lie is known by stretches of
-the log, so that what is told of a million offsets is as short as of ten.
+Told counts of offsets, gives sentences; never sees a row. Where the offsets of one finding lie is known by
+stretches of the log, so that what is told of a million offsets is as short as of ten.
 
 >>> print(*merge_dense([OffsetRun(0, 4, 2), OffsetRun(70, 80, 10), OffsetRun(80, 120, 40)]), sep=", ")
 2 within 0-4, 70-120
@@ -57,7 +57,8 @@ class RowComparison:
         rows: how many the table has.
         outside: offsets with rows of which no witness says that they are done.
         unrecorded: offsets with rows between log start and log end, of which the topic has no record.
-        without_rows: records that are done and have no row: the transform dropped them, or somebody deleted rows.
+        without_rows: records that are done and have no row: the transform dropped them, or somebody deleted
+            rows.
         doubled: offsets with rows that are equal in every column.
         compacted: the topic's own cleanup may have removed records that were there.
     """
@@ -74,15 +75,13 @@ class RowComparison:
         """What cannot be, and what helps."""
         if self.outside:
             yield (
-                f"rows of which nobody says that they are done, of {_describe_runs(self.outside)}: another program "
-                "writes to "
-                "the table. Delete those rows"
+                f"rows of which nobody says that they are done, of {_describe_runs(self.outside)}: another "
+                "program writes to the table. Delete those rows"
             )
         if self.unrecorded and not self.compacted:
             yield (
-                f"rows without a record in the topic, of {_describe_runs(self.unrecorded)}: they are of another log, "
-                "or were "
-                "never in one. Look whose they are"
+                f"rows without a record in the topic, of {_describe_runs(self.unrecorded)}: they are of "
+                "another log, or were never in one. Look whose they are"
             )
 
     def notes(self) -> Iterator[str]:
@@ -93,7 +92,10 @@ class RowComparison:
         if self.doubled:
             yield f"rows that are equal in every column, of {_describe_runs(self.doubled)}"
         if self.unrecorded and self.compacted:
-            yield f"rows without a record any more, of {_describe_runs(self.unrecorded)}: the topic is compacted"
+            yield (
+                f"rows without a record any more, of {_describe_runs(self.unrecorded)}: the topic is "
+                "compacted"
+            )
 
 
 def count_offsets(offsets: int) -> str:

@@ -66,8 +66,8 @@ class Adoption:
                 offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.written)
         if not groups or seen.snapshot_id is None:
             raise InvalidSettingError(
-                f"Table {table} has no rows{' of these topics' if topics else ''} that another group than {group_id} "
-                "wrote. Nothing was changed. Fix: check the names of the table and the group; "
+                f"Table {table} has no rows{' of these topics' if topics else ''} that another group than "
+                f"{group_id} wrote. Nothing was changed. Fix: check the names of the table and the group; "
                 f"`kafka-liveness audit {group_id} --table {table}` shows the table's offsets."
             )
         require_idle(cluster, sorted({group_id}.union(*groups.values())))
@@ -91,7 +91,8 @@ class Adoption:
     def adopt(self) -> Iterator[str]:
         """Copy the commits of a single former group, then name the new group in the table's ledger.
 
-        The table comes last: until then every run of the new group is refused, and the command can be repeated.
+        The table comes last: until then every run of the new group is refused, and the command can be
+            repeated.
         """
         from kafka_liveness_dagster.spark.table.commits import append_empty  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY  # noqa: PLC0415
@@ -113,9 +114,12 @@ class Adoption:
         table = IcebergTable(self.table)
         table.check_main(self.session)
         append_empty(self.session.table(table.quoted), table, summary)
-        yield f"{self.table}: the rows of {format_count(len(self.groups), 'topic')} belong to group {self.group_id} now"
+        yield (
+            f"{self.table}: the rows of {format_count(len(self.groups), 'topic')} belong to group "
+            f"{self.group_id} now"
+        )
         if mixed:
             yield (
-                f"{', '.join(mixed)}: several groups wrote here, and the last one to write an offset has its rows. "
-                f"Fix: replay them with `kafka-liveness replay {self.group_id} --from …`"
+                f"{', '.join(mixed)}: several groups wrote here, and the last one to write an offset has "
+                f"its rows. Fix: replay them with `kafka-liveness replay {self.group_id} --from …`"
             )

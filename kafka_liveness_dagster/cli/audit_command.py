@@ -1,4 +1,7 @@
-"""The command ``kafka-liveness audit``, and how a certificate looks to people and to programs. Decides nothing."""
+"""The command ``kafka-liveness audit``, and how a certificate looks to people and to programs.
+
+Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ _MAX_EXTERNAL_SHOWN = 6
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]")
+@click.option(
+    "--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]"
+)
 @bootstrap_servers_option
 @command_config_option
 @spark_option
@@ -68,13 +73,15 @@ def audit(
 ) -> None:
     """Certify that the table has each offset once.
 
-    Compares metadata: both commit logs of consumer group GROUP, the broker's offsets, and the offsets that the table's
-    snapshots record. Offsets that are pending, written off or lost are named and allowed. Any other missing offset
-    fails the audit, and so does a recreated topic.
+    Compares metadata: both commit logs of consumer group GROUP, the broker's offsets, and the offsets that
+        the table's
+    snapshots record. Offsets that are pending, written off or lost are named and allowed. Any other missing
+    offset fails the audit, and so does a recreated topic.
 
     --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
-    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did not
+    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did
+        not
     respond.
 
     \b
@@ -111,7 +118,10 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
         "certified": found.is_certified,
         "sentence": found.verdict,
         "snapshot_id": found.snapshot_id,
-        **{f"{name}_offsets": sum(size(getattr(p, of)) for p in found.partitions) for name, of in _SPANS.items()},
+        **{
+            f"{name}_offsets": sum(size(getattr(p, of)) for p in found.partitions)
+            for name, of in _SPANS.items()
+        },
         "partitions": [_partition_json(p) for p in found.partitions],
         "snapshots": [
             {
@@ -158,9 +168,13 @@ def certificate_as_text(found: GroupCertificate) -> Group:
             *(f"{size(one):,}" for one in spans),
             style="" if p.is_certified else "red",
         )
-    sentences = [Text(f"{p.topic_partition}: {p.verdict}", "" if p.is_certified else "red") for p in found.partitions]
+    sentences = [
+        Text(f"{p.topic_partition}: {p.verdict}", "" if p.is_certified else "red") for p in found.partitions
+    ]
     history = [Text(line, "dim") for line in _history_json(found)]
-    return Group(table, *history, *sentences, Text(found.verdict, "bold green" if found.is_certified else "bold red"))
+    return Group(
+        table, *history, *sentences, Text(found.verdict, "bold green" if found.is_certified else "bold red")
+    )
 
 
 def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
@@ -199,8 +213,8 @@ def _history_json(found: GroupCertificate) -> Iterator[str]:
         return
     ours = [write for write in found.history if write.text]
     yield (
-        f"{found.target} at snapshot {found.snapshot_id}; snapshots: {len(found.history):,}, by this package: "
-        f"{len(ours):,}, which added {sum(write.added_rows for write in ours):,} rows"
+        f"{found.target} at snapshot {found.snapshot_id}; snapshots: {len(found.history):,}, by this "
+        f"package: {len(ours):,}, which added {sum(write.added_rows for write in ours):,} rows"
     )
     others = [write for write in found.history if not write.text]
     for write in others[:_MAX_EXTERNAL_SHOWN]:

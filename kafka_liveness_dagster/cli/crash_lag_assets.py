@@ -31,12 +31,14 @@ def open_instance() -> dg.DagsterInstance | None:
         return dg.DagsterInstance.get()
     except Exception as error:
         raise InvalidSettingError(
-            f"Dagster cannot open the instance of DAGSTER_HOME={home}: {error}. Nothing was written. Fix: set "
-            "DAGSTER_HOME to the folder of your dagster.yaml."
+            f"Dagster cannot open the instance of DAGSTER_HOME={home}: {error}. Nothing was written. Fix: "
+            "set DAGSTER_HOME to the folder of your dagster.yaml."
         ) from error
 
 
-def crash_lag_asset(instance: dg.DagsterInstance, group_id: str, asset: str | None, outcome: str) -> dg.AssetKey:
+def crash_lag_asset(
+    instance: dg.DagsterInstance, group_id: str, asset: str | None, outcome: str
+) -> dg.AssetKey:
     """The crash lag asset of a group.
 
     Args:
@@ -63,16 +65,18 @@ def crash_lag_asset(instance: dg.DagsterInstance, group_id: str, asset: str | No
     )
     found = f"{len(fits)} crash lag assets" if asset is None else f"no crash lag asset {asset}"
     raise InvalidSettingError(
-        f"Dagster has {found} of group {group_id}. It has: {', '.join([*ours, *others]) or 'none'}. {outcome} Fix: "
-        "name one of the group's with --asset, or set DAGSTER_HOME to the instance that runs its asset."
+        f"Dagster has {found} of group {group_id}. It has: {', '.join([*ours, *others]) or 'none'}. "
+        f"{outcome} Fix: name one of the group's with --asset, or set DAGSTER_HOME to the instance that "
+        "runs its asset."
     )
 
 
 def _find_assets(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
     """Each crash lag asset with its group; None where its events name none.
 
-    The live asset counts for its crash lag asset, which has no event before the first crash. Assets of complete windows
-    have the same metadata; their materializations have a partition, those of a live asset never have one.
+    The live asset counts for its crash lag asset, which has no event before the first crash. Assets of
+    complete windows have the same metadata; their materializations have a partition, those of a live asset
+    never have one.
     """
     known: dict[dg.AssetKey, str | None] = {}
     for key in instance.all_asset_keys():
@@ -80,7 +84,9 @@ def _find_assets(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
         made = instance.fetch_materializations(key, limit=_MAX_EVENTS).records
         if name.endswith(_KEY_SUFFIX):
             seen = instance.fetch_observations(key, limit=_MAX_EVENTS).records
-            group = _group_of([*(one.asset_observation for one in seen), *(one.asset_materialization for one in made)])
+            group = _group_of(
+                [*(one.asset_observation for one in seen), *(one.asset_materialization for one in made)]
+            )
             known[key] = group or known.get(key)
         elif group := _group_of([one.asset_materialization for one in made if _is_of_live_lane(one)]):
             beside = dg.AssetKey([*folders, name + _KEY_SUFFIX])

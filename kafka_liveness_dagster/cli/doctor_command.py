@@ -1,4 +1,7 @@
-"""The command ``kafka-liveness doctor``, and how what it finds looks to people and to programs. Decides nothing."""
+"""The command ``kafka-liveness doctor``, and how what it finds looks to people and to programs.
+
+Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -69,27 +72,32 @@ def doctor(
 ) -> None:
     """Check a deployment and advise on settings.
 
-    Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded services
-    Java and the jars. With --group also how near its backlog is to being deleted. Dagster's
-    instance, which DAGSTER_HOME names, and its daemon; with -m or -f the groups of a code location, their sensors and
-    the periods that these keep, and the executor. What is not named is not looked at, and is a ? in the list.
+    Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded
+    services Java and the jars. With --group also how near its backlog is to being deleted. Dagster's
+    instance, which DAGSTER_HOME names, and its daemon; with -m or -f the groups of a code location, their
+    sensors and the periods that these keep, and the executor. What is not named is not looked at, and is a ?
+    in the list.
 
-    A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins nothing,
-    commits nothing, writes nothing. Only --probe-catalog writes: it creates a table kafka_liveness_probe_…, in a
-    namespace of its own or in NAMESPACE, writes batches to it, and drops it. Exit code 1 when a check fails.
+    A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins
+        nothing,
+    commits nothing, writes nothing. Only --probe-catalog writes: it creates a table kafka_liveness_probe_…,
+    in a namespace of its own or in NAMESPACE, writes batches to it, and drops it. Exit code 1 when a check
+    fails.
 
     \b
     Example:
-      kafka-liveness doctor
-      kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties --group orders-etl
-      DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
+      kafka-liveness doctor kafka-liveness doctor --bootstrap-servers broker:9093 --command-config
+      client.properties --group orders-etl DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m
+      orders.definitions --strict
     """  # noqa: D301  click's own mark: do not rewrap what follows
     if module and file:
         raise click.UsageError("-m and -f both name the code location: choose one")
     found = []
     kafka = partial(kafka_settings, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
-    services = _check_services(kafka, partial(spark_address, spark), group, embedded=embedded, probed=probe_catalog)
+    services = _check_services(
+        kafka, partial(spark_address, spark), group, embedded=embedded, probed=probe_catalog
+    )
     for finding in chain(services, _check_dagster(module, file)):
         found.append(finding)
         if not as_json:

@@ -1,9 +1,10 @@
 """Who closes crash lag by hand, and where is that written? In the second commit log, and before it in Dagster.
 
-Nothing is written of a range that is not owed. An event that stands without its commit says so in a second event;
-a commit without its event there is not.
+Nothing is written of a range that is not owed. An event that stands without its commit says so in a second
+event; a commit without its event there is not.
 
-A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone: the former
+A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone:
+    the former
 rows stay, and no commit log changes.
 """
 
@@ -59,7 +60,10 @@ class ForgiveRequest:
     def lines(self) -> list[str]:
         """A line for each range, with what is left of its data, and for each partition that is closed."""
         owed = [f"{r}: {r.size:,} offsets pending, {self._remaining_data(r)}" for r in self.ranges]
-        return [*owed, *(f"{key}: processed before; the former rows stay in the table" for key in self.kept_keys)]
+        return [
+            *owed,
+            *(f"{key}: processed before; the former rows stay in the table" for key in self.kept_keys),
+        ]
 
     @property
     def question(self) -> str:
@@ -94,7 +98,8 @@ def validate(
         record: knows the partitions.
 
     Raises:
-        InvalidSettingError: a range is mistyped, is not owed (``NotPendingError``), or is done already; no reason.
+        InvalidSettingError: a range is mistyped, is not owed (``NotPendingError``), or is done already; no
+            reason.
         ExternalCommitError: an external commit replaced the second log, so what is done is unknown.
     """
     check_group_id(group_id)
@@ -120,16 +125,17 @@ def validate(
         span = parse_key(key).span
         if owed := difference(intersection(facts[tp].outstanding, (span,)), asked.get(tp, ())):
             raise InvalidSettingError(
-                f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in owed])} of it is owed. Nothing "
-                "was written. Fix: materialize the partitions of what is owed first, or name these ranges, too."
+                f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in owed])} of it is "
+                "owed. Nothing was written. Fix: materialize the partitions of what is owed first, or name "
+                "these ranges, too."
             )
     for key, one in named.items():
         if intersection(facts[one.topic_partition].outstanding, (one.span,)):
             continue
         if not record.has_failed_again(key):
             raise InvalidSettingError(
-                f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is nothing to "
-                "write off; nothing was written"
+                f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is "
+                "nothing to write off; nothing was written"
             )
         kept.append(key)
     forgiven = []
@@ -138,7 +144,9 @@ def validate(
         found = intersection(facts[tp].outstanding, spans)
         forgiven += [OffsetRange(*tp, *span) for span in found]
         expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
-    return ForgiveRequest(group_id, reason.strip(), tuple(forgiven), expired=tuple(expired), kept_keys=tuple(kept))
+    return ForgiveRequest(
+        group_id, reason.strip(), tuple(forgiven), expired=tuple(expired), kept_keys=tuple(kept)
+    )
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,8 @@ class DagsterRecord:
         if (instance := open_instance()) is None:
             if asset is not None:
                 raise InvalidSettingError(
-                    f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing was written"
+                    f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing "
+                    "was written"
                 )
             return cls(None, None)
         outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
@@ -168,21 +177,25 @@ class DagsterRecord:
         """Whether the partition of a replay can be closed.
 
         Raises:
-            InvalidSettingError: Dagster has no such partition, or it is materialized, or a run is at work on it.
+            InvalidSettingError: Dagster has no such partition, or it is materialized, or a run is at work on
+                it.
         """
         if self.instance is None or self.asset is None:
             raise InvalidSettingError(
-                f"{key} is the partition of a replay, which only Dagster knows: set DAGSTER_HOME to the instance that "
-                "has it; nothing was written"
+                f"{key} is the partition of a replay, which only Dagster knows: set DAGSTER_HOME to the "
+                "instance that has it; nothing was written"
             )
         name = self.asset.to_user_string()
         if key not in self._partitions():
             raise InvalidSettingError(
-                f"{name} has no partition {key}. Nothing was written. Fix: copy its name from the page of the asset."
+                f"{name} has no partition {key}. Nothing was written. Fix: copy its name from the page of "
+                "the asset."
             )
         if (status := self._status(key)) in {"MATERIALIZED", "IN_PROGRESS"}:
             why = "it is materialized" if status == "MATERIALIZED" else "a run is at work on it"
-            raise InvalidSettingError(f"Partition {key} of {name} cannot be closed: {why}. Nothing was written.")
+            raise InvalidSettingError(
+                f"Partition {key} of {name} cannot be closed: {why}. Nothing was written."
+            )
 
     def has_failed_again(self, key: str) -> bool:
         """Return whether the partition was materialized before, and its latest run failed."""
@@ -206,7 +219,9 @@ class DagsterRecord:
             return
         for r in request.ranges:
             for key in (*self._keys_of(r),) or (None,):
-                self.instance.report_runless_asset_event(self._event(self.asset, request, r, key=key, outcome=outcome))
+                self.instance.report_runless_asset_event(
+                    self._event(self.asset, request, r, key=key, outcome=outcome)
+                )
 
     def close(self, request: ForgiveRequest) -> None:
         """Materialize the partitions that are kept as they are: nothing of them is failed or missing then."""
@@ -218,7 +233,9 @@ class DagsterRecord:
                 dg.AssetMaterialization(
                     self.asset,
                     partition=key,
-                    description=f"closed by {_current_user()}, with the rows that were there before: {request.reason}",
+                    description=(
+                        f"closed by {_current_user()}, with the rows that were there before: {request.reason}"
+                    ),
                     metadata={**_event_metadata(request, one), "state": _KEPT_MESSAGE},
                 )
             )
@@ -229,7 +246,10 @@ class DagsterRecord:
         return list(self.instance.get_dynamic_partitions(self.asset.to_python_identifier()))
 
     def _status(self, key: str) -> str:
-        """``FAILED``, ``MATERIALIZED``, ``IN_PROGRESS``; empty for a partition that no run has been asked for."""
+        """``FAILED``, ``MATERIALIZED``, ``IN_PROGRESS``.
+
+        Empty for a partition that no run has been asked for.
+        """
         if self.instance is None or self.asset is None:
             return ""
         partitions = dg.DynamicPartitionsDefinition(name=self.asset.to_python_identifier())
@@ -241,7 +261,9 @@ class DagsterRecord:
             return []
         done = self.instance.get_materialized_partitions(self.asset)
         known = self._partitions()
-        return sorted(key for key in known if key not in done and is_key(key) and parse_key(key).overlaps(one))
+        return sorted(
+            key for key in known if key not in done and is_key(key) and parse_key(key).overlaps(one)
+        )
 
     @staticmethod
     def _event(

@@ -43,7 +43,9 @@ _REFRESH_INTERVAL = Seconds(min=0.2)
 @click.option("--table", type=TABLE, help="catalog.namespace.table: query it too for what is processed.")
 @spark_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic.")
+@click.option(
+    "--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic."
+)
 @click.option("--by-partition", is_flag=True, help="With --prometheus: a series for each partition.")
 @click.option(
     "--watch",
@@ -67,15 +69,16 @@ def status(
 ) -> None:
     """Show lag, crash lag and members of a group.
 
-    Reads both commit logs of consumer group GROUP. "pending" is its crash lag: ranges that no lane has processed.
-    "both lanes" is KIP-333's committed(): every offset before it is processed, in either lane. "done above" is what
-    the catch-up lane processed beyond the first pending offset. Pending ranges that expired, or lie in the oldest
-    tenth of a log that the broker is already deleting, are marked.
+    Reads both commit logs of consumer group GROUP. "pending" is its crash lag: ranges that no lane has
+    processed. "both lanes" is KIP-333's committed(): every offset before it is processed, in either lane.
+    "done above" is what the catch-up lane processed beyond the first pending offset. Pending ranges that
+    expired, or lie in the oldest tenth of a log that the broker is already deleting, are marked.
 
-    All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the table is
-    queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
+    All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the
+    table is queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
 
-    Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the broker deletes
+    Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the
+        broker deletes
     a group's commits with the topic, so with --table the table is asked whose offsets it has.
 
     \b
@@ -115,8 +118,12 @@ def status(
 @click.command("write-off")
 @click.argument("group", type=GROUP)
 @click.argument("ranges", type=RANGE, nargs=-1, required=True, metavar="RANGE...")
-@click.option("--reason", type=TEXT, required=True, help="Why these offsets stay unprocessed; recorded in Dagster.")
-@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
+@click.option(
+    "--reason", type=TEXT, required=True, help="Why these offsets stay unprocessed; recorded in Dagster."
+)
+@click.option(
+    "--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several."
+)
 @bootstrap_servers_option
 @command_config_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -132,14 +139,16 @@ def write_off(
 ) -> None:
     """Mark pending ranges as done, unprocessed.
 
-    For crash lag of consumer group GROUP that expired or is not needed. Each RANGE is topic:partition:start-end, as
-    `status` and the partitions of the crash lag asset show it. The command writes nothing unless all ranges are
-    pending and you confirm.
+    For crash lag of consumer group GROUP that expired or is not needed. Each RANGE is
+    topic:partition:start-end, as `status` and the partitions of the crash lag asset show it. The command
+    writes nothing unless all ranges are pending and you confirm.
 
-    A RANGE may also be a partition that failed when its offsets were reprocessed, like orders:3:70-120@replay-…:
-    the earlier rows stay in the table, and the partition counts as materialized. This needs DAGSTER_HOME.
+    A RANGE may also be a partition that failed when its offsets were reprocessed, like
+    orders:3:70-120@replay-…: the earlier rows stay in the table, and the partition counts as materialized.
+    This needs DAGSTER_HOME.
 
-    If DAGSTER_HOME is set, the crash lag asset gets an event for each partition concerned: who wrote off what, when
+    If DAGSTER_HOME is set, the crash lag asset gets an event for each partition concerned: who wrote off
+        what, when
     and why. The event is written before the commit log. `forgive` is an alias of this command.
 
     \b
@@ -168,10 +177,10 @@ def write_off(
 def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
     """Set the table that holds the rows of a group.
 
-    From now on the rows of consumer group GROUP are in TABLE, or in the sink of that name. For a table that was renamed
-    or moved with its snapshots: a run that writes to another table than the group's commits are about is refused, since
-    two assets with one group would have a part of the records each. Nothing else is changed: no row, no offset. A table
-    without the snapshots lacks what was committed (on_missing_rows).
+    From now on the rows of consumer group GROUP are in TABLE, or in the sink of that name. For a table that
+    was renamed or moved with its snapshots: a run that writes to another table than the group's commits are
+    about is refused, since two assets with one group would have a part of the records each. Nothing else is
+    changed: no row, no offset. A table without the snapshots lacks what was committed (on_missing_rows).
 
     Exit code 1 while the group has members: end the live runs first.
 
@@ -205,12 +214,13 @@ def adopt(
 ) -> None:
     """Take over the rows of another group.
 
-    Lets consumer group GROUP take over rows that another group wrote to TABLE. A run is refused if another group wrote
-    rows of its topics to its table, because the rows of two groups replace each other. Use this command for a group
-    that was renamed.
+    Lets consumer group GROUP take over rows that another group wrote to TABLE. A run is refused if another
+    group wrote rows of its topics to its table, because the rows of two groups replace each other. Use this
+    command for a group that was renamed.
 
-    If GROUP has no commits of a topic, both commit logs of the former group are copied, and GROUP goes on where that
-    group stopped, pending ranges included. The table gets one snapshot without rows. No row is changed.
+    If GROUP has no commits of a topic, both commit logs of the former group are copied, and GROUP goes on
+    where that group stopped, pending ranges included. The table gets one snapshot without rows. No row is
+    changed.
 
     Exit code 1 while one of the groups has members: end their live runs first.
 
@@ -237,7 +247,9 @@ def adopt(
 @click.option("--from", "begin", type=MOMENT, required=True, help="ISO 8601, in UTC unless it has an offset.")
 @click.option("--to", "end", type=MOMENT, help="Exclusive end.  [default: all committed records]")
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several.")
+@click.option(
+    "--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several."
+)
 @click.option("--allow-expired", is_flag=True, help="Replay what the broker still has of the time window.")
 @bootstrap_servers_option
 @command_config_option
@@ -254,14 +266,14 @@ def replay(
 ) -> None:
     """Add partitions that reprocess a time window.
 
-    For a transform that was fixed, or has a new column. Consumer group GROUP reprocesses the window with today's
-    transform. By the records' timestamps, of each partition from the first
-    record that is not older than --from to the first that is not older than --to. Pending ranges have partitions
-    of their own, and the live lane reads what is not committed. Nothing is processed before you materialize the
-    partitions of the crash lag asset: each replaces exactly its offsets' rows.
+    For a transform that was fixed, or has a new column. Consumer group GROUP reprocesses the window with
+    today's transform. By the records' timestamps, of each partition from the first record that is not older
+    than --from to the first that is not older than --to. Pending ranges have partitions of their own, and the
+    live lane reads what is not committed. Nothing is processed before you materialize the partitions of the
+    crash lag asset: each replaces exactly its offsets' rows.
 
-    Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and nothing added, where the broker has deleted
-    records that may be of that time.
+    Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and nothing added, where the broker has
+    deleted records that may be of that time.
 
     \b
     Example:
@@ -275,7 +287,9 @@ def replay(
         click.echo(line)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)
     name = added.to_user_string()
-    click.echo(f"added to {name}, to be materialized in the UI or with `dg launch --assets {name} --partition …`:")
+    click.echo(
+        f"added to {name}, to be materialized in the UI or with `dg launch --assets {name} --partition …`:"
+    )
     for key in keys:
         click.echo(f"  {key}")
 

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("group", type=GROUP)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
-@click.option("--max-lag", type=click.IntRange(0), help="Fail if the live lane is further behind.  [default: any]")
-@click.option("--max-pending", type=click.IntRange(0), help="Fail if more crash lag is pending.  [default: any]")
+@click.option(
+    "--max-lag", type=click.IntRange(0), help="Fail if the live lane is further behind.  [default: any]"
+)
+@click.option(
+    "--max-pending", type=click.IntRange(0), help="Fail if more crash lag is pending.  [default: any]"
+)
 @bootstrap_servers_option
 @command_config_option
 @click.pass_context
@@ -40,11 +44,13 @@ def health(
 ) -> None:
     """Probe the health of a group by exit code.
 
-    Reads Kafka only. Consumer group GROUP is unhealthy if it has lag and no member, if lag or crash lag exceeds your
-    limits, if records are behind a transaction that no producer ends, or if the broker has deleted, or is about to
-    delete, records that neither lane has processed. Prints a line for each check; failed checks go to stderr.
+    Reads Kafka only. Consumer group GROUP is unhealthy if it has lag and no member, if lag or crash lag
+    exceeds your limits, if records are behind a transaction that no producer ends, or if the broker has
+    deleted, or is about to delete, records that neither lane has processed. Prints a line for each check;
+    failed checks go to stderr.
 
-    Between two live runs a group has lag and no member for some seconds: let a probe count only failures of half a
+    Between two live runs a group has lag and no member for some seconds: let a probe count only failures of
+        half a
     minute. Exit code 0: healthy; 1: unhealthy; 2: Kafka did not respond.
 
     \b
@@ -60,7 +66,11 @@ def health(
         raise ConnectionOptionError(str(error)) from error
     seen = [one.snapshot for one in found.partitions]
     verdicts = health_probe(
-        seen, len(found.members), max_lag=max_lag, max_pending=max_pending, open_transactions=found.open_transactions
+        seen,
+        len(found.members),
+        max_lag=max_lag,
+        max_pending=max_pending,
+        open_transactions=found.open_transactions,
     )
     for verdict in verdicts:
         click.echo(verdict.message, err=verdict.severity is not Severity.FINE)

@@ -16,8 +16,19 @@ from typing import Any, Literal, TextIO
 
 import click
 
-from kafka_liveness_dagster.cli import audit_command, doctor_command, group_commands, health_command, topic_commands
-from kafka_liveness_dagster.cli.options import Seconds, bootstrap_servers_option, command_config_option, kafka_settings
+from kafka_liveness_dagster.cli import (
+    audit_command,
+    doctor_command,
+    group_commands,
+    health_command,
+    topic_commands,
+)
+from kafka_liveness_dagster.cli.options import (
+    Seconds,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+)
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 _SECONDS = Seconds(min=0, min_open=True)
@@ -53,21 +64,28 @@ class _Group(click.Group):
 def main() -> None:
     """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
 
-    Start with `kafka-liveness up`: a real Kafka and a real Spark on this machine, nothing to install but Java.
+    Start with `kafka-liveness up`: a real Kafka and a real Spark on this machine, nothing to install but
+    Java.
     """
 
 
 @main.command()
 @click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port; a free one unless given.")
-@click.option("--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port; a free one unless given.")
-@click.option("--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the token of Spark Connect.")
+@click.option(
+    "--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port; a free one unless given."
+)
+@click.option(
+    "--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object, with the token of Spark Connect."
+)
 def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_json: bool) -> None:
     """Start the embedded Kafka and Spark Connect.
 
-    They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the folder
-    KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is harmless.
-    A Spark that answers, but can run no job, is restarted.
+    They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the
+    folder KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is
+    harmless. A Spark that answers, but can run no job, is restarted.
 
     \b
     Example:
@@ -85,7 +103,11 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
     home = state.home_folder()
     before = state.read_state(home).get("spark")
     found = ensure()
-    if before is not None and before == state.read_state(home)["spark"] and _is_spark_dead(found.spark_remote):
+    if (
+        before is not None
+        and before == state.read_state(home)["spark"]
+        and _is_spark_dead(found.spark_remote)
+    ):
         services.mark_for_restart(before)
         found = ensure()
     if as_json:
@@ -116,8 +138,8 @@ def _is_spark_dead(spark_remote: str) -> bool:
 def down() -> None:
     """Stop the embedded services.
 
-    Topics, offsets and tables stay for the next `up`. From then on only `kafka-liveness up` starts them. Runs and
-    sensor ticks do not: a tick is skipped and names this command, a run fails with ServicesDownError.
+    Topics, offsets and tables stay for the next `up`. From then on only `kafka-liveness up` starts them. Runs
+    and sensor ticks do not: a tick is skipped and names this command, a run fails with ServicesDownError.
 
     \b
     Example:
@@ -151,22 +173,22 @@ def jars() -> None:
 def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     """Show a crash and its backfill in two minutes.
 
-    Runs on a real Kafka, Spark, Iceberg and Dagster. Orders flow, the sensor starts the live run, the run worker is
-    killed in the middle of a batch, the live lane goes on at the log end, the skipped ranges become partitions and are
-    backfilled; at the end the table is compared with what was produced. Exit code 1 unless nothing is lost and nothing
-    is doubled.
+    Runs on a real Kafka, Spark, Iceberg and Dagster. Orders flow, the sensor starts the live run, the run
+    worker is killed in the middle of a batch, the live lane goes on at the log end, the skipped ranges become
+    partitions and are backfilled; at the end the table is compared with what was produced. Exit code 1 unless
+    nothing is lost and nothing is doubled.
 
-    About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo of this
-    folder, or in the folder KAFKA_LIVENESS_HOME names.
+    About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo
+    of this folder, or in the folder KAFKA_LIVENESS_HOME names.
 
     KAFKA_BOOTSTRAP_SERVERS and SPARK_REMOTE name services of yours to tell it on. Topic `orders` and table
-    `lake.shop.orders` are made there, unless they exist, which is refused, and stay; pyiceberg reads the table with its
-    own settings of `lake`, in ~/.pyiceberg.yaml.
+    `lake.shop.orders` are made there, unless they exist, which is refused, and stay; pyiceberg reads the
+    table with its own settings of `lake`, in ~/.pyiceberg.yaml.
 
     \b
     Example:
-      kafka-liveness demo --json-file verdict.json
-      SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
+      kafka-liveness demo --json-file verdict.json SPARK_REMOTE=sc://spark.example:15002
+      KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
     """  # noqa: D301  click's own mark: do not rewrap what follows
     story = _import_example("definitions.demo.story")
     _raise_on_signals()
@@ -176,16 +198,27 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 
 @main.command()
 @click.option("--session", type=_SECONDS, default=2.0, show_default=True, help="Session timeout, in seconds.")
-@click.option("--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take.")
-@click.option("--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take.")
+@click.option(
+    "--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take."
+)
+@click.option(
+    "--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take."
+)
 @click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
 @bootstrap_servers_option
 @command_config_option
 @click.option(
-    "--json-file", type=_FILE, callback=_require_writable, help="Write verdict and events to this file, as JSON."
+    "--json-file",
+    type=_FILE,
+    callback=_require_writable,
+    help="Write verdict and events to this file, as JSON.",
 )
 @click.option(
-    "--svg-file", "picture", type=_FILE, callback=_require_writable, help="Draw the events in this file, as SVG."
+    "--svg-file",
+    "picture",
+    type=_FILE,
+    callback=_require_writable,
+    help="Draw the events in this file, as SVG.",
 )
 @click.pass_context
 def timeline(
@@ -202,18 +235,18 @@ def timeline(
 ) -> None:
     """Show how a stalled consumer leaves its group.
 
-    KIP-62, second by second. The consumer polls a batch and stalls. Heartbeats go on; at the poll interval it leaves
-    its group; when it polls again it joins again and is given the uncommitted batch again. The op, the watchdog,
-    librdkafka and the broker each tell what they saw. Exit code 1 unless it was so. The defaults are a session timeout
-    of 10 s, a poll interval of 1 min and a stall of 3 min, divided by 5.
+    KIP-62, second by second. The consumer polls a batch and stalls. Heartbeats go on; at the poll interval it
+    leaves its group; when it polls again it joins again and is given the uncommitted batch again. The op, the
+    watchdog, librdkafka and the broker each tell what they saw. Exit code 1 unless it was so. The defaults
+    are a session timeout of 10 s, a poll interval of 1 min and a stall of 3 min, divided by 5.
 
-    Topic and group, both timeline-…, are made for it and deleted afterwards; a login needs all rights on these names.
-    An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol consumer).
+    Topic and group, both timeline-…, are made for it and deleted afterwards; a login needs all rights on
+    these names. An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol consumer).
 
     \b
     Example:
-      kafka-liveness timeline
-      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 --bootstrap-servers broker-1.example.com:9092
+      kafka-liveness timeline kafka-liveness timeline --session 6 --poll-interval 10 --stall 20
+      --bootstrap-servers broker-1.example.com:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
 
@@ -221,8 +254,14 @@ def timeline(
     scenario = report.Scenario(protocol, session, poll_interval, stall)
     _raise_on_signals()
     is_embedded = bootstrap_servers == "embedded"  # which is started for it
-    kafka = KafkaLivenessResource().settings() if is_embedded else kafka_settings(bootstrap_servers, command_config)
-    context.exit(0 if report.run_timeline(kafka, scenario, json_file=json_file, picture=picture).all_met else 1)
+    kafka = (
+        KafkaLivenessResource().settings()
+        if is_embedded
+        else kafka_settings(bootstrap_servers, command_config)
+    )
+    context.exit(
+        0 if report.run_timeline(kafka, scenario, json_file=json_file, picture=picture).all_met else 1
+    )
 
 
 main.add_command(doctor_command.doctor)
@@ -250,4 +289,6 @@ def _import_example(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise click.ClickException(f"it needs {error.name}: pip install 'kafka-liveness-dagster[ui]'") from error
+        raise click.ClickException(
+            f"it needs {error.name}: pip install 'kafka-liveness-dagster[ui]'"
+        ) from error

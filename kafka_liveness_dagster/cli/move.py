@@ -25,13 +25,14 @@ def change_target(kafka: KafkaSettings, group_id: str, target: str) -> list[str]
     """
     check_group_id(group_id)
     if not target or any(map(str.isspace, target)):
-        raise InvalidSettingError(f"{target!r} is no table: wanted catalog.namespace.table, or the name of a sink")
+        raise InvalidSettingError(
+            f"{target!r} is no table: wanted catalog.namespace.table, or the name of a sink"
+        )
     cluster = Cluster(kafka)
     if members := cluster.members(group_id):
         raise InvalidSettingError(
-            f"group {group_id} has {format_count(len(members), 'member')} ({members[0].client_id}): they write to the "
-            "table "
-            "of its commits. End the live runs, then say it again; nothing was changed"
+            f"group {group_id} has {format_count(len(members), 'member')} ({members[0].client_id}): they "
+            "write to the table of its commits. End the live runs, then say it again; nothing was changed"
         )
     second = CatchUpCommitLog(kafka, group_id, "kafka-liveness/move")
     try:

@@ -1,6 +1,7 @@
 """Check the arguments of a command, and connect it to Kafka and Spark. Starts nothing.
 
-Arguments are checked before any request: some texts end the process in Kafka's client library. Imports neither it nor
+Arguments are checked before any request: some texts end the process in Kafka's client library. Imports
+    neither it nor
 Dagster: ``--help`` answers at once.
 """
 
@@ -34,7 +35,9 @@ _DAY_SECONDS = 86_400
 class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
     """A text of one kind, or one word; a secret is not shown."""
 
-    def __init__(self, name: str, kind: NameRule, or_else: str | None = None, *, is_secret: bool = False) -> None:
+    def __init__(
+        self, name: str, kind: NameRule, or_else: str | None = None, *, is_secret: bool = False
+    ) -> None:
         self.name = name
         self._rule = kind
         self._alternative = or_else
@@ -44,7 +47,8 @@ class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it 
         if value != self._alternative and not self._rule.matches(value):
             told = "" if self._is_secret else f"{display(value)}: "
             self.fail(
-                f"{told}wanted {self._rule.description}{f', or {self._alternative}' if self._alternative else ''}",
+                f"{told}wanted "
+                f"{self._rule.description}{f', or {self._alternative}' if self._alternative else ''}",
                 param,
                 ctx,
             )
@@ -87,7 +91,9 @@ class _Moment(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it tak
             found = datetime.fromisoformat(value[:-1] + "+00:00" if value[-1:] in "zZ" else value)
         except ValueError:
             self.fail(
-                f"{display(value)}: wanted a time like 2026-11-22T10:00:00Z, or 2026-11-22T11:00+01:00", param, ctx
+                f"{display(value)}: wanted a time like 2026-11-22T10:00:00Z, or 2026-11-22T11:00+01:00",
+                param,
+                ctx,
             )
         return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
@@ -147,8 +153,9 @@ def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> Kaf
     found = services.running_services()
     if found is None or not found.bootstrap_servers:
         raise InvalidSettingError(
-            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
-            "started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with --bootstrap-servers"
+            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
+            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with "
+            "--bootstrap-servers"
         )
     return KafkaSettings(found.bootstrap_servers)
 
@@ -187,7 +194,8 @@ def spark_address(remote: str) -> str:
     found = services.running_services()
     if found is None or not found.spark_remote:
         raise InvalidSettingError(
-            f"the embedded Spark does not run in {home_folder()}: start it with `kafka-liveness up`; if it was "
-            "started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with --spark"
+            f"the embedded Spark does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
+            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with "
+            "--spark"
         )
     return found.spark_remote

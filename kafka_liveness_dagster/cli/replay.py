@@ -1,6 +1,7 @@
 """Which offsets are of a window of time, and where are the partitions by which they are processed again?
 
-Reads the group and the broker, and adds partitions to Dagster. Processes nothing: a backfill of the partitions does.
+Reads the group and the broker, and adds partitions to Dagster. Processes nothing: a backfill of the
+    partitions does.
 """
 
 from __future__ import annotations
@@ -54,7 +55,12 @@ def find_ranges(
     until = None if end is None else _to_ms(end)
     try:
         found = processed_ranges(
-            Cluster(kafka), group_id, topics, begin_ms=_to_ms(begin), end_ms=until, allow_expired=allow_expired
+            Cluster(kafka),
+            group_id,
+            topics,
+            begin_ms=_to_ms(begin),
+            end_ms=until,
+            allow_expired=allow_expired,
         )
     except DataExpiredError as error:
         remedy = "Nothing was added; to take what is left of the window, say --allow-expired, or begin later"
@@ -73,11 +79,14 @@ def describe_window(found: ProcessedRanges) -> Iterator[str]:
         yield f"left out, {why}"
 
 
-def add_partitions(group_id: str, asset: str | None, ranges: Sequence[OffsetRange]) -> tuple[dg.AssetKey, list[str]]:
+def add_partitions(
+    group_id: str, asset: str | None, ranges: Sequence[OffsetRange]
+) -> tuple[dg.AssetKey, list[str]]:
     """Add a partition of the crash lag asset for each; gives the asset and the keys.
 
     Raises:
-        InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the group's.
+        InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the
+            group's.
     """
     if (instance := open_instance()) is None:
         raise InvalidSettingError("set DAGSTER_HOME to the instance that has the asset; nothing was added")

@@ -53,7 +53,8 @@ def prometheus_text(cluster: Cluster, found: GroupStatus, *, by_partition: bool 
         from prometheus_client import CollectorRegistry, Gauge, generate_latest  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise InvalidSettingError(
-            "--prometheus needs the client library of Prometheus: pip install 'kafka-liveness-dagster[metrics]'"
+            "--prometheus needs the client library of Prometheus: pip install "
+            "'kafka-liveness-dagster[metrics]'"
         ) from error
     registry = CollectorRegistry()
     gauges: dict[Metric, Gauge] = {}
@@ -76,13 +77,18 @@ _WARNING = {Expiry.NEARLY: "about to expire", Expiry.PARTLY: "partly expired", E
 def show_status(found: GroupStatus) -> Group:
     """The same for a terminal."""
     numbers = found.as_json()
-    words = f"lag {numbers['lag']:,}, {numbers['pending_offsets']:,} offsets pending, members: {len(found.members)}"
+    words = (
+        f"lag {numbers['lag']:,}, {numbers['pending_offsets']:,} offsets pending, members: "
+        f"{len(found.members)}"
+    )
     by = f"by the commit logs; for the table: kafka-liveness audit {found.group_id}"
     title = Text(f"group {found.group_id}: {words}", "bold")
     source = Text(f"by both commit logs and {found.table}" if found.table else by, "dim")
     seen = [p.snapshot for p in found.partitions]
     if missing := [OffsetRange(*one.topic_partition, *span) for one in seen for span in one.missing_rows]:
-        lacks = f"{found.table} lacks {join_some(missing)}, {sum(r.size for r in missing):,} committed offsets"
+        lacks = (
+            f"{found.table} lacks {join_some(missing)}, {sum(r.size for r in missing):,} committed offsets"
+        )
         source.append(f"\n{lacks}. Fix: restore the table, or set on_missing_rows='crash_lag'", "red")
     first = [
         f"{p.snapshot.topic_partition}: not this package's metadata: {one.metadata[:80]!r}"
@@ -90,7 +96,9 @@ def show_status(found: GroupStatus) -> Group:
         for one in p.external_commits
         if one.log == "first"
     ]
-    warnings = [Text(line, "yellow") for line in (*first, *replaced_log_lines(seen), *ignored_pending_lines(seen))]
+    warnings = [
+        Text(line, "yellow") for line in (*first, *replaced_log_lines(seen), *ignored_pending_lines(seen))
+    ]
     held = [Text(str(one), "red" if one.is_hanging else "yellow") for one in found.open_transactions]
     members = [_members_table(found)] if found.members else []
     return Group(title, source, _partitions_table(found), *warnings, *held, *members)
@@ -109,7 +117,10 @@ def watch_status(read_status: Callable[[], GroupStatus], seconds: float) -> None
 
 
 def create_console() -> Console:
-    """Where it is shown; what is no terminal, a pipe or a file, has no width, and nothing is folded to one."""
+    """Where it is shown.
+
+    What is no terminal, a pipe or a file, has no width, and nothing is folded to one.
+    """
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _NO_WIDTH
@@ -118,7 +129,10 @@ def create_console() -> Console:
 
 @dataclass
 class _StatusTable:
-    """A table where it fits in the width there is; else a few lines for each row. No word is cut, no column dropped."""
+    """A table where it fits in the width there is; else a few lines for each row.
+
+    No word is cut, no column dropped.
+    """
 
     columns: Sequence[str]
     rows: list[tuple[list[Text], str]] = field(default_factory=list)
@@ -140,11 +154,15 @@ class _StatusTable:
             yield Text.assemble((str(first), "bold"), style=style)
             for column, cell in zip(self.columns[1:], others, strict=True):
                 if str(cell):
-                    yield Padding(Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2))
+                    yield Padding(
+                        Text.assemble(f"{column} ", cell, style=style, overflow="fold"), (0, 0, 0, 2)
+                    )
 
 
 def _partitions_table(found: GroupStatus) -> _StatusTable:
-    table = _StatusTable(("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes"))
+    table = _StatusTable(
+        ("partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes")
+    )
     for p in found.partitions:
         seen = p.snapshot
         mark = p.snapshot.live_metadata
@@ -177,7 +195,9 @@ def _without_owner_state(p: PartitionStatus) -> str:
 
 def _pending_text(p: PartitionStatus) -> Text:
     warnings = [_WARNING.get(p.expiry(span), "") for span in p.snapshot.outstanding]
-    words = [f"{span} {warning}".rstrip() for span, warning in zip(p.snapshot.outstanding, warnings, strict=True)]
+    words = [
+        f"{span} {warning}".rstrip() for span, warning in zip(p.snapshot.outstanding, warnings, strict=True)
+    ]
     return Text(join_some(words), "red" if any(warnings) else "")
 
 

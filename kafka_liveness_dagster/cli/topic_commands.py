@@ -36,8 +36,12 @@ def topic() -> None:
 @topic.command()
 @click.argument("name", type=TOPIC)
 @click.option("--partitions", type=click.IntRange(1, 100_000), help="The broker's default unless given.")
-@click.option("--replication-factor", type=click.IntRange(1, 32_767), help="The broker's default unless given.")
-@click.option("--config", "config", multiple=True, metavar="NAME=VALUE", help="Like retention.ms=600000; repeatable.")
+@click.option(
+    "--replication-factor", type=click.IntRange(1, 32_767), help="The broker's default unless given."
+)
+@click.option(
+    "--config", "config", multiple=True, metavar="NAME=VALUE", help="Like retention.ms=600000; repeatable."
+)
 @bootstrap_servers_option
 @command_config_option
 def create(
@@ -113,7 +117,10 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
     config = topics.topic_config(kafka, name)
     topic_id = cluster.topic_ids([name])[name]
     if as_json:
-        logs = [{"partition": tp.partition, "log_start": start, "log_end": end} for tp, (start, end) in bounds.items()]
+        logs = [
+            {"partition": tp.partition, "log_start": start, "log_end": end}
+            for tp, (start, end) in bounds.items()
+        ]
         click.echo(json.dumps({"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}))
         return
     total = sum(end - start for start, end in bounds.values())
@@ -132,7 +139,9 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
 @click.option("--key", type=TEXT, help="With --json-lines: the field that holds the record's key.")
 @click.option("--key-separator", type=TEXT, help="Text between key and value in each line.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True, max=1e6), help="Records a second.  [default: no limit]"
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True, max=1e6),
+    help="Records a second.  [default: no limit]",
 )
 @bootstrap_servers_option
 @command_config_option
@@ -150,8 +159,8 @@ def produce(
     """Write lines of a file to a topic.
 
     Each line of FILE, or of standard input, becomes a record of TOPIC, written once and in order; records of
-    one key go to one partition. On the embedded broker a missing topic is created. A malformed line ends the command:
-    the error names the line and the number of records in the topic.
+    one key go to one partition. On the embedded broker a missing topic is created. A malformed line ends the
+    command: the error names the line and the number of records in the topic.
 
     \b
     Example:
@@ -160,7 +169,9 @@ def produce(
       kafka-liveness produce orders --json-lines --key customer orders.jsonl
     """  # noqa: D301  click's own mark: do not rewrap what follows
     if key is not None and not as_json:
-        raise click.UsageError("--key names a field of JSON: add --json-lines, or --key-separator for other lines")
+        raise click.UsageError(
+            "--key names a field of JSON: add --json-lines, or --key-separator for other lines"
+        )
     if key is not None and key_separator is not None:
         raise click.UsageError("--key and --key-separator both say where the key is: choose one")
     if key_separator == "":
@@ -189,7 +200,9 @@ def produce(
         raise why
 
 
-def _records(file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None) -> Iterator[ProducerRecord]:
+def _records(
+    file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None
+) -> Iterator[ProducerRecord]:
     from kafka_liveness_dagster.kafka.topics import ProducerRecord  # noqa: PLC0415  `--help` must not wait for it
 
     for number, raw in enumerate(file, 1):
@@ -200,7 +213,9 @@ def _records(file: BinaryIO, *, as_json: bool, key: str | None, separator: str |
         elif separator is not None:
             before, found, value = line.partition(separator.encode())
             if not found:
-                raise InvalidSettingError(f"line {number} has no {separator!r} in it: nothing from it on was produced")
+                raise InvalidSettingError(
+                    f"line {number} has no {separator!r} in it: nothing from it on was produced"
+                )
             yield ProducerRecord(value, before)
         else:
             yield ProducerRecord(line)
@@ -210,7 +225,9 @@ def _parse_line(line: bytes, number: int) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise InvalidSettingError(f"line {number} is no JSON ({error}): nothing from it on was produced") from None
+        raise InvalidSettingError(
+            f"line {number} is no JSON ({error}): nothing from it on was produced"
+        ) from None
 
 
 def _key_of(value: Any, field: str | None, number: int) -> bytes | None:
@@ -228,5 +245,7 @@ def _key_of(value: Any, field: str | None, number: int) -> bytes | None:
 def _parse_setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise click.BadParameter(f"{text!r}: wanted NAME=VALUE, like retention.ms=600000", param_hint="--config")
+        raise click.BadParameter(
+            f"{text!r}: wanted NAME=VALUE, like retention.ms=600000", param_hint="--config"
+        )
     return name, value

@@ -36,7 +36,9 @@ class BadRecordError(KafkaLivenessError):
         self.offsets = tuple(offsets)
         named = [f"offset {r.start} of {r.topic_partition}" for r in self.offsets]
         verb, first = ("fails", ", with") if len(named) == 1 else ("fail", ", each of them, the first with")
-        super().__init__(f"{join_some(named)} {verb} alone{f'{first} {reasons}' if reasons else ''}. {outcome}")
+        super().__init__(
+            f"{join_some(named)} {verb} alone{f'{first} {reasons}' if reasons else ''}. {outcome}"
+        )
 
 
 class PendingDeadLetters(NamedTuple):
@@ -75,7 +77,9 @@ def bisect_failing_offsets(
     while waiting and len(found) <= max_offsets:
         part, known = waiting.pop()
         is_single = sum(r.size for r in part) == 1
-        if (known is _Verdict.UNKNOWN or (is_single and known is _Verdict.FAILS_WITH_OTHERS)) and not fails(part):
+        if (known is _Verdict.UNKNOWN or (is_single and known is _Verdict.FAILS_WITH_OTHERS)) and not fails(
+            part
+        ):
             if known is _Verdict.FAILS_WITH_OTHERS:
                 return []
             continue

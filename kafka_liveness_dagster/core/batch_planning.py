@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 MAX_SHARES = 64
 """As many readers as Spark keeps for its next tasks, unless set (``spark.kafka.consumer.cache.capacity``)."""
 LARGE_BATCH_OFFSETS = 50_000
-"""Offsets of a batch. In a smaller one that nobody waits for another is worth more than what a task and a file cost."""
+"""Offsets of a batch.
+
+In a smaller one that nobody waits for another is worth more than what a task and a file cost.
+"""
 LARGE_BATCH_TURNS = 4
 
 
@@ -71,7 +74,8 @@ class Batch:
         deadline_seconds: how long its processing may take before the member leaves the group.
         membership_epoch: which membership planned it; a batch of a former one is refused at commit.
         rotation_start: the partition after which the next shares are dealt.
-        assignment_ids: by which ownership each partition was planned; a later one leaves its part to a replay.
+        assignment_ids: by which ownership each partition was planned; a later one leaves its part to a
+            replay.
         skipped: single offsets of it that cannot be processed: its commit passes them, and they are owed.
         planning_seconds: how long it took to ask where the logs end, and to plan it.
     """
@@ -104,7 +108,9 @@ class Batch:
         """
         if not self.skipped:
             return self.ranges
-        return tuple(OffsetRange(*r.topic_partition, *rest) for r in self.ranges for rest in self._remainder(r))
+        return tuple(
+            OffsetRange(*r.topic_partition, *rest) for r in self.ranges for rest in self._remainder(r)
+        )
 
     def pending_of(self, tp: TopicPartition) -> tuple[Span, ...]:
         """What of a partition is owed when it is committed."""
@@ -134,13 +140,17 @@ class Rotation:
 
 
 def fair_share(
-    lag: Mapping[TopicPartition, int], max_records: int, rotation_start: TopicPartition | None, min_share: int = 1
+    lag: Mapping[TopicPartition, int],
+    max_records: int,
+    rotation_start: TopicPartition | None,
+    min_share: int = 1,
 ) -> Shares:
     """An equal share for each partition with lag; what one cannot use goes to the others.
 
-    The odd offsets of an uneven division go round: the partition after ``rotation_start`` is first in line. So do
-    shares of
-    ``min_share`` where an equal one would be smaller: those that get none are first in line next time. It is 1 or more.
+    The odd offsets of an uneven division go round: the partition after ``rotation_start`` is first in line.
+        So do
+    shares of ``min_share`` where an equal one would be smaller: those that get none are first in line next
+    time. It is 1 or more.
 
     >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
     >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, min_share=150).counts.keys() == {B, C}
@@ -152,7 +162,9 @@ def fair_share(
     level, odd = _water_level(sorted(counts), max_records)
     if level < min_share and any(count > level for count in counts):
         return greedy_share(lag, max_records, rotation_start, max_share=min_share)
-    favoured = _rotate([tp for tp, count in zip(in_line, counts, strict=True) if count > level], rotation_start)[:odd]
+    favoured = _rotate(
+        [tp for tp, count in zip(in_line, counts, strict=True) if count > level], rotation_start
+    )[:odd]
     each = [min(count, level) for count in counts]
     taken = dict(zip(in_line, each, strict=True))
     for tp in favoured:
@@ -166,7 +178,10 @@ def greedy_share(
     rotation_start: TopicPartition | None,
     max_share: int | None = None,
 ) -> Shares:
-    """Take all, or at most ``max_share``, from a partition, then from the next; the next plan begins after the last."""
+    """Take all, or at most ``max_share``, from a partition, then from the next.
+
+    The next plan begins after the last.
+    """
     _check_bound(max_records)
     left = max_records
     taken = {}
@@ -208,7 +223,8 @@ def plan_ranges(
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
     """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first.
 
-    A batch of more partitions than ``MAX_SHARES`` is not cut into smaller shares: they go round. Each range costs
+    A batch of more partitions than ``MAX_SHARES`` is not cut into smaller shares: they go round. Each range
+        costs
     Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560, and
     8 of 12,500 longer than 2 of 50,000: a large batch has a quarter of the partitions whose lag does not fit.
     """
@@ -218,9 +234,15 @@ def plan_ranges(
         shares = greedy_share(lag, max_records, rotation_start)
     else:
         shares = fair_share(lag, max_records, rotation_start, min_share=max(1, max_records // MAX_SHARES))
-        shares = rotate_large_batches(shares, lag, rotation_start) if max_records >= LARGE_BATCH_OFFSETS else shares
+        shares = (
+            rotate_large_batches(shares, lag, rotation_start)
+            if max_records >= LARGE_BATCH_OFFSETS
+            else shares
+        )
     ranges = tuple(
-        OffsetRange(*tp, *span) for tp, count in shares.counts.items() for span in lowest_offsets(whole[tp], count)
+        OffsetRange(*tp, *span)
+        for tp, count in shares.counts.items()
+        for span in lowest_offsets(whole[tp], count)
     )
     return ranges, shares.rotation_start
 
@@ -236,7 +258,9 @@ def lowest_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
 
 def _check_bound(max_records: int) -> None:
     if max_records < 1:
-        raise InvalidSettingError(f"max_poll_records is {max_records}: a batch needs room for at least 1 record")
+        raise InvalidSettingError(
+            f"max_poll_records is {max_records}: a batch needs room for at least 1 record"
+        )
 
 
 def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:
@@ -250,7 +274,10 @@ def _rotate(partitions: list[TopicPartition], rotation_start: TopicPartition | N
 
 
 def _water_level(lags: Sequence[int], remaining: int) -> tuple[int, int]:
-    """What each may take of ``remaining``, if it has so much, and how many may take one more; the lags are sorted."""
+    """What each may take of ``remaining``, if it has so much, and how many may take one more.
+
+    The lags are sorted.
+    """
     for waiting, lag in zip(range(len(lags), 0, -1), lags, strict=True):
         if lag * waiting > remaining:  # so have all that follow: they share what is left
             return divmod(remaining, waiting)

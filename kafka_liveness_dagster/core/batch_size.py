@@ -1,8 +1,10 @@
 """How many offsets may the next batch hold? As many as are expected to take half of its budget, or simply the most.
 
-With a bound of bytes no more than are expected to weigh as much, by what the records of the batches before weighed.
+With a bound of bytes no more than are expected to weigh as much, by what the records of the batches before
+weighed.
 
-After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what failed alone
+After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what
+    failed alone
 is named, and the caller decides whether it is owed or ends the run.
 
 >>> from kafka_liveness_dagster.core.batch_planning import Batch
@@ -35,7 +37,10 @@ AUTO_MAX_OFFSETS = 5_000_000
 _MAX_GROWTH = 4  # of a bound from one batch to the next: one quick batch proves little
 _CLOCK_RESOLUTION_SECONDS = 0.001
 LARGEST_RECORD_BYTES = 2**20
-"""Before any record was weighed: Kafka's message.max.bytes, so that the first batch is not too heavy either."""
+"""Before any record was weighed.
+
+Kafka's message.max.bytes, so that the first batch is not too heavy either.
+"""
 
 
 class SlowRecordError(KafkaLivenessError):
@@ -49,8 +54,9 @@ class SlowRecordError(KafkaLivenessError):
         self.offsets = tuple(offsets)
         named = ", ".join(f"offset {r.start} of {r.topic_partition}" for r in self.offsets)
         super().__init__(
-            f"{named}: alone in a batch, still not processed within the process timeout of {process_seconds:g} s. "
-            f"{outcome}. See what the record does to the transform, or raise max_batch_seconds"
+            f"{named}: alone in a batch, still not processed within the process timeout of "
+            f"{process_seconds:g} s. {outcome}. See what the record does to the transform, or raise "
+            "max_batch_seconds"
         )
 
 
@@ -96,11 +102,13 @@ class BatchSizer:
         self._suspect_offset = None
         if record_bytes is not None:
             was = record_bytes if self._record_bytes == LARGEST_RECORD_BYTES else self._record_bytes
-            self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)  # up at once, down by and by
+            # Up at once, down by and by
+            self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)
         if not self.auto:
             self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
             return
-        # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too little
+        # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too
+        # little
         wanted = int(batch.max_records / max(seconds, _CLOCK_RESOLUTION_SECONDS) * batch.deadline_seconds / 2)
         full = batch.max_records >= self.bound
         late = seconds > batch.deadline_seconds / 2
@@ -118,5 +126,8 @@ class BatchSizer:
         """
         self.retry_alone = True
         self._last_succeeded = max(1, batch.max_records // 2)
-        before, self._suspect_offset = self._suspect_offset, batch.ranges[0] if batch.max_records == 1 else None
+        before, self._suspect_offset = (
+            self._suspect_offset,
+            batch.ranges[0] if batch.max_records == 1 else None,
+        )
         return self._suspect_offset if alone and self._suspect_offset == before else None

@@ -2,8 +2,10 @@
 
 First log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the owed
 ranges. Second log: the committed offset of ``G.catch-up``, a watermark below which every owed offset is done,
-its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the group
-began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to a broker.
+its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the
+    group
+began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to
+a broker.
 
 >>> mark = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
 >>> mark.pending, mark.origin
@@ -38,7 +40,8 @@ _LIVE = re.compile(
 )
 _DONE = re.compile(
     f"{_VERSION} done {_ORIGIN}(?: (?P<done>[0-9,-]+))?"
-    "(?(start)(?: written-off (?P<told>[0-9,-]+))?(?: missing (?P<missing>[0-9,-]+))?(?: target (?P<target>[^ ]+))?)"
+    "(?(start)(?: written-off (?P<told>[0-9,-]+))?(?: missing (?P<missing>[0-9,-]+))?(?: target "
+    "(?P<target>[^ ]+))?)"
 )
 
 
@@ -83,7 +86,8 @@ class GroupOrigin:
 
     Attributes:
         start: the first offset that the group answers for: what lies below was never its to process.
-        topic_id: Kafka's id of the topic (KIP-516), by which a topic made anew is known; empty where no broker told it.
+        topic_id: Kafka's id of the topic (KIP-516), by which a topic made anew is known; empty where no
+            broker told it.
     """
 
     start: int
@@ -98,8 +102,10 @@ class LiveCommitMetadata:
     """Metadata of the first log: the owner's mark, its run (8 hex digits), and what the live lane owes.
 
     Attributes:
-        reprocess: the group's offsets were set back: what is in the table of these offsets is to be processed again.
-        origin: whose offsets these are, where the owner could ask what is in the table: then the commit vouches for it.
+        reprocess: the group's offsets were set back: what is in the table of these offsets is to be processed
+            again.
+        origin: whose offsets these are, where the owner could ask what is in the table: then the commit
+            vouches for it.
     """
 
     owner_state: OwnerState
@@ -126,7 +132,9 @@ class LiveCommitMetadata:
         words = f"{_VERSION} {self.owner_state.value} {self.run_id} {_encode_origin(self.origin)}"
         words += f" {_encode_spans(self.pending)}" if self.pending else ""
         # Without an origin there is no table to ask, so nothing in it to be done again
-        return words if self.origin is None or self.reprocess is None else f"{words} reprocess {self.reprocess}"
+        return (
+            words if self.origin is None or self.reprocess is None else f"{words} reprocess {self.reprocess}"
+        )
 
     @classmethod
     def decode(cls, metadata: str) -> LiveCommitMetadata | None:
@@ -153,10 +161,12 @@ class CatchUpCommitMetadata:
     """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
 
     Attributes:
-        written_off: offsets that are accounted for without having been processed: forgiven, or lost and reported.
+        written_off: offsets that are accounted for without having been processed: forgiven, or lost and
+            reported.
         origin: whose offsets these are; None where no table could be asked.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
-        missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed it.
+        missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed
+            it.
         external: the commit of another client that replaced this log. The log counts as empty then.
     """
 
@@ -205,8 +215,10 @@ class CatchUpCommitMetadata:
     def encode(self) -> str:
         """``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``, or ``kl1 done @- 150-160``.
 
-        What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs rework,
-        not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are written as one.
+        What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs
+            rework,
+        not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are
+        written as one.
         """
         done = list(self.done)
         reported = list(self.written_off)
@@ -241,9 +253,16 @@ class CatchUpCommitMetadata:
         if offset is None:
             return cls()
         found = _parse(_DONE, metadata)
-        done, reported, missing = (_decode_spans(found.get(name), metadata) for name in ("done", "told", "missing"))
+        done, reported, missing = (
+            _decode_spans(found.get(name), metadata) for name in ("done", "told", "missing")
+        )
         return cls(
-            offset, done, reported, origin=_decode_origin(found, metadata), target=found.get("target"), missing=missing
+            offset,
+            done,
+            reported,
+            origin=_decode_origin(found, metadata),
+            target=found.get("target"),
+            missing=missing,
         )
 
     @classmethod
@@ -267,8 +286,9 @@ def committed_offset(first: int | None, owed: tuple[Span, ...]) -> int | None:
 def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
     """The pending offsets that a commit of ``offset`` records as done (KIP-333); None unless it lies inside a range.
 
-    The end of a pending range is where the live lane went on, so it proves nothing. Pending ranges of two crashes may
-    have grown together: a live lane that began inside of one has read only the offsets from there.
+    The end of a pending range is where the live lane went on, so it proves nothing. Pending ranges of two
+    crashes may have grown together: a live lane that began inside of one has read only the offsets from
+    there.
 
     Args:
         offset: the committed offset.
@@ -281,9 +301,13 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
     return Span(max(owing.start, *(start for start in position if start < offset), 0), offset)
 
 
-def fits_commit_metadata(owed: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None) -> bool:
+def fits_commit_metadata(
+    owed: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None
+) -> bool:
     """Whether the first log's metadata can hold these owed ranges under the longest mark."""
-    return LiveCommitMetadata(OwnerState.RELEASED, "0" * 8, owed, reprocess=again, origin=origin).fits_commit_metadata()
+    return LiveCommitMetadata(
+        OwnerState.RELEASED, "0" * 8, owed, reprocess=again, origin=origin
+    ).fits_commit_metadata()
 
 
 def _encode_origin(origin: GroupOrigin | None) -> str:
@@ -328,24 +352,25 @@ def external_commit_error(
     """Return the error for an external commit that stops both lanes, with the command that removes it."""
     if found.is_from_newer_version:
         return ExternalCommitError(
-            f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, {found}. Nothing "
-            "was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
+            f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, "
+            f"{found}. Nothing was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
         )
     command = f"kafka-consumer-groups --bootstrap-server {servers} --topic {tp}"
     if found.log == "first":
         return ExternalCommitError(
-            f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
-            "pending offsets. Nothing was joined, written or committed. Fix: give the other program its own group_id; "
-            "then keep the offset and remove the metadata: "
-            f"`{command} --group {group_id} --reset-offsets --to-current --execute`. With a table, the next live run "
-            "finds the pending offsets again"
+            f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced "
+            "the list of pending offsets. Nothing was joined, written or committed. Fix: give the other "
+            f"program its own group_id; then keep the offset and remove the metadata: `{command} --group "
+            f"{group_id} --reset-offsets --to-current --execute`. With a table, the next live run finds the "
+            "pending offsets again"
         )
     return ExternalCommitError(
-        f"the second commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the list of "
-        "pending offsets that are done, and there is no ledger here to rebuild it from. Nothing was joined, written or "
-        "committed. Fix: give the other program its own group_id. With a table, start a live run: it rewrites the "
-        f"commit. Without one, delete it: `{command} --group {group_id}{CATCH_UP_SUFFIX} --delete-offsets`; both lanes "
-        f"then go on, and all pending offsets of {tp} are processed again"
+        f"the second commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the "
+        "list of pending offsets that are done, and there is no ledger here to rebuild it from. Nothing "
+        "was joined, written or committed. Fix: give the other program its own group_id. With a table, "
+        f"start a live run: it rewrites the commit. Without one, delete it: `{command} --group "
+        f"{group_id}{CATCH_UP_SUFFIX} --delete-offsets`; both lanes then go on, and all pending offsets of "
+        f"{tp} are processed again"
     )
 
 
@@ -355,6 +380,6 @@ def _quote(metadata: str) -> str:
 
 def _foreign_commit_error(metadata: str) -> ExternalCommitError:
     return ExternalCommitError(
-        f"the commit metadata {_quote(metadata)} is not this package's (kl1 …): another program, or a newer version, "
-        "commits to this group. Give each its own group_id; nothing was joined or committed"
+        f"the commit metadata {_quote(metadata)} is not this package's (kl1 …): another program, or a newer "
+        "version, commits to this group. Give each its own group_id; nothing was joined or committed"
     )

@@ -44,17 +44,24 @@ _FENCED = {
     FenceReason.MAX_RUNTIME_REACHED: LeaveReason.MAX_RUNTIME_REACHED,
     FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
     FenceReason.ORPHANED: LeaveReason.CRASHED,
-    FenceReason.CLOSED: LeaveReason.CRASHED,  # by an error: in good order it would have released its partitions
+    # By an error: in good order it would have released its partitions
+    FenceReason.CLOSED: LeaveReason.CRASHED,
 }
 
 
 def leave_reason_of(fence_report: FenceReport) -> LeaveReason | None:
-    """What others call it that a run left its group for this reason; None for what ends a run as it should."""
+    """What others call it that a run left its group for this reason.
+
+    None for what ends a run as it should.
+    """
     return _FENCED.get(fence_report.reason)
 
 
 class RunFate(Enum):
-    """What became of a Dagster run; ``UNKNOWN`` for a run that Dagster does not list: deleted, or no run at all."""
+    """What became of a Dagster run.
+
+    ``UNKNOWN`` for a run that Dagster does not list: deleted, or no run at all.
+    """
 
     IN_PROGRESS = "in progress"
     CANCELING = "being canceled"
@@ -78,13 +85,13 @@ class Run:
     """A run as Dagster knows it, and what is known of its process.
 
     Attributes:
-        fence_report: why it left the group, or after which leave it is back, as it told itself; None while it never
-            left, or when it could not say.
+        fence_report: why it left the group, or after which leave it is back, as it told itself; None while it
+            never left, or when it could not say.
         started: Dagster says that it is at work, not queued or starting.
         process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
         heartbeat_at: its sign of life, another one every half minute; None when it gives none.
-        fenced_for_seconds: how long it may be out of the group at most: process timeout and session; None before it
-            said so.
+        fenced_for_seconds: how long it may be out of the group at most: process timeout and session; None
+            before it said so.
         group_instance_id: of a run before it, in which it is a member now.
         has_ended: whether its step in the lane has ended, while other steps of the run go on.
     """
@@ -102,16 +109,24 @@ class Run:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal ended its process, as it told itself; it released its partitions if the broker answered."""
+        """Whether a signal ended its process, as it told itself.
+
+        It released its partitions if the broker answered.
+        """
         return self.fence_report is not None and self.fence_report.reason is FenceReason.INTERRUPTED
 
     @property
     def is_working(self) -> bool:
         """Whether somebody works for it, as far as anybody knows."""
-        return self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not ProcessStatus.GONE
+        return (
+            self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not ProcessStatus.GONE
+        )
 
     def has_instance_id(self, group_instance_id: str) -> bool:
-        """Whether it goes on under the name of a dead run; one that has not started has it from a run it repeats."""
+        """Whether it goes on under the name of a dead run.
+
+        One that has not started has it from a run it repeats.
+        """
         return self.group_instance_id == group_instance_id and self.started and self.is_working
 
 
@@ -146,7 +161,8 @@ class PartitionSnapshot:
     """One partition as both commit logs, the broker and the table show it.
 
     Attributes:
-        outstanding: what is owed and not proven done by table and second log both, what was forgotten included.
+        outstanding: what is owed and not proven done by table and second log both, what was forgotten
+            included.
         forgotten_pending: what of it no commit says any more.
         missing_rows: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
@@ -182,7 +198,9 @@ class PartitionSnapshot:
             facts.committed,
             facts.live_metadata,
             log_end=facts.log_end,
-            outstanding=intersection((*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)),
+            outstanding=intersection(
+                (*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)
+            ),
             log_start=facts.log_start,
             forgotten_pending=forgotten,
             missing_rows=missing if facts.proves_loss else (),
@@ -195,7 +213,10 @@ class PartitionSnapshot:
 
     @property
     def pending(self) -> tuple[Span, ...]:
-        """Offsets below the first log that are not proven done: crash lag, and rows that the table has lost."""
+        """Offsets below the first log that are not proven done.
+
+        Crash lag, and rows that the table has lost.
+        """
         return union((*self.outstanding, *self.missing_rows))
 
     @property
@@ -227,19 +248,26 @@ def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
     >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, 120, external=found)]))
     orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either la...
     """
-    return [f"{seen.topic_partition}: {_replaced_log_line(seen)}" for seen in partitions if seen.external is not None]
+    return [
+        f"{seen.topic_partition}: {_replaced_log_line(seen)}"
+        for seen in partitions
+        if seen.external is not None
+    ]
 
 
 def _replaced_log_line(seen: PartitionSnapshot) -> str:
     if seen.external is not None and seen.external.is_from_newer_version:
-        return f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade kafka-liveness-dagster"
+        return (
+            f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade "
+            "kafka-liveness-dagster"
+        )
     sentence = f"an external commit replaced the second commit log ({seen.external})"
     if not seen.is_upper_bound:
         return f"{sentence}. The next run of either lane rewrites it from the table's ledger"
     return (
-        f"{sentence}. Some of the {seen.pending_offsets:,} pending offsets may be done. With a table, the next run of "
-        "either lane "
-        "rewrites the commit. Without one, both lanes refuse to run until it is deleted (ExternalCommitError)"
+        f"{sentence}. Some of the {seen.pending_offsets:,} pending offsets may be done. With a table, the "
+        "next run of either lane rewrites the commit. Without one, both lanes refuse to run until it is "
+        "deleted (ExternalCommitError)"
     )
 
 
@@ -270,14 +298,18 @@ def departures(
     marked: dict[str, dict[OwnerState, list[TopicPartition]]] = {}
     for seen in partitions:
         if seen.live_metadata is not None and seen.live_metadata.owner_state is not OwnerState.PAUSED:
-            marked.setdefault(seen.live_metadata.run_id, {}).setdefault(seen.live_metadata.owner_state, []).append(
-                seen.topic_partition
-            )
+            marked.setdefault(seen.live_metadata.run_id, {}).setdefault(
+                seen.live_metadata.owner_state, []
+            ).append(seen.topic_partition)
     left = []
     for run in sorted(marked):
         running, released = (marked[run].get(mark) for mark in (OwnerState.RUNNING, OwnerState.RELEASED))
         known = runs.get(run, Run(RunFate.UNKNOWN))
-        reason = _departure_reason(known, members.get(run)) if running else _orderly_reason(known, members.get(run))
+        reason = (
+            _departure_reason(known, members.get(run))
+            if running
+            else _orderly_reason(known, members.get(run))
+        )
         if reason is not None:
             left.append(MemberLeft(run, reason, tuple(sorted(running or released or ()))))
     return left
@@ -330,7 +362,11 @@ def reason_without_commit(run: Run, *, is_back: bool) -> LeaveReason:
     if why is not None and why in _FENCED:
         return _FENCED[why]
     # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
-    return LeaveReason.UNRESPONSIVE if run.fate is RunFate.IN_PROGRESS and not is_back else LeaveReason.UNEXPLAINED
+    return (
+        LeaveReason.UNRESPONSIVE
+        if run.fate is RunFate.IN_PROGRESS and not is_back
+        else LeaveReason.UNEXPLAINED
+    )
 
 
 def will_get_a_partition(partitions: int, others: Iterable[int]) -> bool:
@@ -347,7 +383,10 @@ def will_get_a_partition(partitions: int, others: Iterable[int]) -> bool:
 
 
 class GroupState(Enum):
-    """What the coordinator says of a group; the classic protocol's and KIP-848's states come to these four."""
+    """What the coordinator says of a group.
+
+    The classic protocol's and KIP-848's states come to these four.
+    """
 
     STABLE = "stable"
     REBALANCING = "rebalancing"
@@ -363,8 +402,8 @@ class MemberSnapshot:
         name: the run's 8 hex digits; of a foreign member words for people.
         is_foreign: it is no run of this package.
         is_static: it has a ``group.instance.id`` of the user's.
-        group_instance_id: its ``group.instance.id`` when that was made for its run: after its death another run may be
-            there.
+        group_instance_id: its ``group.instance.id`` when that was made for its run: after its death another
+            run may be there.
         is_of_other_instance: a Dagster run that this instance does not have.
     """
 
@@ -409,15 +448,21 @@ class GroupSnapshot:
     def named_members(self) -> tuple[MemberSnapshot, ...]:
         """The members in a lasting order, each under the run that it is.
 
-        Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who commits a
-        static one's partitions is it, and who took over a place has said so; where nobody has that this Dagster knows
-        of, and the one it was made for does not work either, commits tell here too.
+        Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who
+            commits a
+        static one's partitions is it, and who took over a place has said so; where nobody has that this
+        Dagster knows of, and the one it was made for does not work either, commits tell here too.
         """
-        return tuple(self._name(member) for member in sorted(self.members, key=lambda member: member.member_id))
+        return tuple(
+            self._name(member) for member in sorted(self.members, key=lambda member: member.member_id)
+        )
 
     @property
     def size(self) -> int:
-        """How many work: a run that lost its broker, and joined again, is listed twice until its session times out."""
+        """How many work.
+
+        A run that lost its broker, and joined again, is listed twice until its session times out.
+        """
         return len({member.name for member in self.named_members})
 
     def _name(self, member: MemberSnapshot) -> MemberSnapshot:
@@ -430,9 +475,9 @@ class GroupSnapshot:
         ]
         first = self.runs.get(member.name)
         marks = [self._owner_states[tp] for tp in member.partitions if tp in self._owner_states]
-        marked = min(((mark.owner_state is not OwnerState.RUNNING, mark.run_id) for mark in marks), default=(True, ""))[
-            1
-        ]
+        marked = min(
+            ((mark.owner_state is not OwnerState.RUNNING, mark.run_id) for mark in marks), default=(True, "")
+        )[1]
         if heirs:
             return replace(member, name=marked if marked in heirs else heirs[0], is_of_other_instance=False)
         if marked and (member.is_static or not (first and first.is_working)):
@@ -441,7 +486,11 @@ class GroupSnapshot:
 
     @cached_property
     def _owner_states(self) -> dict[TopicPartition, LiveCommitMetadata]:
-        return {seen.topic_partition: seen.live_metadata for seen in self.partitions if seen.live_metadata is not None}
+        return {
+            seen.topic_partition: seen.live_metadata
+            for seen in self.partitions
+            if seen.live_metadata is not None
+        }
 
     @property
     def member_run_ids(self) -> dict[str, bool]:

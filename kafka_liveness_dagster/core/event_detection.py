@@ -1,6 +1,7 @@
 """What has happened to a group since the last look? Two looks and a memory in; events and a new memory out.
 
-The same look and the same memory give the same events, so a look that is repeated tells nothing new by itself: who
+The same look and the same memory give the same events, so a look that is repeated tells nothing new by
+    itself: who
 repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
 """
 
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
 MAX_ABSENT = 10  # runs that are away, and for how long
 MAX_REPORTED = 60  # departures that stand in the commit log at the same time
-_MAX_BLINK_SECONDS = 60.0  # between two looks; in more than that the machine may have slept, and its runs with it
-_WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {GroupState.EMPTY: GroupEmptied(), GroupState.DEAD: GroupDied()}
+# Between two looks; in more than that the machine may have slept, and its runs with it
+_MAX_BLINK_SECONDS = 60.0
+_WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {
+    GroupState.EMPTY: GroupEmptied(),
+    GroupState.DEAD: GroupDied(),
+}
 
 
 @dataclass(frozen=True)
@@ -136,14 +141,19 @@ def _joined_events(before: SensorMemory, seen: GroupSnapshot) -> list[GroupEvent
         return []  # who is new cannot be told from who was not remembered
     return [
         MemberJoined(
-            member.name, member.partitions, member.is_foreign, is_of_other_instance=member.is_of_other_instance
+            member.name,
+            member.partitions,
+            member.is_foreign,
+            is_of_other_instance=member.is_of_other_instance,
         )
         for member in seen.named_members[:MAX_REMEMBERED]
         if member.key not in before.members
     ]
 
 
-def _departed_members(before: SensorMemory, seen: GroupSnapshot, announced: Container[str]) -> list[MemberLeft]:
+def _departed_members(
+    before: SensorMemory, seen: GroupSnapshot, announced: Container[str]
+) -> list[MemberLeft]:
     """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took.
 
     Args:
@@ -156,7 +166,9 @@ def _departed_members(before: SensorMemory, seen: GroupSnapshot, announced: Cont
         member.name for member in seen.named_members if member.is_successor
     }  # the dead one may have been seen under their name
     missing = [was for key, was in before.members.items() if key not in present and was.name not in heirs]
-    return [_departure_without_commit(was, seen) for was in missing if was.is_foreign or was.name not in announced]
+    return [
+        _departure_without_commit(was, seen) for was in missing if was.is_foreign or was.name not in announced
+    ]
 
 
 def _departure_without_commit(was: SeenMember, seen: GroupSnapshot) -> MemberLeft:
@@ -170,7 +182,9 @@ def _departure_without_commit(was: SeenMember, seen: GroupSnapshot) -> MemberLef
     return MemberLeft(was.name, reason_without_commit(run, is_back=is_back), (), is_back=is_back)
 
 
-def _forgotten_events(before: SensorMemory | None, seen: GroupSnapshot) -> tuple[list[GroupEvent], tuple[str, ...]]:
+def _forgotten_events(
+    before: SensorMemory | None, seen: GroupSnapshot
+) -> tuple[list[GroupEvent], tuple[str, ...]]:
     """What nobody remembers any more; what of it was told before, and is not done yet, is remembered here."""
     announced = [OffsetRange.parse(key) for key in before.forgotten_ranges] if before else []
     waiting = {p.topic_partition: p.outstanding for p in seen.partitions}
@@ -192,7 +206,11 @@ def _update_absent(
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
     """Runs that are at work and no members, and since when; those for which nobody works."""
     runs = {**seen.runs, **seen.catch_up}
-    unseen = max(0.0, now_seconds - before.last_tick_at - _MAX_BLINK_SECONDS) if before and before.last_tick_at else 0.0
+    unseen = (
+        max(0.0, now_seconds - before.last_tick_at - _MAX_BLINK_SECONDS)
+        if before and before.last_tick_at
+        else 0.0
+    )
     absent = update_absences(
         before.absent_runs if before else {}, runs, seen.member_run_ids, now=now_seconds, unlisted=unseen
     )
@@ -200,6 +218,11 @@ def _update_absent(
 
 
 def _was_reported(gone: MemberLeft, announced: Mapping[str, LeaveReason]) -> bool:
-    """Whether it was told, or that its run left in good order: by which name is seen later matters to nobody."""
+    """Whether it was told, or that its run left in good order.
+
+    By which name is seen later matters to nobody.
+    """
     before = announced.get(gone.run)
-    return before is gone.reason or (before is not None and before.in_good_order and gone.reason.in_good_order)
+    return before is gone.reason or (
+        before is not None and before.in_good_order and gone.reason.in_good_order
+    )

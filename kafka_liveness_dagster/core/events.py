@@ -29,7 +29,10 @@ class LeaveReason(StoredByName):
     POLL_TIMEOUT = "left by poll timeout"
     CRASHED = "crashed"
     UNRESPONSIVE = "stopped sending heartbeats"
-    """Its run is in progress, the group is without it and it did not say why: frozen, cut off, or killed unnoticed."""
+    """Its run is in progress, the group is without it and it did not say why.
+
+    Frozen, cut off, or killed unnoticed.
+    """
     PARTITIONS_LOST = "lost its partitions"
     BROKERS_UNAVAILABLE = "had no answer from a broker for longer than its session timeout"
     INTERRUPTED = "was ended by a signal to its process"
@@ -112,7 +115,10 @@ class RebalanceStarted:
 
 @dataclass(frozen=True)
 class RebalanceCompleted:
-    """The partitions are dealt; ``seconds`` is None for a rebalance that began and ended between two looks."""
+    """The partitions are dealt.
+
+    ``seconds`` is None for a rebalance that began and ended between two looks.
+    """
 
     members: int
     seconds: float | None
@@ -182,7 +188,10 @@ class CrashLagForgotten:
 
     def __str__(self) -> str:
         who = join_some(self.replaced_by) or "somebody who is not in the group now"
-        return f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed over it"
+        return (
+            f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed "
+            "over it"
+        )
 
 
 GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10

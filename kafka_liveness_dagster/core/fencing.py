@@ -60,10 +60,14 @@ _MAY_REJOIN = (
 )
 _REMEDIES = {
     FenceReason.POLL_TIMEOUT: "Fix: lower max_poll_records, or raise max_batch_seconds",
-    FenceReason.PARTITIONS_LOST: "The process was silent for longer than its session timeout: a paused machine, or "
-    "no network. Raise session_timeout_seconds where that is usual",
-    FenceReason.BROKERS_UNAVAILABLE: "The member joins again by itself. Fix: check the brokers and the network; raise "
-    "session_timeout_seconds above the outages that are usual",
+    FenceReason.PARTITIONS_LOST: (
+        "The process was silent for longer than its session timeout: a paused machine, or no network. "
+        "Raise session_timeout_seconds where that is usual"
+    ),
+    FenceReason.BROKERS_UNAVAILABLE: (
+        "The member joins again by itself. Fix: check the brokers and the network; raise "
+        "session_timeout_seconds above the outages that are usual"
+    ),
     FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
 }
 RETRY_REASONS = "the batch is retried with the next poll, or by the next owner of its partitions"
@@ -112,7 +116,8 @@ class RunState(Enum):
 class PollTimer:
     """Runs from one sign of progress to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
 
-    A poll is such a sign; so is a heartbeat of the op's own, or a finished Spark task (``liveness="progress"``).
+    A poll is such a sign; so is a heartbeat of the op's own, or a finished Spark task
+    (``liveness="progress"``).
 
     Attributes:
         process_ms: how long may pass between two of them.
@@ -133,7 +138,10 @@ class PollTimer:
         return now_ms - self.polled_at_ms
 
     def remaining_ms(self, now_ms: int) -> int:
-        """How long a batch that starts now may take: the process timeout, capped by what is left of the run."""
+        """How long a batch that starts now may take.
+
+        The process timeout, capped by what is left of the run.
+        """
         run_left_ms = self.process_ms if self.run_ends_at_ms is None else self.run_ends_at_ms - now_ms
         return max(0, min(self.process_ms, run_left_ms))
 
@@ -150,8 +158,8 @@ class PollTimer:
 class ProcessObservation:
     """What the watchdog saw around this process.
 
-    ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former ends
-    with its parent, the latter outlives the code server that started it.
+    ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former
+    ends with its parent, the latter outlives the code server that started it.
     """
 
     parent_is_alive: bool = True
@@ -164,7 +172,8 @@ def reason_to_fence(timer: PollTimer, observation: ProcessObservation, now_ms: i
     rules = (
         # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
         (observation.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
-        # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the run ended
+        # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the
+        # run ended
         (
             not observation.parent_is_alive and (observation.is_step or observation.run is RunState.ENDED),
             FenceReason.ORPHANED,

@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_size import INITIAL_OFFSETS
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
-from kafka_liveness_dagster.core.departures import Expiry, PartitionSnapshot, RunFate, expiry, replaced_log_lines
+from kafka_liveness_dagster.core.departures import (
+    Expiry,
+    PartitionSnapshot,
+    RunFate,
+    expiry,
+    replaced_log_lines,
+)
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
@@ -42,7 +48,8 @@ if TYPE_CHECKING:
 
 
 _ORPHANED_RUN = (
-    ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is terminated"
+    ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is "
+    "terminated"
 )
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _REJOINS_WITH_NEXT_POLL = ". It joins again with its next poll; its log says what took so long"
@@ -104,7 +111,9 @@ def group_alive(
     ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.UNRESPONSIVE), *late]
     away = {run: reason for run, reason in left.items() if reason in _REJOINS}
     coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
-    ended = next((r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None)
+    ended = next(
+        (r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None
+    )
     has_failed = ended is not None and (ended in dead or group.runs[ended].fate is RunFate.FAILED)
     foreign = [member.name for member in group.members if member.is_foreign]
     lag = total_lag(group.partitions)
@@ -116,7 +125,12 @@ def group_alive(
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
     rules = (
         # Rule 1: a run that does not work is told, whoever works beside it
-        (ghosts, waits, f"in progress and no member of the group: run {join_some(ghosts)}; lag {lag:,}", _ORPHANED_RUN),
+        (
+            ghosts,
+            waits,
+            f"in progress and no member of the group: run {join_some(ghosts)}; lag {lag:,}",
+            _ORPHANED_RUN,
+        ),
         # Rule 2: somebody reads; what others commit never comes into the table
         (ours, Severity.FINE, f"{_format_count(ours, 'member')} at work, lag {lag:,}", ""),
         (foreign, Severity.ERROR, f"only foreign consumers are in the group: {join_some(foreign)}", _FOREIGN),
@@ -128,13 +142,23 @@ def group_alive(
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
         (True, Severity.FINE, "nothing to read, no member needed", ""),
     )
-    gravity, sentence = next((gravity, sentence + remedy) for holds, gravity, sentence, remedy in rules if holds)
-    numbers = {"members": ours, "external_members": len(foreign), "runs_in_progress": len(in_progress), "lag": lag}
+    gravity, sentence = next(
+        (gravity, sentence + remedy) for holds, gravity, sentence, remedy in rules if holds
+    )
+    numbers = {
+        "members": ours,
+        "external_members": len(foreign),
+        "runs_in_progress": len(in_progress),
+        "lag": lag,
+    }
     return Verdict(gravity, sentence, {**numbers, "ghosts": len(ghosts)})
 
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
-    """Whether the live lane is near enough to the log end; paused partitions are held by will and do not count."""
+    """Whether the live lane is near enough to the log end.
+
+    Paused partitions are held by will and do not count.
+    """
     lag = total_lag(partitions)
     paused = sum(p.lag for p in partitions if p.paused)
     numbers = {
@@ -173,18 +197,26 @@ def crash_lag_age(
     if not owed:
         return Verdict(Severity.FINE, "nothing is owed", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
-    sentence = f"{owed:,} offsets in {_format_count(ranges, 'range')} are owed, the oldest for {oldest_seconds:,.0f} s"
+    sentence = (
+        f"{owed:,} offsets in {_format_count(ranges, 'range')} are owed, the oldest for "
+        f"{oldest_seconds:,.0f} s"
+    )
     if max_age_seconds is None:
         return Verdict(Severity.FINE, f"{sentence}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
-        remedy = "Materialize the partitions that are failed or missing, or let the sensor do it (auto_catch_up)"
+        remedy = (
+            "Materialize the partitions that are failed or missing, or let the sensor do it (auto_catch_up)"
+        )
         return Verdict(Severity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if ranges_without_key:
         sentence = (
-            f"{join_some(ranges_without_key)} of {owed:,} owed offsets: no such partition in Dagster, so no known age"
+            f"{join_some(ranges_without_key)} of {owed:,} owed offsets: no such partition in Dagster, so no "
+            "known age"
         )
-        return Verdict(Severity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers)
+        return Verdict(
+            Severity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers
+        )
     return Verdict(Severity.FINE, f"{sentence}, at most {max_age_seconds:g} s", numbers)
 
 
@@ -206,14 +238,22 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
             if at_risk in (Expiry.PARTLY, Expiry.EXPIRED):
                 gone = Span(span.start, min(span.end, seen.log_start))
                 lost.append(OffsetRange(*seen.topic_partition, *gone))
-            elif at_risk is Expiry.NEARLY and (span in seen.unprocessed or seen.paused or span.size > batch_size):
+            elif at_risk is Expiry.NEARLY and (
+                span in seen.unprocessed or seen.paused or span.size > batch_size
+            ):
                 near.append(OffsetRange(*seen.topic_partition, *span))
-    numbers = {"expired_offsets": sum(r.size for r in lost), "offsets_about_to_expire": sum(r.size for r in near)}
+    numbers = {
+        "expired_offsets": sum(r.size for r in lost),
+        "offsets_about_to_expire": sum(r.size for r in near),
+    }
     longer = "process them now (crash lag: its partitions), or raise the topic's retention"
     if lost:
-        sentence = f"expired before they were processed: {join_some(lost)}, {numbers['expired_offsets']:,} offsets"
+        sentence = (
+            f"expired before they were processed: {join_some(lost)}, {numbers['expired_offsets']:,} offsets"
+        )
         remedy = (
-            "What is gone: `kafka-liveness write-off` closes owed ranges, on_data_loss='write_off' goes on without them"
+            "What is gone: `kafka-liveness write-off` closes owed ranges, on_data_loss='write_off' goes on "
+            "without them"
         )
         also = f" About to expire: {join_some(near)}: {longer}." if near else ""
         return Verdict(Severity.ERROR, f"{sentence}.{also} {remedy}", numbers)
@@ -233,8 +273,12 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
     """
     if unavailable_reason:
         return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
-    missing = [str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.missing_rows]
-    forgotten = [str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.forgotten_pending]
+    missing = [
+        str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.missing_rows
+    ]
+    forgotten = [
+        str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.forgotten_pending
+    ]
     forgotten = list(dict.fromkeys((*remembered, *forgotten)))
     owed = sum(p.pending_offsets for p in seen.partitions)
     numbers: dict[str, int | float | str] = {
@@ -243,10 +287,17 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
         "pending_offsets": owed,
     }
     if missing:
-        sentence = f"the table lacks {join_some(missing)}, {numbers['missing_offsets']:,} offsets that were committed"
-        return Verdict(Severity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers)
+        sentence = (
+            f"the table lacks {join_some(missing)}, {numbers['missing_offsets']:,} offsets that were "
+            "committed"
+        )
+        return Verdict(
+            Severity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers
+        )
     if forgotten:
-        sentence = f"{join_some(forgotten)}: not in the table, and a stranger's commit made the group forget it"
+        sentence = (
+            f"{join_some(forgotten)}: not in the table, and a stranger's commit made the group forget it"
+        )
         return Verdict(Severity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
     if replaced := replaced_log_lines(seen.partitions):
         return Verdict(Severity.WARNING, join_some(replaced), numbers)
@@ -276,7 +327,9 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     named = ", ".join(map(str, pending.first_offset)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if pending.offset_count > 1 else "dead letter is"
     remedy = "Mend the transform and materialize their partitions, or `kafka-liveness write-off` them"
-    sentence = f"{pending.offset_count:,} {are} owed: {named}; the first failed with {pending.reason}. {remedy}"
+    sentence = (
+        f"{pending.offset_count:,} {are} owed: {named}; the first failed with {pending.reason}. {remedy}"
+    )
     return Verdict(Severity.WARNING, sentence, numbers)
 
 
@@ -375,6 +428,6 @@ def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | No
         return Verdict(Severity.FINE, f"pending offsets: {owed:,}")
     return Verdict(
         Severity.WARNING,
-        f"{owed:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the crash lag asset, "
-        "or let its sensor do it (auto_catch_up)",
+        f"{owed:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the crash "
+        "lag asset, or let its sensor do it (auto_catch_up)",
     )

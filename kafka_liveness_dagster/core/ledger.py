@@ -9,9 +9,10 @@
 >>> encode_entries({TopicPartition("orders", 3): LedgerEntry((Span(0, 70),), groups=frozenset({"orders etl"}))})
 'orders//orders%20etl 3:0-70'
 
-Each commit to the table tells in its snapshot's summary which offsets it wrote, offsets without rows included, and all
-that the table had of them as of an earlier snapshot. So the ledger is as atomic as the rows and shares their fate: a
-table that is rolled back, dropped or replaced says less. Follows the snapshots; never asks a table.
+Each commit to the table tells in its snapshot's summary which offsets it wrote, offsets without rows
+included, and all that the table had of them as of an earlier snapshot. So the ledger is as atomic as the rows
+and shares their fate: a table that is rolled back, dropped or replaced says less. Follows the snapshots;
+never asks a table.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ class LedgerEntry:
         written_off: offsets that are accounted for without rows: forgiven, or lost and reported.
         first_offset: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
-        is_complete: what is in neither is not in the table. False where snapshots that might say so were expired.
-        groups: the consumer groups that wrote rows of the topic; empty where the table was written without a group.
+        is_complete: what is in neither is not in the table. False where snapshots that might say so were
+            expired.
+        groups: the consumer groups that wrote rows of the topic; empty where the table was written without a
+            group.
     """
 
     written: tuple[Span, ...] = ()
@@ -55,7 +58,10 @@ class LedgerEntry:
     groups: frozenset[str] = frozenset()
 
     def __add__(self, other: LedgerEntry) -> LedgerEntry:
-        """Both together; they are of one log, or the topic was made anew and the later id is the one that is told."""
+        """Both together.
+
+        They are of one log, or the topic was made anew and the later id is the one that is told.
+        """
         starts = [account.first_offset for account in (self, other) if account.first_offset is not None]
         return LedgerEntry(
             union((*self.written, *other.written)),
@@ -80,17 +86,25 @@ def merge_entries(entries: Iterable[LedgerEntries]) -> dict[TopicPartition, Ledg
 
 
 COMPRESS_ABOVE_CHARS = 1_000
-"""Characters from which a text is compressed: a snapshot's summary is copied into every later metadata file."""
+"""Characters from which a text is compressed.
+
+A snapshot's summary is copied into every later metadata file.
+"""
 MAX_CHARACTERS = 16_000_000
 """Limit of a decompressed text: 10,000 partitions with 100 ranges each need 13 million. Text of another writer may
 grow a thousandfold: 389 kB became 300 MB."""
 MAX_PARTS = 1_100_000
-"""Limit of ranges and words together, which those 10,000 partitions have. 20 kB of another writer took 30 s to read."""
+"""Limit of ranges and words together, which those 10,000 partitions have.
+
+20 kB of another writer took 30 s to read.
+"""
 _COMPRESSED = "z:"
 _SPAN = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)")
 _GAP_AND_SIZE = re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
 _OTHERS_UNKNOWN = "?"
-_TOPIC = re.compile("(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?")
+_TOPIC = re.compile(
+    "(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?"
+)
 _SNAPSHOT_ID = re.compile("[0-9]{1,19}")
 _PARTITION = re.compile(
     r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
@@ -104,9 +118,9 @@ class UnknownLedgerFormatError(KafkaLivenessError):
 def encode_entries(accounts: LedgerEntries, *, complete: bool = True) -> str:
     """The accounts as a snapshot's summary holds them: ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``.
 
-    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by slashes. What is told
-    without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and before all where
-    there may be more partitions. A long text is compressed.
+    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by slashes. What
+    is told without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and
+    before all where there may be more partitions. A long text is compressed.
     """
     words: list[str] = [] if complete else [_OTHERS_UNKNOWN]
     for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
@@ -189,7 +203,9 @@ def decompress(text: str) -> str:
         return text
     try:
         unpacking = zlib.decompressobj()
-        found = unpacking.decompress(base64.b64decode(text.removeprefix(_COMPRESSED), validate=True), MAX_CHARACTERS)
+        found = unpacking.decompress(
+            base64.b64decode(text.removeprefix(_COMPRESSED), validate=True), MAX_CHARACTERS
+        )
         words = found.decode()
         # Cut off, too long, or followed by something else
         if not unpacking.eof or unpacking.unused_data or not _is_within_limits(words):
@@ -244,10 +260,11 @@ def decode_total_as_of(snapshot_id: int, text: str | None) -> int | None:
 def unreadable_summary_error(snapshot_id: int, text: str) -> UnknownLedgerFormatError:
     """Return the error for a snapshot whose summary cannot be read."""
     return UnknownLedgerFormatError(
-        f"snapshot {snapshot_id} says {text[:80]!r}, {len(text):,} characters, which this version does not understand. "
-        "Nothing was written or committed. Fix: upgrade, if a newer version of kafka-liveness-dagster wrote it. If "
-        "another program wrote it, add a newer snapshot to the table and expire this one; its rows stay: `CALL "
-        f"catalog.system.expire_snapshots(table => 'namespace.table', snapshot_ids => ARRAY({snapshot_id}))`"
+        f"snapshot {snapshot_id} says {text[:80]!r}, {len(text):,} characters, which this version does not "
+        "understand. Nothing was written or committed. Fix: upgrade, if a newer version of "
+        "kafka-liveness-dagster wrote it. If another program wrote it, add a newer snapshot to the table "
+        "and expire this one; its rows stay: `CALL catalog.system.expire_snapshots(table => "
+        f"'namespace.table', snapshot_ids => ARRAY({snapshot_id}))`"
     )
 
 
@@ -270,7 +287,10 @@ class Ledger:
     is_complete: bool = True
 
     def entry(self, tp: TopicPartition) -> LedgerEntry:
-        """What the table says of a partition, also where that is nothing; with all groups that wrote its topic."""
+        """What the table says of a partition, also where that is nothing.
+
+        With all groups that wrote its topic.
+        """
         topic_id, groups = self._topics.get(tp.topic, ("", frozenset[str]()))
         if tp in self.entries:
             return replace(self.entries[tp], groups=groups)
@@ -331,7 +351,10 @@ EMPTY_LEDGER_SNAPSHOT = LedgerSnapshot()
 
 
 def ancestor_ids(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> tuple[int, ...]:
-    """The current snapshot and all before it, as far back as the table can name them: the last may be expired."""
+    """The current snapshot and all before it, as far back as the table can name them.
+
+    The last may be expired.
+    """
     found = list(_ancestors(snapshots, current))
     oldest = snapshots[found[-1]].parent_id if found else None
     return (*found, oldest) if oldest is not None and oldest not in found else tuple(found)
@@ -370,7 +393,8 @@ def written_since(
 def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int | None]) -> bool:
     """Whether what was known of the table as of these snapshots is known of it still: by its ``ancestor_ids`` now.
 
-    Where one of them is expired nobody can tell whether it was rolled away first, and other commits came on top.
+    Where one of them is expired nobody can tell whether it was rolled away first, and other commits came on
+    top.
 
     >>> is_continuation_of((8, 7, 6), {6, 7}), is_continuation_of((8, 7), {6, 7})
     (True, False)
@@ -381,8 +405,9 @@ def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int 
 def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Lineage:
     """Walk back from the current snapshot; needs no texts, ``had`` need only be empty or not.
 
-    A sum is believed when its ``total_as_of`` is an ancestor, or is gone from the table. Where it is there and no
-    ancestor, the table was rolled back under the writer: what it had summed up is not in the table any more.
+    A sum is believed when its ``total_as_of`` is an ancestor, or is gone from the table. Where it is there
+    and no ancestor, the table was rolled back under the writer: what it had summed up is not in the table any
+    more.
     """
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)
@@ -417,7 +442,9 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
     complete = found.is_complete and all(names_all_partitions(snapshots[i].total) for i in found.totals)
     had = Ledger(merge_entries(sums), complete)
     accounts = dict(had.entries)
-    for tp, wrote in merge_entries(decode_summary(i, snapshots[i].written) for i in reversed(found.path)).items():
+    for tp, wrote in merge_entries(
+        decode_summary(i, snapshots[i].written) for i in reversed(found.path)
+    ).items():
         accounts[tp] = had.entry(tp) + wrote
     if not found.is_complete:
         accounts = {tp: replace(one, is_complete=False) for tp, one in accounts.items()}

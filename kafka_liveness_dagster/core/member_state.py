@@ -1,7 +1,8 @@
 """Where does a member stand in its group, and what does each call do there? The two tables are the program.
 
-Told what has happened, a ``MemberState`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and changes
-nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks ``ALLOWED_ACTIONS``.
+Told what has happened, a ``MemberState`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and
+changes nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks
+``ALLOWED_ACTIONS``.
 
 A member that joins, and is fenced while it gives a partition up:
 
@@ -35,28 +36,31 @@ if TYPE_CHECKING:
 class State(Enum):
     """Where a member stands; the value is the sentence of DESIGN.md.
 
-    JOINING comes before all others, LEFT after them, and who is FENCED never goes back: whoever rejoins is a new
+    JOINING comes before all others, LEFT after them, and who is FENCED never goes back: whoever rejoins is a
+        new
     member. REVOKING, LOSING and LEAVING are inside of a poll, in which librdkafka has called back.
     """
 
     JOINING = (
-        "subscribed, and not given its part yet: it waits for the JoinGroup of the others (KIP-62), or for its first "
-        "assignment in the answer to a heartbeat with epoch 0 (KIP-848)"
+        "subscribed, and not given its part yet: it waits for the JoinGroup of the others (KIP-62), or for "
+        "its first assignment in the answer to a heartbeat with epoch 0 (KIP-848)"
     )
-    ASSIGNED = "one of the group, with its part, which may be no partition at all; librdkafka's thread heartbeats"
+    ASSIGNED = (
+        "one of the group, with its part, which may be no partition at all; librdkafka's thread heartbeats"
+    )
     REVOKING = (
-        "a rebalance takes partitions and waits for this member: for its next JoinGroup (KIP-62), or for the heartbeat "
-        "that no longer names them (KIP-848)"
+        "a rebalance takes partitions and waits for this member: for its next JoinGroup (KIP-62), or for "
+        "the heartbeat that no longer names them (KIP-848)"
     )
     LOSING = "found to be fenced in the middle of that: the callback has still to return"
     FENCED = (
-        "no member any more (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: `FENCED_INSTANCE_ID`), or "
-        "told to be none: all that is left to do is to leave"
+        "no member any more (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: "
+        "`FENCED_INSTANCE_ID`), or told to be none: all that is left to do is to leave"
     )
     LEAVING = "told to leave inside of a callback, where `close()` never returns"
     LEFT = (
-        "closed: LeaveGroup (KIP-62), epoch -1 (KIP-848), or nothing (static, KIP-345); or left behind by a broker "
-        "that never answered"
+        "closed: LeaveGroup (KIP-62), epoch -1 (KIP-848), or nothing (static, KIP-345); or left behind by "
+        "a broker that never answered"
     )
 
 
@@ -106,7 +110,10 @@ class AllowedActions:
 
 
 class IllegalEventError(RuntimeError):
-    """An event that cannot happen where a member stands: somebody has lost count, we or the client library."""
+    """An event that cannot happen where a member stands.
+
+    Somebody has lost count, we or the client library.
+    """
 
 
 _IN_CALLBACK = AllowedActions(PollAction.WAIT, CommitAction.IN_CALLBACK, LeaveAction.AFTER_POLL)
@@ -155,7 +162,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
-        State.FENCED: {  # librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
+        # Librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
+        State.FENCED: {
             Event.PARTITIONS_ASSIGNED: State.FENCED,
             Event.REVOCATION_BEGAN: State.LOSING,
             Event.FENCED: State.FENCED,

@@ -5,9 +5,9 @@
 >>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
 ('red-apple', True, None)
 
-Kafka's client library ends the process over some texts: a group id of blanks alone, a topic with half a character, a
-topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a text is judged before it
-gets near.
+Kafka's client library ends the process over some texts: a group id of blanks alone, a topic with half a
+character, a topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a
+text is judged before it gets near.
 
 >>> TOPIC.matches("orders.v1"), TOPIC.matches("orders v1"), GROUP_ID.matches(" ")
 (True, False, False)
@@ -81,7 +81,10 @@ class NameRule:
 
 
 def display(value: Any) -> str:
-    """The value as an error shows it: of one line, cut when it is long; for some values Python itself has no words."""
+    """The value as an error shows it: of one line, cut when it is long.
+
+    For some values Python itself has no words.
+    """
     try:
         return _display.repr(value)
     except Exception:  # noqa: BLE001 - a number of 5,000 digits, a `__repr__` that raises
@@ -174,7 +177,9 @@ def _is_remote(text: str) -> bool:
     except ValueError:  # a port that is none, half an IPv6 address
         return False
     nothing, *parameters = url.path.removeprefix("/").split(";")
-    return has_address and not nothing and all(_is_parameter(*one.partition("=")) for one in parameters if one)
+    return (
+        has_address and not nothing and all(_is_parameter(*one.partition("=")) for one in parameters if one)
+    )
 
 
 def _is_parameter(name: str, equals: str, value: str) -> bool:
@@ -183,35 +188,42 @@ def _is_parameter(name: str, equals: str, value: str) -> bool:
 
 _ID = f"1 to {MAX_DISPLAY_CHARS} printable characters without a blank at either end"
 TEXT = NameRule("text without NUL and without halves of characters", _is_text)
-VALUE = NameRule(f"{TEXT.description}, and without blanks in front, which librdkafka would take away", _is_value)
+VALUE = NameRule(
+    f"{TEXT.description}, and without blanks in front, which librdkafka would take away", _is_value
+)
 TOPIC = NameRule(
-    f"a topic of Kafka's: 1 to {MAX_DISPLAY_CHARS} letters (a-z, A-Z), digits, '.', '_' and '-', but not '.' or '..'",
+    f"a topic of Kafka's: 1 to {MAX_DISPLAY_CHARS} letters (a-z, A-Z), digits, '.', '_' and '-', but not "
+    "'.' or '..'",
     _is_topic,
 )
 PENDING_TOPIC = NameRule(
-    f"{TOPIC.description}; nor with '...' in it, by which Dagster tells a range of partitions, so that crash lag of "
-    "this "
-    "topic could not be one",
+    f"{TOPIC.description}; nor with '...' in it, by which Dagster tells a range of partitions, so that "
+    "crash lag of this topic could not be one",
     _is_pending_topic,
 )
-GROUP_ID = NameRule(f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id)
+GROUP_ID = NameRule(
+    f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id
+)
 MEMBER_ID = NameRule(_ID, _is_id)
 TABLE = NameRule(
-    "catalog.namespace.table of letters (a-z, A-Z), digits, _ and -, like lake.shop.orders, each part of at most 255",
+    "catalog.namespace.table of letters (a-z, A-Z), digits, _ and -, like lake.shop.orders, each part of "
+    "at most 255",
     _is_table,
 )
 SERVERS = NameRule("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
 URL = NameRule("a web address, http://… or https://…", _is_url)
 REGISTRY = NameRule(
-    "a web address, http://host:port or https://…, or several with commas between them, without a user or password "
-    "(username, password), blanks or a question mark",
+    "a web address, http://host:port or https://…, or several with commas between them, without a user or "
+    "password (username, password), blanks or a question mark",
     _is_registry,
 )
 ENDPOINT = NameRule(
-    "a web address, https://host/path or http://…, without a user or password, blanks or a question mark", _is_bare_url
+    "a web address, https://host/path or http://…, without a user or password, blanks or a question mark",
+    _is_bare_url,
 )
 REMOTE = NameRule(
-    "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in it is a UUID",
+    "a Spark Connect address, sc://host:port/;token=…, in printable ASCII without blanks; a session_id in "
+    "it is a UUID",
     _is_remote,
 )
 

@@ -1,7 +1,9 @@
 """Find runs in progress for which no process works, and decide when the next live run starts.
 
-A run that counts as a ghost has a successor started, and a second run of either lane does no harm: so time alone
-may say it. That a run is over in Dagster too, only its host or its launcher may say, or an hour without any sign.
+A run that counts as a ghost has a successor started, and a second run of either lane does no harm: so time
+    alone
+may say it. That a run is over in Dagster too, only its host or its launcher may say, or an hour without any
+sign.
 
 >>> gone = Run(RunFate.IN_PROGRESS, started=True, process=ProcessStatus.GONE)
 >>> absent = update_absences({}, {"0badcafe": gone}, present=(), now=100.0)
@@ -50,7 +52,11 @@ class Absence:
 
 
 def update_absences(
-    before: Mapping[str, Absence], runs: Mapping[str, Run], present: Container[str], now: float, unlisted: float = 0.0
+    before: Mapping[str, Absence],
+    runs: Mapping[str, Run],
+    present: Container[str],
+    now: float,
+    unlisted: float = 0.0,
 ) -> dict[str, Absence]:
     """Who is absent now, and since when.
 
@@ -59,8 +65,8 @@ def update_absences(
         runs: in progress or over, by their 8 hex digits.
         present: the members of the group.
         now: seconds.
-        unlisted: how much of the time since the last look does not count: nobody looked, and the runs may have slept
-            too.
+        unlisted: how much of the time since the last look does not count: nobody looked, and the runs may
+            have slept too.
     """
     found = {}
     for mark, run in runs.items():
@@ -75,7 +81,9 @@ def update_absences(
         elif run.heartbeat_at not in (None, was.heartbeat):
             found[mark] = Absence(was.since + unlisted, now, run.heartbeat_at)
         else:
-            found[mark] = replace(was, since=was.since + unlisted, last_heartbeat_at=was.last_heartbeat_at + unlisted)
+            found[mark] = replace(
+                was, since=was.since + unlisted, last_heartbeat_at=was.last_heartbeat_at + unlisted
+            )
     return found
 
 
@@ -92,7 +100,8 @@ def is_orphaned(run: Run, absence: Absence, now: float, ghost_after_seconds: flo
         ghost_after_seconds, _MISSED_HEARTBEATS * HEARTBEAT_SECONDS
     ):
         return True
-    # Rule 4: alive or not, it would have come back by now (KIP-62). A catch-up run has no group to come back to
+    # Rule 4: alive or not, it would have come back by now (KIP-62). A catch-up run has no group to come back
+    # to
     if run.is_catch_up and run.heartbeat_at is not None:
         return False
     patience = _UNREPORTED_SECONDS if run.fenced_for_seconds is None else run.fenced_for_seconds
@@ -107,7 +116,9 @@ def find_orphaned(
     events = []
     for mark, absence in absent.items():
         run = runs[mark]
-        if not absence.is_reported and is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
+        if not absence.is_reported and is_orphaned(
+            run, absence, now, ghost_after_seconds=ghost_after_seconds
+        ):
             events.append(ghost_event(mark, run, absence, now=now))
             known[mark] = replace(absence, is_reported=True)
     return known, events
@@ -120,7 +131,11 @@ def ghost_event(short_run_id: str, run: Run, absence: Absence, now: float) -> Gh
 
 
 def not_counted_as_live(
-    runs: Mapping[str, Run], absent: Mapping[str, Absence], now: float, ghost_after_seconds: float, max_alive: int = 1
+    runs: Mapping[str, Run],
+    absent: Mapping[str, Absence],
+    now: float,
+    ghost_after_seconds: float,
+    max_alive: int = 1,
 ) -> list[str]:
     """The runs that keep no place from a successor.
 
@@ -129,7 +144,8 @@ def not_counted_as_live(
         absent: as ``update_absences`` has it.
         now: seconds.
         ghost_after_seconds: a run that was heard of gets so long, at least.
-        max_alive: so many ghosts with a living process have a successor; if that hangs too, more would not help.
+        max_alive: so many ghosts with a living process have a successor; if that hangs too, more would not
+            help.
     """
     dead: list[str] = []
     alive: list[str] = []
@@ -159,7 +175,11 @@ def is_certainly_dead(
     if not is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
         return False
     silent = run.heartbeat_at is not None and now - absence.last_heartbeat_at >= CERTAINLY_DEAD_SECONDS
-    return always_report or run.process is ProcessStatus.GONE or (silent and run.process is ProcessStatus.UNKNOWN)
+    return (
+        always_report
+        or run.process is ProcessStatus.GONE
+        or (silent and run.process is ProcessStatus.UNKNOWN)
+    )
 
 
 _FAILURES_BEFORE_BACKOFF = 3
@@ -168,7 +188,11 @@ _FIRST_BACKOFF_SECONDS = 10.0
 
 
 def should_start_live_run(
-    partitions: Sequence[PartitionSnapshot], departures: Sequence[MemberLeft], *, in_progress: int, max_live_runs: int
+    partitions: Sequence[PartitionSnapshot],
+    departures: Sequence[MemberLeft],
+    *,
+    in_progress: int,
+    max_live_runs: int,
 ) -> bool:
     """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
     if in_progress >= min(max_live_runs, len(partitions)):
@@ -179,7 +203,10 @@ def should_start_live_run(
 
 
 def restart_delay_seconds(failures_in_a_row: int) -> float:
-    """No delay after a crash; a run that fails every time is started more and more rarely, at last every 5 min."""
+    """No delay after a crash.
+
+    A run that fails every time is started more and more rarely, at last every 5 min.
+    """
     if failures_in_a_row < _FAILURES_BEFORE_BACKOFF:
         return 0.0
     doubled = min(failures_in_a_row - _FAILURES_BEFORE_BACKOFF, 10)

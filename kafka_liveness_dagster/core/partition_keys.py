@@ -1,6 +1,7 @@
 """Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
 
-Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``. One that
+Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``.
+    One that
 somebody wants processed again, whatever is owed, says when it was asked for: ``@replay-20261122T100000Z``.
 
 >>> parse_key("orders:3:70-120@2")
@@ -33,8 +34,9 @@ def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
     """
     if _AMBIGUOUS in pending.topic:
         raise InvalidSettingError(
-            f"topic {pending.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of partitions: "
-            "crash lag of this topic cannot become partitions; rename the topic or leave enable_parallel_rebalance off"
+            f"topic {pending.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of "
+            "partitions: crash lag of this topic cannot become partitions; rename the topic or leave "
+            "enable_parallel_rebalance off"
         )
     return f"{pending}@{repetition}" if repetition > 1 else str(pending)
 
@@ -79,8 +81,8 @@ def parse_key(key: str) -> OffsetRange:
 
 def _invalid_key_error(key: str) -> InvalidSettingError:
     return InvalidSettingError(
-        f"{key!r} is not a crash lag key like orders:3:70-120: the sensor adds them. Delete this one in the UI, in the "
-        "menu beside Materialize: Delete partitions"
+        f"{key!r} is not a crash lag key like orders:3:70-120: the sensor adds them. Delete this one in the "
+        "UI, in the menu beside Materialize: Delete partitions"
     )
 
 
@@ -93,7 +95,9 @@ def is_key(key: str) -> bool:
     return True
 
 
-def new_keys(pending: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]) -> list[str]:
+def new_keys(
+    pending: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]
+) -> list[str]:
     """Keys to add so that every owed offset has a partition that is still to be materialised.
 
     Ranges that grew together keep their old keys; only the uncovered rest gets new ones.

@@ -1,6 +1,7 @@
 """What do the witnesses say of one partition: both commit logs, the broker, and the table? And what does it prove?
 
-An offset is done because a witness says so, never because nobody remembers that it is owed. Told, never asking: who
+An offset is done because a witness says so, never because nobody remembers that it is owed. Told, never
+    asking: who
 decides what follows is ``core.resume``.
 
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
@@ -24,7 +25,15 @@ from kafka_liveness_dagster.core.commit_metadata import (
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.core.offsets import MAX_OFFSET, OffsetRange, Span, difference, intersection, size, union
+from kafka_liveness_dagster.core.offsets import (
+    MAX_OFFSET,
+    OffsetRange,
+    Span,
+    difference,
+    intersection,
+    size,
+    union,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -42,7 +51,10 @@ class TopicRecreatedError(KafkaLivenessError):
 
 
 class TableMismatchError(KafkaLivenessError):
-    """The group's commits are about another table: two assets have one group, or the table was given another name."""
+    """The group's commits are about another table.
+
+    Two assets have one group, or the table was given another name.
+    """
 
 
 class GroupMismatchError(KafkaLivenessError):
@@ -75,7 +87,10 @@ class SinkLedger(Protocol):
         """
 
     def add_known(self, accounts: LedgerEntries) -> None:
-        """What the lane knows besides, to be told with its next writes: where its life began, what was lost."""
+        """What the lane knows besides, to be told with its next writes.
+
+        Where its life began, what was lost.
+        """
 
     def assume_written(self, accounts: LedgerEntries) -> None:
         """All that is there of these partitions, by the commit logs: the witness could not tell."""
@@ -88,7 +103,8 @@ class PartitionState:
     Attributes:
         committed, live_metadata: the first log.
         catch_up_log: the second log.
-        ledger_entry: what the table says, None where there is none to ask (a sink of the user's own, a plain consumer).
+        ledger_entry: what the table says, None where there is none to ask (a sink of the user's own, a plain
+            consumer).
         topic_id: the topic's, as the broker tells it now; empty where it does not.
         remembered_pending: what the asker knows to be owed since it wrote it itself.
     """
@@ -136,17 +152,22 @@ class PartitionState:
     def unrecorded(self) -> tuple[Span, ...]:
         """Owed offsets whose rows are in the table, but which no catch-up run has recorded in the second log.
 
-        Their writer died in between, so it may have skipped whatever comes after the table's commit. A second log that
-        was deleted or has expired proves nothing.
+        Their writer died in between, so it may have skipped whatever comes after the table's commit. A second
+        log that was deleted or has expired proves nothing.
         """
         if self.ledger_entry is None or self.catch_up_log.origin is None:
             return ()
-        in_table = intersection(self.catch_up_log.outstanding(self.pending_by_live_log), self.ledger_entry.written)
+        in_table = intersection(
+            self.catch_up_log.outstanding(self.pending_by_live_log), self.ledger_entry.written
+        )
         return difference(in_table, (*self.written_off, *self.outstanding))
 
     @property
     def done_in_rebuilt_log(self) -> tuple[Span, ...]:
-        """Owed offsets that are done in a rebuilt second log: their writer may have died before it recorded them."""
+        """Owed offsets that are done in a rebuilt second log.
+
+        Their writer may have died before it recorded them.
+        """
         if self.catch_up_log.external is None:
             return ()
         return difference(self.pending_by_live_log, self.catch_up_log.outstanding(self.pending_by_live_log))
@@ -161,7 +182,10 @@ class PartitionState:
         return found if found and self.can_record(found) else ()
 
     def unrecorded_of(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """Return the unrecorded offsets of these; all unrecorded ones where only a record of them all has room."""
+        """Return the unrecorded offsets of these.
+
+        All unrecorded ones where only a record of them all has room.
+        """
         found = intersection(self.unrecorded, spans)
         return found if not found or self.can_record(found) else self.recordable or found
 
@@ -178,7 +202,10 @@ class PartitionState:
 
     @property
     def origin(self) -> GroupOrigin | None:
-        """Where the group's life on this log began: its own word, else the witness's who knows the longest."""
+        """Where the group's life on this log began.
+
+        Its own word, else the witness's who knows the longest.
+        """
         if self.live_metadata is not None and self.live_metadata.origin is not None:
             return self.live_metadata.origin
         # Of a lane that could not ask the table nothing is held against it
@@ -190,7 +217,10 @@ class PartitionState:
 
     @property
     def is_committed_by_this_package(self) -> bool:
-        """Whether the last commit is of a lane with a table: made after the rows of all it does not owe were there."""
+        """Whether the last commit is of a lane with a table.
+
+        Made after the rows of all it does not owe were there.
+        """
         return self.live_metadata is not None and self.live_metadata.origin is not None
 
     @property
@@ -204,7 +234,9 @@ class PartitionState:
     @property
     def written_off(self) -> tuple[Span, ...]:
         """Offsets that are accounted for without rows: forgiven, or lost and reported."""
-        return union((*self.catch_up_log.written_off, *(self.ledger_entry.written_off if self.ledger_entry else ())))
+        return union(
+            (*self.catch_up_log.written_off, *(self.ledger_entry.written_off if self.ledger_entry else ()))
+        )
 
     @property
     def ledger_scope(self) -> tuple[Span, ...]:
@@ -223,14 +255,17 @@ class PartitionState:
         owed = self.catch_up_log.outstanding(intersection(elsewhere, self.pending_by_live_log))
         forgotten = difference(elsewhere, (*self.pending_by_live_log, *self._done_by_last_commit))
         again = (self.live_metadata.reprocess,) if self.live_metadata and self.live_metadata.reprocess else ()
-        redone = self.catch_up_log.outstanding(intersection(intersection(spans, self.pending_by_live_log), again))
+        redone = self.catch_up_log.outstanding(
+            intersection(intersection(spans, self.pending_by_live_log), again)
+        )
         return difference((*by_table, *owed, *forgotten, *redone), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
         """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
 
-        Where ``proves_loss`` the table has lost it; else nobody remembers what became of it. A table that cannot tell
-        disproves nothing that is vouched for, but what an earlier run found missing stays so until its rows are there.
+        Where ``proves_loss`` the table has lost it; else nobody remembers what became of it. A table that
+        cannot tell disproves nothing that is vouched for, but what an earlier run found missing stays so
+        until its rows are there.
         """
         if self.ledger_entry is None or self.origin is None:
             return ()
@@ -241,10 +276,15 @@ class PartitionState:
         return union((*found, *difference((Span(self.origin.start, position),), without)))
 
     def done_by_commit(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
-        """What the last commit says is in the table: all of the group's life below it but what is owed, or told."""
+        """What the last commit says is in the table.
+
+        All of the group's life below it but what is owed, or told.
+        """
         if self.live_metadata is None or self.live_metadata.origin is None or self.committed is None:
             return ()
-        return difference((Span(self.live_metadata.origin.start, self.committed),), (*without, *self.written_off))
+        return difference(
+            (Span(self.live_metadata.origin.start, self.committed),), (*without, *self.written_off)
+        )
 
     @property
     def _is_ledger_complete(self) -> bool:
@@ -265,8 +305,8 @@ class PartitionState:
 def rebuild_catch_up_log(facts: PartitionState) -> CatchUpCommitMetadata:
     """Return the second log as the table's ledger has it, in the place of an external commit.
 
-    Pending offsets whose rows are in the table are done, unless the group was reset below them. A newer version's log
-    stays as it is.
+    Pending offsets whose rows are in the table are done, unless the group was reset below them. A newer
+    version's log stays as it is.
     """
     if not facts.is_catch_up_log_rebuilt or facts.ledger_entry is None:
         return facts.catch_up_log
@@ -282,7 +322,8 @@ def check_identity(tp: TopicPartition, facts: PartitionState) -> None:
     """Whether the topic is still the one whose offsets were committed, or are in the table.
 
     Raises:
-        TopicRecreatedError: it was made anew, however many records it has by now; with both ids and the remedy.
+        TopicRecreatedError: it was made anew, however many records it has by now; with both ids and the
+            remedy.
     """
     origins = (
         (facts.live_metadata.origin if facts.live_metadata else None, "the first commit log"),
@@ -302,21 +343,26 @@ def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionState], 
     Raises:
         TableMismatchError: each of two tables would get a part of the records, and both would look whole.
     """
-    others = {one.catch_up_log.target: tp for tp, one in facts.items() if one.catch_up_log.target not in {None, target}}
+    others = {
+        one.catch_up_log.target: tp
+        for tp, one in facts.items()
+        if one.catch_up_log.target not in {None, target}
+    }
     if others:
         theirs, tp = next(iter(others.items()))
         raise TableMismatchError(
-            f"this run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}): two assets, "
-            "here or in two Dagster instances, would get a part of the records each. Nothing was written or committed. "
-            f"Give one of them a group_id of its own. If {theirs} was renamed or moved to {target}, end its runs and "
-            f"say so: `kafka-liveness move {group_id} {target}`"
+            f"this run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}): "
+            "two assets, here or in two Dagster instances, would get a part of the records each. Nothing "
+            f"was written or committed. Give one of them a group_id of its own. If {theirs} was renamed or "
+            f"moved to {target}, end its runs and say so: `kafka-liveness move {group_id} {target}`"
         )
 
 
 def check_groups(group_id: str, accounts: Mapping[TopicPartition, LedgerEntry | None], target: str) -> None:
     """Check that no other group wrote rows of these topics to the table.
 
-    The rows of two groups have the same topic, partition and offset, so each write replaces the other group's rows.
+    The rows of two groups have the same topic, partition and offset, so each write replaces the other group's
+    rows.
 
     Raises:
         GroupMismatchError: with the groups, the offsets, and the command for a deliberate successor.
@@ -325,13 +371,14 @@ def check_groups(group_id: str, accounts: Mapping[TopicPartition, LedgerEntry | 
         others = sorted(account.groups - {group_id}) if account else []
         if account and others:
             groups = ", ".join(others)
-            offsets = f", among them {tp}:{', '.join(map(str, account.written[:3]))}" if account.written else ""
+            offsets = (
+                f", among them {tp}:{', '.join(map(str, account.written[:3]))}" if account.written else ""
+            )
             raise GroupMismatchError(
-                f"Table {target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. "
-                f"Rows of group {group_id} would replace them. "
-                "This run wrote and committed nothing more. "
-                f"Fix: give the asset of {group_id} its own table. If {group_id} is the successor of {groups}, end the "
-                f"runs of {groups} and run `kafka-liveness adopt {shlex.quote(group_id)} {target}`."
+                f"Table {target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. Rows "
+                f"of group {group_id} would replace them. This run wrote and committed nothing more. Fix: "
+                f"give the asset of {group_id} its own table. If {group_id} is the successor of {groups}, "
+                f"end the runs of {groups} and run `kafka-liveness adopt {shlex.quote(group_id)} {target}`."
             )
 
 
@@ -340,10 +387,11 @@ def topic_recreated_message(
 ) -> str:
     """What to say of a topic made anew, and what to do about it."""
     return (
-        f"topic {tp.topic} was deleted and made anew: {where} has offsets of {tp} with topic id {was}, the broker's is "
-        f"{now}. Offsets begin again, so the new records would take the place of the old rows: {outcome}. "
-        "To keep the old rows give the asset another table and another group_id; to begin anew drop the "
-        "table and delete the offsets of the group and of its .catch-up (kafka-consumer-groups --delete-offsets)"
+        f"topic {tp.topic} was deleted and made anew: {where} has offsets of {tp} with topic id {was}, the "
+        f"broker's is {now}. Offsets begin again, so the new records would take the place of the old rows: "
+        f"{outcome}. To keep the old rows give the asset another table and another group_id; to begin anew "
+        "drop the table and delete the offsets of the group and of its .catch-up (kafka-consumer-groups "
+        "--delete-offsets)"
     )
 
 
@@ -355,15 +403,15 @@ def check_offset_in_log(tp: TopicPartition, offset: int, log_start: int, log_end
     """
     if offset > log_end:
         raise TopicRecreatedError(
-            f"{tp} is committed at {offset} but its log ends at {log_end}: the topic was deleted and created again, or "
-            "somebody committed what is not there. "
-            "Reset the group's offsets (kafka-consumer-groups --reset-offsets) once you know why"
+            f"{tp} is committed at {offset} but its log ends at {log_end}: the topic was deleted and "
+            "created again, or somebody committed what is not there. Reset the group's offsets "
+            "(kafka-consumer-groups --reset-offsets) once you know why"
         )
     if offset < log_start:
         raise DataExpiredError(
-            f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets were "
-            "deleted before they were processed. Raise the topic's retention; to go on without them, and have them "
-            "reported as lost, set on_data_loss='write_off'"
+            f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets "
+            "were deleted before they were processed. Raise the topic's retention; to go on without them, "
+            "and have them reported as lost, set on_data_loss='write_off'"
         )
 
 
@@ -377,10 +425,10 @@ def rows_missing_error(
     gone = size(intersection(missing, (Span(0, facts.log_start),)))
     ranges = [OffsetRange(*tp, *span) for span in missing]
     return RowsMissingError(
-        f"the table lacks {join_some(ranges)}, {size(missing):,} offsets that were committed after their rows were "
-        f"written (committed {facts.committed}): it was dropped, replaced or rolled back. "
-        f"The broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, "
-        "or set on_missing_rows='crash_lag': what the broker has becomes crash lag partitions, the rest is "
+        f"the table lacks {join_some(ranges)}, {size(missing):,} offsets that were committed after their "
+        f"rows were written (committed {facts.committed}): it was dropped, replaced or rolled back. The "
+        f"broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, or set "
+        "on_missing_rows='crash_lag': what the broker has becomes crash lag partitions, the rest is "
         "reported as lost",
         ranges,
     )

@@ -1,6 +1,7 @@
 """Is the process that works for a run still there? What the run said of it, held against what a host has.
 
-Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is ``UNKNOWN``.
+Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is
+    ``UNKNOWN``.
 
 >>> here = ProcessNamespace(boot_id="48df4ead", namespaces="4026531836")
 >>> process = Process(here, pid=4242, start_ticks=1_311_164)
@@ -59,7 +60,10 @@ class Process:
 
 @dataclass(frozen=True)
 class PidEntry:
-    """What a host has under a pid now; ``start_ticks`` is None where it shows no more than that the process exists."""
+    """What a host has under a pid now.
+
+    ``start_ticks`` is None where it shows no more than that the process exists.
+    """
 
     exists: bool
     start_ticks: int | None = None
@@ -87,16 +91,20 @@ def process_status(process: Process, this_namespace: ProcessNamespace, now: PidE
     return ProcessStatus.ALIVE
 
 
-def is_start_lost(launched_at: float, now: float, *, server_started_at: float | None, limit_seconds: float) -> bool:
+def is_start_lost(
+    launched_at: float, now: float, *, server_started_at: float | None, limit_seconds: float
+) -> bool:
     """Whether a run that was launched and has not started never will; all in seconds since the epoch.
 
     Args:
         launched_at: when it was.
         now: the time.
-        server_started_at: when the process began that loads the code and starts run workers; None where it starts none.
+        server_started_at: when the process began that loads the code and starts run workers; None where it
+            starts none.
         limit_seconds: how long a start may take at most; 0 for any time.
     """
-    # Rule 1: whoever launched it is gone, and its worker has had longer to load the code than we took ourselves
+    # Rule 1: whoever launched it is gone, and its worker has had longer to load the code than we took
+    # ourselves
     if (
         server_started_at is not None
         and launched_at < server_started_at
@@ -113,7 +121,8 @@ class HeartbeatTag:
 
     Attributes:
         short_run_id: the run's 8 hex digits: a run that repeats another one has the other's tags.
-        heartbeat_at: counts up every ``HEARTBEAT_SECONDS`` while it works; None when it does not say so, or no more.
+        heartbeat_at: counts up every ``HEARTBEAT_SECONDS`` while it works; None when it does not say so, or
+            no more.
         process: the one whose end is the run's end; None where that cannot be named.
         has_ended: whether the run's step in the lane has ended; other steps of the run may go on.
     """
@@ -140,7 +149,8 @@ class HeartbeatTag:
             return f"{_VERSION} {self.short_run_id} {beat}"
         at = self.process.namespace
         where = (
-            f"{self.process.pid} {self.process.start_ticks} {at.boot_id} {at.namespaces} {at.machine_id or _NO_PROCESS}"
+            f"{self.process.pid} {self.process.start_ticks} {at.boot_id} {at.namespaces} "
+            f"{at.machine_id or _NO_PROCESS}"
         )
         return f"{_VERSION} {self.short_run_id} {beat} {where}"
 
@@ -150,7 +160,10 @@ class HeartbeatTag:
         match tag.split():
             case [version, whose, beat, *where] if (version, whose) == (_VERSION, mark):
                 return cls(
-                    mark, int(beat) if beat.isdecimal() else None, _decode_process(where), has_ended=beat == _ENDED
+                    mark,
+                    int(beat) if beat.isdecimal() else None,
+                    _decode_process(where),
+                    has_ended=beat == _ENDED,
                 )
         return cls(mark)
 

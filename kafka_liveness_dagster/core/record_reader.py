@@ -9,7 +9,8 @@ Holds no record and fetches none: it is told how much is held of each partition.
 >>> Prefetch(max_records=100).partitions_to_fetch(backlog)
 {TopicPartition(topic='orders', partition=1)}
 
-Ranges end by position, never by count: their last offsets may be holes, so the next record or the log end tells that
+Ranges end by position, never by count: their last offsets may be holes, so the next record or the log end
+    tells that
 they are over. What arrives beyond a batch is kept for the next one.
 
 >>> A = TopicPartition("orders", 3)
@@ -49,13 +50,15 @@ class Buffered(NamedTuple):
 class Prefetch:
     """When to fetch ahead, and how much may wait: KIP-41, "Prefetching".
 
-    ``partition`` is the KIP's second heuristic, ``total`` its first. Kafka chose the first for being simpler, and names
-    its price: with much held of one partition the others are not fetched until that is worked off. Records are given in
-    turns here, so a partition that is not fetched stops all others; the second keeps each one's share coming, for more
-    held at once (the KIP expects twice as much). Hence it is the default.
+    ``partition`` is the KIP's second heuristic, ``total`` its first. Kafka chose the first for being simpler,
+    and names its price: with much held of one partition the others are not fetched until that is worked off.
+    Records are given in turns here, so a partition that is not fetched stops all others; the second keeps
+    each one's share coming, for more held at once (the KIP expects twice as much). Hence it is the default.
 
-    The bound stands where the KIP has ``max.poll.records``: librdkafka throws away what it fetched of a partition when
-    that is paused, so with a bound below what one fetch brings, the same records would be fetched again and again.
+    The bound stands where the KIP has ``max.poll.records``: librdkafka throws away what it fetched of a
+        partition when
+    that is paused, so with a bound below what one fetch brings, the same records would be fetched again and
+    again.
 
     Attributes:
         max_records: how many records may wait; three times as many at most, in the worst order of arrival.
@@ -70,8 +73,8 @@ class Prefetch:
     def __post_init__(self) -> None:
         if self.max_records < 1 or self.max_bytes < 1:
             raise InvalidSettingError(
-                f"max_buffered_records is {self.max_records} and max_buffered_bytes {self.max_bytes}: a record that "
-                "waits for its turn needs room, both must be at least 1"
+                f"max_buffered_records is {self.max_records} and max_buffered_bytes {self.max_bytes}: a "
+                "record that waits for its turn needs room, both must be at least 1"
             )
         if self.limit_by not in ("partition", "total"):
             raise InvalidSettingError(
@@ -79,7 +82,10 @@ class Prefetch:
             )
 
     def partitions_to_fetch(self, buffered: Mapping[TopicPartition, Buffered]) -> set[TopicPartition]:
-        """The partitions to fetch now. One of which nothing is held is always fetched: the others wait for its turn."""
+        """The partitions to fetch now.
+
+        One of which nothing is held is always fetched: the others wait for its turn.
+        """
         if self.limit_by == "total":
             hungry = sum(map(self._used_share, buffered.values())) < 1
             return {tp for tp, h in buffered.items() if hungry or not h.records}
@@ -93,8 +99,8 @@ class Prefetch:
         Args:
             buffered: what waits of each partition.
             paused: which are not fetched already.
-            drained: nothing more has arrived that could be taken. Until then pausing throws records away, which is done
-                only when the room is used up.
+            drained: nothing more has arrived that could be taken. Until then pausing throws records away,
+                which is done only when the room is used up.
         """
         full = set(buffered) - self.partitions_to_fetch(buffered)
         return full if drained or self._remaining(buffered) <= 1 / len(buffered) else full & paused
@@ -143,7 +149,10 @@ _SAMPLE_RECORDS = 100  # asking every record for its size would cost a tenth of 
 
 
 class SeekPlan(NamedTuple):
-    """What the client must do: stop reading partitions, then read others from an offset, whatever it has queued."""
+    """What the client must do.
+
+    Stop reading partitions, then read others from an offset, whatever it has queued.
+    """
 
     unassign: set[TopicPartition]
     seek: dict[TopicPartition, int]
@@ -219,7 +228,10 @@ class BatchReader(Generic[R]):
 
 
 class _PartitionReader(Generic[R]):
-    """How far one partition is read: everything in ``[begin, end)`` is held or a hole, and was not given yet."""
+    """How far one partition is read.
+
+    Everything in ``[begin, end)`` is held or a hole, and was not given yet.
+    """
 
     def __init__(self, begin: int) -> None:
         self.begin = self.end = begin
@@ -245,7 +257,11 @@ class _PartitionReader(Generic[R]):
         return bisect_left(self.buffered, offset, key=_offset)
 
     def add(self, records: list[R]) -> None:
-        new = records[bisect_left(records, self.end, key=_offset) :] if records[0].offset() < self.end else records
+        new = (
+            records[bisect_left(records, self.end, key=_offset) :]
+            if records[0].offset() < self.end
+            else records
+        )
         if new:
             self.buffered += new
             self.end = new[-1].offset() + 1

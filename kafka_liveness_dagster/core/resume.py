@@ -1,7 +1,7 @@
 """Where does the live lane go on, and what does it owe from now on? One decision per assigned partition (KIP-333).
 
-Told both commit logs, the ends of the log and what the table says it holds, it answers; the caller commits the answer
-before any record.
+Told both commit logs, the ends of the log and what the table says it holds, it answers; the caller commits
+the answer before any record.
 
 The worked example: committed 70, crashed at 100, log end 120 on return.
 
@@ -27,7 +27,11 @@ from kafka_liveness_dagster.core.commit_metadata import (
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import RETRY_REASONS
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
-from kafka_liveness_dagster.core.partition_state import check_identity, check_offset_in_log, rows_missing_error
+from kafka_liveness_dagster.core.partition_state import (
+    check_identity,
+    check_offset_in_log,
+    rows_missing_error,
+)
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -44,8 +48,10 @@ class ResumePolicy:
 
     Attributes:
         min_crash_lag: with fewer offsets behind, resume in order.
-        max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit holds.
-        on_data_loss: offsets that expired before they were processed are an error, or are written off and reported.
+        max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit
+            holds.
+        on_data_loss: offsets that expired before they were processed are an error, or are written off and
+            reported.
         on_missing_rows: committed offsets whose rows the table has lost are an error, or are owed again.
     """
 
@@ -79,9 +85,9 @@ class ResumePolicy:
         if not self.enable_parallel_rebalance:
             return "The next live run resumes at the committed offsets"
         return (
-            f"The next live run skips ahead to the log end{self._crash_lag_condition}: with enable_parallel_rebalance "
-            "all that "
-            "the broker has by then and that is not committed becomes crash lag, pending, a partition for each range"
+            f"The next live run skips ahead to the log end{self._crash_lag_condition}: with "
+            "enable_parallel_rebalance all that the broker has by then and that is not committed becomes "
+            "crash lag, pending, a partition for each range"
         )
 
     @property
@@ -95,11 +101,11 @@ class ResumeDecision:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
     ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. That is
-    ``written_uncommitted``: rows
-    of a dead run that were never committed and are not written again. ``overflow`` holds crash
-    lag that was not skipped since its token would not fit the commit metadata, or ``max_owed_ranges``; ``lost`` what
-    expired before the live lane processed it; ``forgotten_pending`` what is owed again, though nobody remembered it;
-    ``reprocess`` and ``catch_up_log`` what the first log's mark and the second log say from now on.
+    ``written_uncommitted``: rows of a dead run that were never committed and are not written again.
+    ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
+    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten_pending`` what
+    is owed again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the first log's mark
+    and the second log say from now on.
     """
 
     position: int
@@ -113,7 +119,9 @@ class ResumeDecision:
     reprocess: Span | None = field(default=None, repr=False)
     crash_lag: tuple[Span, ...] = field(default=(), repr=False, compare=False)
     written_uncommitted: tuple[Span, ...] = field(default=(), repr=False, compare=False)
-    catch_up_log: CatchUpCommitMetadata = field(default_factory=CatchUpCommitMetadata, repr=False, compare=False)
+    catch_up_log: CatchUpCommitMetadata = field(
+        default_factory=CatchUpCommitMetadata, repr=False, compare=False
+    )
 
     @property
     def origin(self) -> GroupOrigin | None:
@@ -156,7 +164,8 @@ def decide_resume(
         tp: the partition.
         facts: what the broker and the table say of it.
         policy: what the user chose.
-        poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes it.
+        poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes
+            it.
 
     Raises:
         NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log is not where it was left.
@@ -175,7 +184,9 @@ def decide_resume(
 def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> ResumeDecision:
     # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
     start, lost = (
-        _skip_expired(tp, facts, policy) if facts.committed is not None else (_reset_position(tp, facts, policy), ())
+        _skip_expired(tp, facts, policy)
+        if facts.committed is not None
+        else (_reset_position(tp, facts, policy), ())
     )
     origin = _origin(facts, start)
     again = _ranges_to_reprocess(facts, start)
@@ -198,7 +209,13 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
         expired = intersection(landed, (Span(0, facts.log_start),))
         found = ResumeDecision(
-            back, owed, overflow=overflow, lost=lost, reprocess=again, catch_up_log=second, written_uncommitted=expired
+            back,
+            owed,
+            overflow=overflow,
+            lost=lost,
+            reprocess=again,
+            catch_up_log=second,
+            written_uncommitted=expired,
         )
         return replace(found, paused=facts.is_paused)
     owed = union((*owed, *missing))
@@ -228,7 +245,9 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
     if not _fits_commit_metadata(jumped, policy, origin, again=again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
-    return replace(found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed)
+    return replace(
+        found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed
+    )
 
 
 def _written_uncommitted(facts: PartitionState, again: Span | None) -> tuple[Span, ...]:
@@ -236,12 +255,18 @@ def _written_uncommitted(facts: PartitionState, again: Span | None) -> tuple[Spa
     if facts.ledger_entry is None or facts.committed is None:
         return ()
     redone = [
-        span for span in (again, facts.live_metadata.reprocess if facts.live_metadata else None) if span is not None
+        span
+        for span in (again, facts.live_metadata.reprocess if facts.live_metadata else None)
+        if span is not None
     ]
-    return difference(intersection(facts.ledger_entry.written, (Span(facts.committed, facts.log_end),)), redone)
+    return difference(
+        intersection(facts.ledger_entry.written, (Span(facts.committed, facts.log_end),)), redone
+    )
 
 
-def _skip_expired(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> tuple[int, tuple[Span, ...]]:
+def _skip_expired(
+    tp: TopicPartition, facts: PartitionState, policy: ResumePolicy
+) -> tuple[int, tuple[Span, ...]]:
     """The live lane's first offset that was not deleted, and what was deleted before it.
 
     Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
@@ -264,7 +289,9 @@ def _origin(facts: PartitionState, start: int) -> GroupOrigin:
 def _ranges_to_reprocess(facts: PartitionState, start: int) -> Span | None:
     """What is to be processed although it was done: the group's offsets were set back, by whomever."""
     known = (
-        [] if facts.live_metadata is None or facts.live_metadata.reprocess is None else [facts.live_metadata.reprocess]
+        []
+        if facts.live_metadata is None or facts.live_metadata.reprocess is None
+        else [facts.live_metadata.reprocess]
     )
     if facts.live_metadata is None and facts.ledger_entry is not None and facts.ledger_entry.written:
         known.append(Span(start, facts.ledger_entry.written[-1].end))
@@ -277,9 +304,15 @@ def _ranges_to_reprocess(facts: PartitionState, start: int) -> Span | None:
 
 
 def _updated_catch_up_log(
-    facts: PartitionState, origin: GroupOrigin, start: int, missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]]
+    facts: PartitionState,
+    origin: GroupOrigin,
+    start: int,
+    missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]],
 ) -> CatchUpCommitMetadata:
-    """The second log as it must be before the first one says the same: nothing that is owed from now on is done."""
+    """The second log as it must be before the first one says the same.
+
+    Nothing that is owed from now on is done.
+    """
     missing, lost = missing_and_lost
     ahead = (Span(start, facts.catch_up_log.end),) if facts.catch_up_log.end > start else ()
     log = facts.catch_up_log.reopen((*missing, *ahead)) if missing or ahead else facts.catch_up_log
@@ -298,8 +331,9 @@ def _fits_commit_metadata(
 def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
     """What the first log must go on to carry of what it owes: what is not done, or all where that would not fit.
 
-    A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets that only
-    the table has stay until a catch-up run has recorded them: it repeats what their dead writer may have skipped.
+    A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets
+    that only the table has stay until a catch-up run has recorded them: it repeats what their dead writer may
+    have skipped.
     """
     rest = union((*facts.outstanding, *facts.recordable))
     reprocess = facts.live_metadata.reprocess if facts.live_metadata else None
@@ -309,7 +343,7 @@ def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
 def _reset_position(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> int:
     if policy.auto_offset_reset == "error":
         raise NoCommittedOffsetError(
-            f"{tp} has no committed offset and auto_offset_reset is 'error': commit one "
-            f"({facts.log_start} is the log start, {facts.log_end} the log end) or choose 'earliest' or 'latest'"
+            f"{tp} has no committed offset and auto_offset_reset is 'error': commit one ({facts.log_start} "
+            f"is the log start, {facts.log_end} the log end) or choose 'earliest' or 'latest'"
         )
     return facts.log_end if policy.auto_offset_reset == "latest" else facts.log_start

@@ -14,7 +14,10 @@ _INSTANCE_ID = re.compile(r"kafka-liveness\.([^.]+)\.[0-9a-f]{8}")
 
 
 def short_run_id(run_id: str) -> str:
-    """The 8 hex digits by which commit metadata names a run: a Dagster run id's first, else some made of the id."""
+    """The 8 hex digits by which commit metadata names a run.
+
+    A Dagster run id's first, else some made of the id.
+    """
     digits = run_id.replace("-", "")[:8]
     return digits if is_short_run_id(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
 

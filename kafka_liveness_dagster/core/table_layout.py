@@ -12,7 +12,8 @@ ValueError: truncate(4, id)
 >>> SORT_FIELD.matches("placed_at desc nulls last"), PARTITION_FIELD.matches("truncate(4, id)")
 (True, False)
 
-A file that a lane may still have to replace is left as it is, and so is the snapshot that tells what the table holds.
+A file that a lane may still have to replace is left as it is, and so is the snapshot that tells what the
+table holds.
 
 >>> compactable_ranges(100, [Span(20, 50)])
 (Span(start=0, end=20), Span(start=50, end=100))
@@ -46,8 +47,8 @@ _FIELD = re.compile(
 _SORT_FIELD = re.compile(rf"{_COLUMN}(?: (?:asc|desc))?(?: nulls (?:first|last))?", re.ASCII | re.IGNORECASE)
 
 PARTITION_FIELD = NameRule(
-    "a column, or days(column), hours(…), months(…), years(…), bucket(16, column); for other transforms make the table "
-    "yourself, with CREATE TABLE",
+    "a column, or days(column), hours(…), months(…), years(…), bucket(16, column); for other transforms "
+    "make the table yourself, with CREATE TABLE",
     lambda text: _FIELD.fullmatch(text) is not None,
 )
 SORT_FIELD = NameRule(
@@ -69,8 +70,8 @@ class TableLayout:
     """What was declared of a table.
 
     Attributes:
-        snapshots: how a new range is committed: by an overwrite of its offsets, or as an append that readers of a
-            stream take. What comes again replaces what was there, either way.
+        snapshots: how a new range is committed: by an overwrite of its offsets, or as an append that readers
+            of a stream take. What comes again replaces what was there, either way.
         partition_by, sort_by, table_properties: of a table that is created.
     """
 
@@ -99,20 +100,29 @@ DEFAULT_LAYOUT = TableLayout()
 
 
 READER_GRACE_SECONDS = 3_600
-"""However many snapshots there are: a query that began with one has so long to end, a stream to go on from it."""
+"""However many snapshots there are.
+
+A query that began with one has so long to end, a stream to go on from it.
+"""
 
 
 def compactable_ranges(committed: int | None, pending: Iterable[Span]) -> tuple[Span, ...]:
     """The stretches of a partition that neither lane writes again: below the committed offset, between what is owed.
 
-    Each by itself: a file over two of them would hold offsets of the owed range between them, by all that is known of
+    Each by itself: a file over two of them would hold offsets of the owed range between them, by all that is
+        known of
     a file, and be rewritten when that is caught up.
     """
     return difference([Span(0, committed)], pending) if committed else ()
 
 
 def expiry_cutoff(
-    committed_at: Sequence[float], *, needed_since: Iterable[float], now: float, max_age: float, max_snapshots: int
+    committed_at: Sequence[float],
+    *,
+    needed_since: Iterable[float],
+    now: float,
+    max_age: float,
+    max_snapshots: int,
 ) -> float:
     """Snapshots before this moment may go, all in seconds.
 
@@ -121,7 +131,8 @@ def expiry_cutoff(
         needed_since: when those were that together tell what the table holds; none of them goes.
         now: the time.
         max_age: older ones go,
-        max_snapshots: and of the others those beyond so many, if they are older than ``READER_GRACE_SECONDS``.
+        max_snapshots: and of the others those beyond so many, if they are older than
+            ``READER_GRACE_SECONDS``.
 
     >>> at = [9_990.0, 9_000.0, 8_000.0, 5_000.0, 1_000.0]
     >>> expiry_cutoff(at, needed_since=[], now=10_000.0, max_age=9_500.0, max_snapshots=2)

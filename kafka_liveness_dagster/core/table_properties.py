@@ -1,7 +1,7 @@
 """Table properties: those of a new table, and those that no batch can be written with.
 
-With the latter Iceberg or Spark refuses a later batch, or lets two writers of the same offsets commit. Decides by the
-properties alone, and never reads a table.
+With the latter Iceberg or Spark refuses a later batch, or lets two writers of the same offsets commit.
+Decides by the properties alone, and never reads a table.
 
 >>> [one.setting for one in refused_properties({"write.format.default": "avro"}, ["offset"])]
 ['write.format.default=avro']
@@ -25,15 +25,18 @@ _METRICS = "write.metadata.metrics"
 _NEW_TABLE_PROPERTIES = {  # docs/table.md has the reason for each of them
     "format-version": "2",  # the lowest with row-level deletes, which a MERGE needs
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    "write.metadata.metrics.column.offset": "full",  # conflicts are decided by each file's first and last offset
-    # A dictionary that does not pay is given up with the first page: files of a small batch would else be encoded twice
+    # Conflicts are decided by each file's first and last offset
+    "write.metadata.metrics.column.offset": "full",
+    # A dictionary that does not pay is given up with the first page: files of a small batch would else be
+    # encoded twice
     "write.parquet.page-row-limit": "5000",
     "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
     "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
 _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
-    "write.merge.mode": "merge-on-read",  # what is replaced is marked; copy-on-write reads whole files into a full join
+    # What is replaced is marked; copy-on-write reads whole files into a full join
+    "write.merge.mode": "merge-on-read",
     "write.merge.isolation-level": "serializable",
     "write.merge.distribution-mode": "none",
     "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
@@ -62,7 +65,10 @@ class RefusedProperty(NamedTuple):
 
 
 def needed_bounds(*, is_by_kafka_partition: bool) -> tuple[str, ...]:
-    """Return the columns whose first and last values the files must have; partition values replace two of them."""
+    """Return the columns whose first and last values the files must have.
+
+    Partition values replace two of them.
+    """
     return KEY[2:] if is_by_kafka_partition else KEY
 
 
@@ -74,7 +80,8 @@ def refused_properties(
     Args:
         properties: the table's.
         bounds: the columns whose bounds decide conflicts, as ``needed_bounds`` has them.
-        columns: the table's columns in their order; None if they are not known yet. Then defaults count as sufficient.
+        columns: the table's columns in their order; None if they are not known yet. Then defaults count as
+            sufficient.
     """
     if (kind := properties.get("write.format.default", "parquet")).lower() not in _MODES_WITH_BOUNDS:
         yield RefusedProperty(
@@ -86,7 +93,10 @@ def refused_properties(
     if properties.get(name := "write.spark.accept-any-schema", "").lower() == "true":
         yield RefusedProperty(
             f"{name}=true",
-            "Spark matches columns by position, and runs no MERGE; new columns are added without this property",
+            (
+                "Spark matches columns by position, and runs no MERGE; new columns are added without this "
+                "property"
+            ),
             name,
             value="false",
         )
@@ -99,7 +109,10 @@ def refused_properties(
         )
     for column in bounds:
         if setting := _setting_without_bounds(properties, column, columns):
-            why = f"its files keep no statistics of {column}, by which two writers of the same offsets are detected"
+            why = (
+                f"its files keep no statistics of {column}, by which two writers of the same offsets are "
+                "detected"
+            )
             yield RefusedProperty(setting, why, f"{_METRICS}.column.{column}", value="full")
 
 

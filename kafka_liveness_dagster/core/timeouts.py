@@ -33,13 +33,19 @@ class BrokerLimits:
 
     @property
     def recommit_seconds(self) -> float:
-        """How often offsets must be committed anew that may not expire: an hour, or a quarter of what they are kept."""
+        """How often offsets must be committed anew that may not expire.
+
+        An hour, or a quarter of what they are kept.
+        """
         return min(3_600.0, self.offsets_retention_seconds / 4)
 
 
 @dataclass(frozen=True)
 class ConsumerGroupConfig:
-    """What the broker's group config says: ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``."""
+    """What the broker's group config says.
+
+    ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``.
+    """
 
     session_ms: int
     heartbeat_ms: int
@@ -71,8 +77,9 @@ class RunBudget:
 class Timeouts:
     """What the member tells the broker and the watchdog enforces, in milliseconds.
 
-    ``process_timeout_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told (KIP-62). Under
-    ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here, never sent.
+    ``process_timeout_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told
+    (KIP-62). Under ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here,
+    never sent.
     """
 
     session_timeout_ms: int
@@ -84,16 +91,19 @@ class Timeouts:
 
     @property
     def request_ms(self) -> int:
-        """The member's ``socket.timeout.ms`` unless the user sets one: ``check_request_timeout`` says why half."""
+        """The member's ``socket.timeout.ms`` unless the user sets one.
+
+        ``check_request_timeout`` says why half.
+        """
         return min(self.session_timeout_ms // 2, 60_000)  # librdkafka's own default
 
     @property
     def handover_ms(self) -> int:
         """How long after the last poll a rebalance may still wait for open batches; then they are given up.
 
-        The group throws out who keeps it waiting for longer than the process timeout, which is its rebalance timeout
-        (KIP-62). It counts from the rebalance's beginning, of which a member hears up to a heartbeat later. A tenth,
-        2 s at most, is left for the last commit.
+        The group throws out who keeps it waiting for longer than the process timeout, which is its rebalance
+        timeout (KIP-62). It counts from the rebalance's beginning, of which a member hears up to a heartbeat
+        later. A tenth, 2 s at most, is left for the last commit.
         """
         return self.process_timeout_ms - self.heartbeat_ms - min(self.process_timeout_ms // 10, 2_000)
 
@@ -111,12 +121,13 @@ class Timeouts:
             return ""
         lower = "session_timeout_seconds, which the broker's group.min.session.timeout.ms bounds"
         if self.protocol == "consumer":
-            lower = "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
+            lower = (
+                "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
+            )
         return (
-            f"process timeout was raised from {self.budget} to the session timeout, {self.session_timeout_ms / 1000:g} "
-            "s: a "
-            "hung batch ends no sooner than a dead process is noticed (KIP-62). Fix: raise max_batch_seconds, or lower "
-            f"{lower}"
+            f"process timeout was raised from {self.budget} to the session timeout, "
+            f"{self.session_timeout_ms / 1000:g} s: a hung batch ends no sooner than a dead process is "
+            f"noticed (KIP-62). Fix: raise max_batch_seconds, or lower {lower}"
         )
 
     def __str__(self) -> str:
@@ -179,8 +190,8 @@ def _check_budget(budget: RunBudget) -> None:
         raise InvalidSettingError(
             f"run budget {budget.seconds:,.10g} s ({budget.source}) must be above 0 and at most "
             f"{MAX_BUDGET_SECONDS:,g} s (24 h). An endless poll interval, as Kafka Streams once had with "
-            "Integer.MAX_VALUE (2,147,483,647 ms, 24.9 days), lets a hung batch hold its partitions for ever: set "
-            "max_batch_seconds to the seconds that the longest healthy batch takes"
+            "Integer.MAX_VALUE (2,147,483,647 ms, 24.9 days), lets a hung batch hold its partitions for "
+            "ever: set max_batch_seconds to the seconds that the longest healthy batch takes"
         )
 
 
@@ -194,10 +205,10 @@ def derive_timeouts(
 ) -> Timeouts:
     """Session, heartbeat and process timeout of a member with this budget (KIP-62, Public Interfaces).
 
-    A session timeout that nobody set follows a short budget down, never below the broker's minimum.
-    With ``group`` (KIP-848; None for the classic protocol) session and heartbeat are the broker's, not the user's.
-    The process timeout is the larger of budget and session timeout, as KIP-62 wants it: a shorter budget is raised,
-    and ``Timeouts.warning`` says so.
+    A session timeout that nobody set follows a short budget down, never below the broker's minimum. With
+    ``group`` (KIP-848; None for the classic protocol) session and heartbeat are the broker's, not the user's.
+    The process timeout is the larger of budget and session timeout, as KIP-62 wants it: a shorter budget is
+    raised, and ``Timeouts.warning`` says so.
 
     Raises:
         InvalidSettingError: settings that contradict each other or the broker.
@@ -211,8 +222,8 @@ def derive_timeouts(
         _check_group(group, session_seconds, heartbeat_seconds)
     if session_ms > MAX_BUDGET_SECONDS * 1000:
         raise InvalidSettingError(
-            f"session timeout {session_ms:,} ms is above 24 h, {MAX_BUDGET_SECONDS * 1000:,.0f} ms, the longest poll "
-            "interval: lower it, on the broker if it is the broker's"
+            f"session timeout {session_ms:,} ms is above 24 h, {MAX_BUDGET_SECONDS * 1000:,.0f} ms, the "
+            "longest poll interval: lower it, on the broker if it is the broker's"
         )
     return Timeouts(
         session_timeout_ms=session_ms,
@@ -226,9 +237,11 @@ def derive_timeouts(
 def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
     """Refuse a ``socket.timeout.ms`` with which one connection that dies silently costs the membership; None is fine.
 
-    JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266). But no second heartbeat
-    is sent while the first, or FindCoordinator after it, waits on a dead connection (KIP-735, Motivation). Of 16
-    members with a 10 s session all were lost with librdkafka's default of 60 s, none with 5 s; under KIP-848 5 of 8.
+    JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266). But no second
+        heartbeat
+    is sent while the first, or FindCoordinator after it, waits on a dead connection (KIP-735, Motivation). Of
+    16 members with a 10 s session all were lost with librdkafka's default of 60 s, none with 5 s; under
+    KIP-848 5 of 8.
 
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.
@@ -236,22 +249,27 @@ def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
     longest_ms = timeouts.session_timeout_ms - timeouts.heartbeat_ms
     if request_ms is not None and request_ms >= longest_ms:
         raise InvalidSettingError(
-            f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do not fit into "
-            f"the session timeout {timeouts.session_timeout_ms:,} ms: one silently dead connection would cost the "
-            "membership. "
-            f"Set it below {longest_ms:,}, leave it unset ({timeouts.request_ms:,} is sent then), or raise the session"
+            f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do not "
+            f"fit into the session timeout {timeouts.session_timeout_ms:,} ms: one silently dead connection "
+            f"would cost the membership. Set it below {longest_ms:,}, leave it unset "
+            f"({timeouts.request_ms:,} is sent then), or raise the session"
         )
 
 
-def _check_group(group: ConsumerGroupConfig, session_seconds: float | None, heartbeat_seconds: float | None) -> None:
+def _check_group(
+    group: ConsumerGroupConfig, session_seconds: float | None, heartbeat_seconds: float | None
+) -> None:
     say = "kafka-configs --alter --entity-type groups --entity-name <group id> --add-config consumer."
     if session_seconds is not None or heartbeat_seconds is not None:
         raise InvalidSettingError(
-            f"session_timeout_seconds={session_seconds} and heartbeat_interval_seconds={heartbeat_seconds} cannot be "
-            f"sent with group.protocol=consumer (KIP-848): {group.session_ms:,} and {group.heartbeat_ms:,} ms of the "
-            f"broker's group config rule. Leave them unset, or change them there: {say}session.timeout.ms=<ms>"
+            f"session_timeout_seconds={session_seconds} and heartbeat_interval_seconds={heartbeat_seconds} "
+            f"cannot be sent with group.protocol=consumer (KIP-848): {group.session_ms:,} and "
+            f"{group.heartbeat_ms:,} ms of the broker's group config rule. Leave them unset, or change them "
+            f"there: {say}session.timeout.ms=<ms>"
         )
-    _check_heartbeat(group.heartbeat_ms, group.session_ms, f"set it on the broker: {say}heartbeat.interval.ms=<ms>")
+    _check_heartbeat(
+        group.heartbeat_ms, group.session_ms, f"set it on the broker: {say}heartbeat.interval.ms=<ms>"
+    )
 
 
 def _session_ms(budget: RunBudget, session_seconds: float | None, limits: BrokerLimits) -> int:
@@ -262,9 +280,9 @@ def _session_ms(budget: RunBudget, session_seconds: float | None, limits: Broker
         session_ms = _milliseconds("session timeout", session_seconds)
     if not limits.min_session_ms <= session_ms <= limits.max_session_ms:
         raise InvalidSettingError(
-            f"session timeout {session_ms:,} ms is outside what the broker allows, {limits.min_session_ms:,} to "
-            f"{limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): change session_timeout_seconds "
-            "or the broker's limits"
+            f"session timeout {session_ms:,} ms is outside what the broker allows, "
+            f"{limits.min_session_ms:,} to {limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): "
+            "change session_timeout_seconds or the broker's limits"
         )
     return session_ms
 
@@ -282,8 +300,9 @@ def _check_heartbeat(heartbeat_ms: int, session_ms: int, remedy: str) -> None:
     ceiling = session_ms // 3
     if not 0 < heartbeat_ms <= ceiling:
         raise InvalidSettingError(
-            f"heartbeat interval {heartbeat_ms:,} ms must be above 0 and at most a third of the session timeout, "
-            f"{ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership. To mend it, {remedy}"
+            f"heartbeat interval {heartbeat_ms:,} ms must be above 0 and at most a third of the session "
+            f"timeout, {ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership. "
+            f"To mend it, {remedy}"
         )
 
 

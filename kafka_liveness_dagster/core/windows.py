@@ -1,6 +1,7 @@
 """Is every record of a window of time in the table? As far as offsets and timestamps can tell; asks nobody.
 
-A log is in order of offsets, and of timestamps only roughly: a window ends, in a partition, at the first offset whose
+A log is in order of offsets, and of timestamps only roughly: a window ends, in a partition, at the first
+    offset whose
 timestamp lies at or above its end. It is complete when all below these offsets is done, in whichever lane.
 
 >>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
@@ -41,7 +42,8 @@ class JudgedWindow:
 
     Attributes:
         ranges: the offsets from the first record of the window on, to the first one behind it.
-        written_off: what was not processed, of them, or expired and maybe of them: forgiven, or lost and told.
+        written_off: what was not processed, of them, or expired and maybe of them: forgiven, or lost and
+            told.
         waiting_for: what is not processed yet, in words.
         is_empty: no partition ever had a record of a complete window. False where records may have expired.
     """
@@ -66,10 +68,10 @@ def judge_window(
     Args:
         partitions: all of the group's, looked at before the next two were asked for.
         begins: the first offset that is of the window or later; None where there is none.
-        ends: the first offset that is later than the window; the log's very end where there is none, open transactions
-            included.
-        started_in_group_lifetime: the window began when the group was at work and somebody looked: what expired was
-            processed.
+        ends: the first offset that is later than the window; the log's very end where there is none, open
+            transactions included.
+        started_in_group_lifetime: the window began when the group was at work and somebody looked: what
+            expired was processed.
     """
     if unknown := next((one for one in partitions if _first_offset(one) is None), None):
         return JudgedWindow(
@@ -113,7 +115,10 @@ def are_processed(partitions: Sequence[PartitionSnapshot], ranges: Collection[Of
 
 
 def _first_offset(one: PartitionSnapshot) -> int | None:
-    """The first offset that the group answers for; of a log that nobody has read yet its very first one alone."""
+    """The first offset that the group answers for.
+
+    Of a log that nobody has read yet its very first one alone.
+    """
     if one.committed is not None:
         return one.origin
     return 0 if one.log_start == 0 else None

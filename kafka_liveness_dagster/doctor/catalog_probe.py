@@ -1,6 +1,7 @@
 """Try on a scratch table of a catalog what the sink and the ledger rely on, for ``kafka-liveness doctor``.
 
-The table is written by the sink's own code and dropped at the end. Never touches another table, and never Kafka.
+The table is written by the sink's own code and dropped at the end. Never touches another table, and never
+Kafka.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]
 
     Args:
         session: a Spark session of a server that has the catalog.
-        catalog_name: ``catalog``, in which a namespace is created and dropped; or ``catalog.namespace``, which has to
-            exist.
+        catalog_name: ``catalog``, in which a namespace is created and dropped; or ``catalog.namespace``,
+            which has to exist.
     """
     name = f"kafka_liveness_probe_{uuid4().hex[:8]}"
     is_own = "." not in catalog_name
@@ -105,14 +106,18 @@ class _CatalogProbe:
         wanted = new_table_properties(DEFAULT_LAYOUT)
         bounds = needed_bounds(is_by_kafka_partition=True)
         if wrong := [*refused_properties(found, bounds, KEY)]:
-            return FAIL(f"the catalog sets {describe_refused(wrong)}", "change the catalog's defaults for new tables")
+            return FAIL(
+                f"the catalog sets {describe_refused(wrong)}", "change the catalog's defaults for new tables"
+            )
         others = {key: found.get(key, "not set") for key, value in wanted.items() if found.get(key) != value}
         others.pop("format-version", None)  # of the metadata, and not shown by each version of Iceberg
         own = [f"{key}={value}" for key, value in sorted(others.items())]
         if not maintenance_policy(found).allows_delete:
             own.append("gc.enabled=false")
         if own:
-            return WARN(f"the catalog has its own: {', '.join(own)}", "docs/table.md says what each property is for")
+            return WARN(
+                f"the catalog has its own: {', '.join(own)}", "docs/table.md says what each property is for"
+            )
         return OK("as the table was created with")
 
     def summaries(self) -> CheckResult:
@@ -137,7 +142,10 @@ class _CatalogProbe:
         return self.summaries() if exact.outcome is Outcome.OK else exact
 
     def race(self) -> CheckResult:
-        """Let two writers begin from one snapshot with the same offsets: the one that commits later has to fail."""
+        """Let two writers begin from one snapshot with the same offsets.
+
+        The one that commits later has to fail.
+        """
         later = self._prepare_write(25, 35)
         self._write(25, 30)
         try:
@@ -165,13 +173,18 @@ class _CatalogProbe:
 
     def drop(self, *, with_namespace: bool) -> CheckResult:
         """Drop the table with its files, and the namespace if the probe created it."""
-        kept = self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")  # refused with gc.enabled=false
+        # Refused with gc.enabled=false
+        kept = self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")
         if kept and (why := self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted}")):
             return WARN(f"{self.table.name} could not be dropped: {why}", "drop it by hand")
         namespace = self.table.quoted.rpartition(".")[0]
         if with_namespace and (why := self._error_of(f"DROP NAMESPACE IF EXISTS {namespace}")):
             return WARN(f"namespace {namespace} could not be dropped: {why}", "drop it by hand")
-        return WARN(f"dropped, and its files are still there: {kept}", "remove them by hand") if kept else OK("dropped")
+        return (
+            WARN(f"dropped, and its files are still there: {kept}", "remove them by hand")
+            if kept
+            else OK("dropped")
+        )
 
     def _error_of(self, sql: str) -> str:
         """Run a statement; return why it failed, or nothing."""
@@ -207,7 +220,9 @@ class _CatalogProbe:
         ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
         ledger = self._ledger()
         ledger.entries([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
-        write_table(self.session, self.table, ranges, make_frame=lambda: self._rows(start, end), ledger=ledger)
+        write_table(
+            self.session, self.table, ranges, make_frame=lambda: self._rows(start, end), ledger=ledger
+        )
 
     def _rows(self, start: int, end: int) -> DataFrame:
         columns = (f"'{_TOPIC}' AS topic", "0 AS partition", "id AS offset", "cast(id AS string) AS value")
@@ -217,10 +232,14 @@ class _CatalogProbe:
         return TableLedger(self.table, lambda: self.session, _ANSWER_SECONDS)
 
     def _check_exact(self, end: int, told: str) -> CheckResult:
-        rows = self.session.sql(f"SELECT count(*), count(DISTINCT `offset`) FROM {self.table.quoted}").collect()[0]
+        rows = self.session.sql(
+            f"SELECT count(*), count(DISTINCT `offset`) FROM {self.table.quoted}"
+        ).collect()[0]
         if tuple(rows) == (end, end):
             return OK(told)
-        return FAIL(f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "take another catalog")
+        return FAIL(
+            f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "take another catalog"
+        )
 
     def _offsets_of(self, told: str) -> CheckResult:
         with suppress(PySparkException):
@@ -229,5 +248,7 @@ class _CatalogProbe:
         account = self._ledger().entries([tp])[tp]
         if account.is_complete and account.written == (Span(0, 30),):
             return OK(told)
-        advice = "keep snapshots for longer than a crash lag range stays pending, and run kafka-liveness audit"
+        advice = (
+            "keep snapshots for longer than a crash lag range stays pending, and run kafka-liveness audit"
+        )
         return WARN(f"the table's history has {account.written or 'nothing'} of the offsets 0 to 30", advice)

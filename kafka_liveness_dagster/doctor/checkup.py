@@ -1,7 +1,7 @@
 """Is a real deployment as docs/production.md advises? Kafka, a group, Spark and its catalogs are asked, rules judge.
 
-Starts nothing and changes nothing but the scratch table of a probed catalog; each question is bounded in time, and one
-that fails does not end the rest.
+Starts nothing and changes nothing but the scratch table of a probed catalog; each question is bounded in
+time, and one that fails does not end the rest.
 """
 
 from __future__ import annotations
@@ -36,16 +36,25 @@ _SERVER_SECONDS = 30.0  # a cold server's first queries
 _CATALOG_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
 _PROBE_SECONDS = 180.0  # about ten small commits
 _RETENTION_SETTING = "offsets.retention.minutes"
-_CLUSTER_SETTINGS = [name for rule in kafka_rules.CLUSTER for name in rule.required_facts if name != "differing"]
+_CLUSTER_SETTINGS = [
+    name for rule in kafka_rules.CLUSTER for name in rule.required_facts if name != "differing"
+]
 
 
-def check_kafka(settings: Callable[[], KafkaSettings], group_id: str | None, *, is_embedded: bool) -> Iterator[Finding]:
+def check_kafka(
+    settings: Callable[[], KafkaSettings], group_id: str | None, *, is_embedded: bool
+) -> Iterator[Finding]:
     """What the brokers say, and what they say of one group."""
-    yield from _run_checks("kafka", "brokers", lambda: _check_cluster(settings(), group_id, is_embedded=is_embedded))
+    yield from _run_checks(
+        "kafka", "brokers", lambda: _check_cluster(settings(), group_id, is_embedded=is_embedded)
+    )
 
 
 def check_spark(url: Callable[[], str], probed: str | None = None) -> Iterator[Finding]:
-    """What the Spark Connect server says, and each of its catalogs; the one that is probed gets a scratch table."""
+    """What the Spark Connect server says, and each of its catalogs.
+
+    The one that is probed gets a scratch table.
+    """
     yield from _run_checks("spark", "server", lambda: _check_server(url(), probed))
 
 
@@ -55,7 +64,9 @@ def _run_checks(area: str, check: str, ask: Callable[[], Iterator[Finding]]) -> 
     except NoSuchGroupError as error:
         yield Finding(area, check, WARN(str(error)))
     except KafkaRefusedError as error:
-        yield Finding(area, check, UNKNOWN(f"could not be asked: {error}", "docs/security.md has the rights it takes"))
+        yield Finding(
+            area, check, UNKNOWN(f"could not be asked: {error}", "docs/security.md has the rights it takes")
+        )
     except KafkaLivenessError as error:
         yield Finding(area, check, FAIL(str(error)))
 
@@ -74,7 +85,9 @@ def _check_cluster(settings: KafkaSettings, group_id: str | None, *, is_embedded
         commits = {**commits, "brokers": len(brokers), "embedded": is_embedded}
     yield from run_rules("kafka", kafka_rules.OFFSETS_TOPIC, commits)
     if group_id is not None:
-        yield from _run_checks("group", group_id, lambda: _check_group(settings, setup, cluster, group_id=group_id))
+        yield from _run_checks(
+            "group", group_id, lambda: _check_group(settings, setup, cluster, group_id=group_id)
+        )
 
 
 def _check_group(
@@ -87,14 +100,18 @@ def _check_group(
     if isinstance(cluster, Unavailable):
         kept = cluster
     else:
-        kept = cluster.get(_RETENTION_SETTING, Unavailable(f"{_RETENTION_SETTING} is not told to this client"))
+        kept = cluster.get(
+            _RETENTION_SETTING, Unavailable(f"{_RETENTION_SETTING} is not told to this client")
+        )
     for topic in sorted({one.snapshot.topic_partition.topic for one in found.partitions}):
         partitions = [one for one in found.partitions if one.snapshot.topic_partition.topic == topic]
         config = setup.topic(topic)
         if not isinstance(config, Unavailable):
             of_records = {
                 # First: a broker counts over 11 s
-                "throttle seconds": measure_throttle_seconds(settings, partitions[0].snapshot.topic_partition),
+                "throttle seconds": measure_throttle_seconds(
+                    settings, partitions[0].snapshot.topic_partition
+                ),
                 "age seconds": _oldest_age_seconds(settings, group_id, partitions),
                 "ahead seconds": _clock_ahead_seconds(setup, partitions),
             }
@@ -105,7 +122,10 @@ def _check_group(
 def _oldest_age_seconds(
     settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionStatus]
 ) -> float | Unavailable:
-    """Of the oldest record that neither lane has processed, as far as the broker has it; 0 where nothing waits."""
+    """Of the oldest record that neither lane has processed, as far as the broker has it.
+
+    0 where nothing waits.
+    """
     firsts = {
         one.snapshot.topic_partition: max(one.snapshot.log_start, one.committed)
         for one in partitions
@@ -114,10 +134,16 @@ def _oldest_age_seconds(
     if not firsts:
         return 0.0
     found = timestamps(Cluster(settings), group_id, firsts)
-    return max(0.0, time.time() - min(found.values()) / 1000) if found else Unavailable("no record was read within 2 s")
+    return (
+        max(0.0, time.time() - min(found.values()) / 1000)
+        if found
+        else Unavailable("no record was read within 2 s")
+    )
 
 
-def _clock_ahead_seconds(setup: ClusterConfig, partitions: Sequence[PartitionStatus]) -> float | Unavailable | None:
+def _clock_ahead_seconds(
+    setup: ClusterConfig, partitions: Sequence[PartitionStatus]
+) -> float | Unavailable | None:
     try:
         return setup.clock_ahead_seconds([one.snapshot.topic_partition for one in partitions])
     except KafkaRefusedError as error:
@@ -136,7 +162,9 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
     host = address.hostname or ""
     port = address.port or 15002
     if not processes.is_listening(port, host):  # pyspark itself goes on trying for ten minutes
-        yield Finding("spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs"))
+        yield Finding(
+            "spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs")
+        )
         return
     session = connect(url, timeout_seconds=_SPARK_SECONDS)
     try:
@@ -154,8 +182,12 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
             advice = "set spark.sql.catalog.<name> (docs/production.md); a sink of your own needs none"
             yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))
         for name, settings in catalogs.items():
-            with connection_of(session).abort_after(_CATALOG_SECONDS, f"it was asked whether catalog {name} answers"):
-                yield from _run_checks(f"catalog {name}", "answers", partial(_check_catalog, session, name, settings))
+            with connection_of(session).abort_after(
+                _CATALOG_SECONDS, f"it was asked whether catalog {name} answers"
+            ):
+                yield from _run_checks(
+                    f"catalog {name}", "answers", partial(_check_catalog, session, name, settings)
+                )
         if probed is not None:
             with connection_of(session).abort_after(_PROBE_SECONDS, f"catalog {probed} was probed"):
                 yield from _run_checks(f"catalog {probed}", "probe", partial(probe_catalog, session, probed))

@@ -1,7 +1,7 @@
 """Is a Dagster instance as docs/production.md advises? Its ``dagster.yaml`` is read, and a code location is loaded.
 
-Starts no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they ticked, and
-when the daemon was alive.
+Starts no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they
+ticked, and when the daemon was alive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 _STORAGE_SECONDS = 15.0
 _DAGSTERS_EXECUTOR = "multi_or_in_process_executor"
 _NO_LOCATION = Unavailable("name the code location with -m or -f to have it looked at")
-_NO_INSTANCE = Unavailable("set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at")
+_NO_INSTANCE = Unavailable(
+    "set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at"
+)
 _TICKS = 21  # the latest, by which a period is judged
 _MIN_STEPS = 3
 
@@ -71,17 +73,24 @@ def check_dagster(home: Path | None, module: str | None, file: Path | None) -> I
             yield from run_rules("dagster", INSTANCE, settings)
     else:
         seen = _read_instance(settings, () if isinstance(location, Unavailable) else location.names)
-        yield Finding("dagster", "instance", OK(f"{home}, dagster {dg.__version__}, {settings['run_launcher.class']}"))
+        yield Finding(
+            "dagster", "instance", OK(f"{home}, dagster {dg.__version__}, {settings['run_launcher.class']}")
+        )
         yield from run_rules(
             "dagster",
             INSTANCE,
             {**settings, **_find_group_sensors(location), "daemon seconds": _daemon_age_seconds(seen)},
         )
-    yield from run_rules("location", LOCATION, location if isinstance(location, Unavailable) else location.facts(seen))
+    yield from run_rules(
+        "location", LOCATION, location if isinstance(location, Unavailable) else location.facts(seen)
+    )
 
 
 class _SensorState(NamedTuple):
-    """What the instance remembers of one sensor: its status, empty where nobody switched it, and its latest ticks."""
+    """What the instance remembers of one sensor.
+
+    Its status, empty where nobody switched it, and its latest ticks.
+    """
 
     status: str
     ticks: tuple[float, ...]
@@ -120,10 +129,15 @@ class _CodeLocation:
         if isinstance(seen, Unavailable) and self.sensors:
             return {"executor": self.executor, "sensors": seen}
         known: Mapping[str, _SensorState] = {} if isinstance(seen, Unavailable) else seen.sensors
-        return {"executor": self.executor, "sensors": tuple(_group_sensor(*one, known) for one in self.sensors)}
+        return {
+            "executor": self.executor,
+            "sensors": tuple(_group_sensor(*one, known) for one in self.sensors),
+        }
 
 
-def _group_sensor(group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _SensorState]) -> GroupSensorFacts:
+def _group_sensor(
+    group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _SensorState]
+) -> GroupSensorFacts:
     """By what people switched in the UI, else by what its code says; and how its ticks came."""
     one = known.get(sensor.name, _SensorState("", ()))
     in_code = sensor.default_status is dg.DefaultSensorStatus.RUNNING
@@ -152,7 +166,9 @@ def _daemon_age_seconds(seen: _InstanceState | Unavailable) -> float | Unavailab
 
 def _read_settings(home: Path) -> dict[str, Any]:
     if not home.is_absolute() or not home.is_dir():
-        raise InvalidSettingError("DAGSTER_HOME must be the absolute path of a folder, or Dagster does not start")
+        raise InvalidSettingError(
+            "DAGSTER_HOME must be the absolute path of a folder, or Dagster does not start"
+        )
     file = home / "dagster.yaml"
     told = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
     if not isinstance(told, dict):
@@ -195,7 +211,9 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
     asking = threading.Thread(target=ask, daemon=True)  # a database that is silent is not waited for
     asking.start()
     asking.join(_STORAGE_SECONDS)
-    return told[0] if told else Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+    return (
+        told[0] if told else Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+    )
 
 
 def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:

@@ -95,8 +95,8 @@ def _monitoring(enabled: bool, poll: int, most: int, free: int) -> CheckResult: 
     if poll > _POLL_SECONDS or not free:
         return WARN(
             f"run_monitoring looks every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
-            f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed run keeps "
-            "its slot in a pool for ever otherwise",
+            f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed "
+            "run keeps its slot in a pool for ever otherwise",
         )
     found = f"run_monitoring looks every {poll} s"
     return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
@@ -107,8 +107,8 @@ def _coordinator(kind: str, dequeue: int) -> CheckResult:
     if kind != _QUEUED:
         return WARN(
             f"run_coordinator is {kind}",
-            f"remove it, so that {_QUEUED} is used: every limit of runs is its work; without it a backfill of 200 "
-            "partitions is up to 200 processes at once",
+            f"remove it, so that {_QUEUED} is used: every limit of runs is its work; without it a backfill "
+            "of 200 partitions is up to 200 processes at once",
         )
     if dequeue > _DEQUEUE_SECONDS:
         return WARN(
@@ -124,15 +124,15 @@ def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str])
         if limit.get("key") == _GROUP or (limit.get("key") == _LANE and limit.get("value") != "catch-up"):
             return FAIL(
                 f"tag_concurrency_limits holds back {limit.get('key')}: {limit.get('value', 'any')}",
-                "limit kafka_liveness/lane: catch-up alone: a live run that waits in the queue counts as in progress, "
-                "so its group stands still",
+                "limit kafka_liveness/lane: catch-up alone: a live run that waits in the queue counts as "
+                "in progress, so its group stands still",
             )
     found = f"max_concurrent_runs is {most}, groups here: {len(groups)}"
     if most != -1 and most <= len(groups):
         return FAIL(
             found,
-            f"set concurrency.runs.max_concurrent_runs above {len(groups)}, with room for backfills: live runs do not "
-            "end, so the last group never starts",
+            f"set concurrency.runs.max_concurrent_runs above {len(groups)}, with room for backfills: live "
+            "runs do not end, so the last group never starts",
         )
     return OK(found)
 
@@ -159,9 +159,14 @@ def _storage(kind: str, launcher: str) -> CheckResult:
     if kind != "sqlite":
         return OK(f"storage: {kind}, runs by {launcher}")
     elsewhere = launcher != "DefaultRunLauncher"
-    advice = "put the storage into Postgres: SQLite is a file with one writer; ticks, events and live runs wait for it"
+    advice = (
+        "put the storage into Postgres: SQLite is a file with one writer; ticks, events and live runs wait "
+        "for it"
+    )
     if elsewhere:
-        return FAIL(f"storage: SQLite, runs by {launcher}", f"{advice}, and runs on other machines cannot reach it")
+        return FAIL(
+            f"storage: SQLite, runs by {launcher}", f"{advice}, and runs on other machines cannot reach it"
+        )
     return WARN("storage: SQLite", advice)
 
 
@@ -170,22 +175,26 @@ def _threads(threads: bool, groups: Sequence[str]) -> CheckResult:  # noqa: FBT0
     if not threads and len(groups) != 1:
         return WARN(
             "sensors.use_threads is off, its default",
-            "set sensors.use_threads: true with num_workers: 8: the ticks of all groups are one after the other, and a "
-            "crash goes unnoticed until its group's turn",
+            "set sensors.use_threads: true with num_workers: 8: the ticks of all groups are one after the "
+            "other, and a crash goes unnoticed until its group's turn",
         )
     return OK("ticks go on side by side" if threads else "one group, one sensor")
 
 
 def _ticks(days: Mapping[str, int] | int) -> CheckResult:
     # Rule 8: a sensor that looks every 5 s writes 17,280 ticks a day
-    kept = {"success": days, "skipped": days} if isinstance(days, int) else {"success": -1, "skipped": 7, **days}
+    kept = (
+        {"success": days, "skipped": days} if isinstance(days, int) else {"success": -1, "skipped": 7, **days}
+    )
     if forever := [kind for kind in ("success", "skipped") if kept[kind] == -1]:
         return WARN(
             f"ticks kept for ever: {', '.join(forever)}",
-            "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes up to "
-            "17,280 ticks a day",
+            "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes "
+            "up to 17,280 ticks a day",
         )
-    return OK(f"ticks are kept for {format_duration(86_400.0 * max(kept['success'], kept['skipped']))} at most")
+    return OK(
+        f"ticks are kept for {format_duration(86_400.0 * max(kept['success'], kept['skipped']))} at most"
+    )
 
 
 def _executor(name: str) -> CheckResult:
@@ -193,8 +202,8 @@ def _executor(name: str) -> CheckResult:
     if name != "in_process":
         return WARN(
             f"the code location's executor is {name}",
-            "give it dg.Definitions(executor=dg.in_process_executor): backfills use it, and the step of a killed run "
-            "worker goes on in a process of its own, for which Spark works until it is fenced",
+            "give it dg.Definitions(executor=dg.in_process_executor): backfills use it, and the step of a "
+            "killed run worker goes on in a process of its own, for which Spark works until it is fenced",
         )
     return OK("backfills work in the run's own process")
 
@@ -206,15 +215,18 @@ def _sensors(groups: Sequence[GroupSensorFacts]) -> CheckResult:
     if off := [one for one in groups if not one.is_on]:
         return FAIL(
             f"off: {join_some([f'{one.name} ({one.group_id})' for one in off])}",
-            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): nobody else "
-            "starts a group's live lane, or tells of a crash",
+            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): "
+            "nobody else starts a group's live lane, or tells of a crash",
         )
     return OK(f"on: {join_some([one.name for one in groups])}")
 
 
 def _daemon(seconds: float | None) -> CheckResult:
     # Rule 11: sensors tick, queued runs start and backfills go on in the daemon
-    advice = "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again without it"
+    advice = (
+        "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again "
+        "without it"
+    )
     if seconds is None:
         return WARN("no daemon has ever worked for this instance", advice)
     if seconds > _DAEMON_IS_GONE_SECONDS:
@@ -230,7 +242,9 @@ def _period(groups: Sequence[GroupSensorFacts]) -> CheckResult:
         "num_workers), take long, or the daemon is down. A crash is noticed that much later"
     )
     if never := [one.name for one in on if one.idle_seconds is None]:
-        return WARN(f"never ticked: {join_some(never)}", "start the daemon, or look whether it has this code location")
+        return WARN(
+            f"never ticked: {join_some(never)}", "start the daemon, or look whether it has this code location"
+        )
     for one in on:
         idle = one.idle_seconds or 0.0
         if idle > max(_STOPPED_PERIODS * one.interval_seconds, _DAEMON_IS_GONE_SECONDS):

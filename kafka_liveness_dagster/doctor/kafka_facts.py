@@ -1,6 +1,7 @@
 """What do the brokers say of how they are set up? Facts for ``doctor.kafka_rules``; each question is bounded in time.
 
-Never changes anything, and takes no answer for none: what may not be asked is ``Unavailable``, with the right that it
+Never changes anything, and takes no answer for none: what may not be asked is ``Unavailable``, with the right
+    that it
 needs.
 """
 
@@ -65,7 +66,9 @@ class ClusterConfig:
         if isinstance(first, Unavailable):
             return first
         configs = {broker: one for broker, one in told.items() if not isinstance(one, Unavailable)}
-        values = {name: {broker: one.get(name, "unknown") for broker, one in configs.items()} for name in names}
+        values = {
+            name: {broker: one.get(name, "unknown") for broker, one in configs.items()} for name in names
+        }
         return {**first, "differing": {name: of for name, of in values.items() if len(set(of.values())) > 1}}
 
     def topic(self, name: str) -> dict[str, Any] | Unavailable:
@@ -84,9 +87,9 @@ class ClusterConfig:
         Args:
             cluster: the brokers' settings.
         """
-        future = self._admin.describe_topics(TopicCollection([_OFFSETS_TOPIC_NAME]), request_timeout=REQUEST_SECONDS)[
-            _OFFSETS_TOPIC_NAME
-        ]
+        future = self._admin.describe_topics(
+            TopicCollection([_OFFSETS_TOPIC_NAME]), request_timeout=REQUEST_SECONDS
+        )[_OFFSETS_TOPIC_NAME]
         try:
             found: Any = future.result()
         except KafkaException as error:
@@ -119,7 +122,9 @@ class ClusterConfig:
         return None if newest is None else newest / 1000 - time.time()
 
     def _describe_config(self, resource: ConfigResource) -> Future[Mapping[str, Any]]:
-        asked: dict[ConfigResource, Any] = self._admin.describe_configs([resource], request_timeout=REQUEST_SECONDS)
+        asked: dict[ConfigResource, Any] = self._admin.describe_configs(
+            [resource], request_timeout=REQUEST_SECONDS
+        )
         future: Future[Mapping[str, Any]] = asked[resource]
         return future
 

@@ -37,8 +37,8 @@ def _agreement(differing: Mapping[str, Mapping[int, str]]) -> CheckResult:
     )
     return WARN(
         told,
-        "set them alike on every broker: which one counts depends on who coordinates the group, and changes when that "
-        "broker is restarted. What follows is judged by the broker with the lowest id",
+        "set them alike on every broker: which one counts depends on who coordinates the group, and "
+        "changes when that broker is restarted. What follows is judged by the broker with the lowest id",
     )
 
 
@@ -51,14 +51,16 @@ def _sessions(shortest: str, longest: str) -> CheckResult:
     if least > ours:
         return WARN(
             found,
-            f"lower group.min.session.timeout.ms to {ours:,} or less: a dead process that nobody but the broker "
-            f"notices holds its partitions for {format_duration(least / 1000)}, whatever session_timeout_seconds says",
+            f"lower group.min.session.timeout.ms to {ours:,} or less: a dead process that nobody but the "
+            f"broker notices holds its partitions for {format_duration(least / 1000)}, whatever "
+            "session_timeout_seconds says",
         )
     if most < _JAVAS_SESSION_MS:
         return WARN(
             found,
-            f"raise group.max.session.timeout.ms to {_JAVAS_SESSION_MS:,} or more: a longer session_timeout_seconds is "
-            "refused before joining, and processes whose CPU is throttled need one",
+            f"raise group.max.session.timeout.ms to {_JAVAS_SESSION_MS:,} or more: a longer "
+            "session_timeout_seconds is refused before joining, and processes whose CPU is throttled need "
+            "one",
         )
     return OK(found)
 
@@ -69,8 +71,9 @@ def _metadata(most: str) -> CheckResult:
     if int(most) < wanted:
         return FAIL(
             f"offset.metadata.max.bytes is {int(most):,}",
-            f"set it to {wanted:,}, Kafka's default: commits hold the owed ranges of a partition, and one with more of "
-            "them is refused (OFFSET_METADATA_TOO_LARGE), after which the live lane can commit nothing",
+            f"set it to {wanted:,}, Kafka's default: commits hold the owed ranges of a partition, and one "
+            "with more of them is refused (OFFSET_METADATA_TOO_LARGE), after which the live lane can "
+            "commit nothing",
         )
     return OK(f"{int(most):,} bytes of metadata a commit, some 200 owed ranges a partition")
 
@@ -81,8 +84,8 @@ def _offsets_retention(minutes: str) -> CheckResult:
     if kept < _WEEK:
         return WARN(
             f"offsets.retention.minutes is {int(minutes):,} ({format_duration(kept)})",
-            "set it to 10080 (7 days, Kafka's default) or more: a group without members for longer forgets its "
-            "position and what it owes, and goes on where auto_offset_reset says",
+            "set it to 10080 (7 days, Kafka's default) or more: a group without members for longer forgets "
+            "its position and what it owes, and goes on where auto_offset_reset says",
         )
     return OK(f"commits of a group without members are kept for {format_duration(kept)}")
 
@@ -99,14 +102,14 @@ def _offsets_topic(told_copies: str | int, in_sync: str, brokers: int, is_embedd
     if copies < _MIN_COPIES:
         how = "kafka-reassign-partitions; offsets.topic.replication.factor counts only when the topic is made"
         return WARN(
-            found, f"give it {_MIN_COPIES} copies ({how}): {owed}, and are lost with the disk of {copies} broker(s)"
+            found,
+            f"give it {_MIN_COPIES} copies ({how}): {owed}, and are lost with the disk of {copies} broker(s)",
         )
     if int(in_sync) < _MIN_IN_SYNC:
         return WARN(
             found,
-            f"set min.insync.replicas={_MIN_IN_SYNC} on it: {owed}, and with {in_sync} an acknowledged one may be on "
-            "one "
-            "broker alone",
+            f"set min.insync.replicas={_MIN_IN_SYNC} on it: {owed}, and with {in_sync} an acknowledged one "
+            "may be on one broker alone",
         )
     return OK(found)
 
@@ -116,7 +119,10 @@ def _elections(unclean: str) -> CheckResult:
     if unclean == "true":
         return WARN(
             "unclean.leader.election.enable is true",
-            "set it to false: a log may be cut below what is committed, and the run then ends with TopicRecreatedError",
+            (
+                "set it to false: a log may be cut below what is committed, and the run then ends with "
+                "TopicRecreatedError"
+            ),
         )
     return OK("a log is not cut below what is committed")
 
@@ -126,8 +132,8 @@ def _auto_creation(on: str) -> CheckResult:
     if on == "true":
         return WARN(
             "auto.create.topics.enable is true",
-            "set it to false: a producer that knows a deleted topic makes it anew, empty, and its group then ends with "
-            "TopicRecreatedError; a misspelled topic waits for records that never come",
+            "set it to false: a producer that knows a deleted topic makes it anew, empty, and its group "
+            "then ends with TopicRecreatedError; a misspelled topic waits for records that never come",
         )
     return OK("topics are made on purpose only")
 
@@ -140,8 +146,8 @@ def _group_sessions(session: str, heartbeat: str) -> CheckResult:
     if heartbeat_ms > session_ms // 3:
         return FAIL(
             found,
-            "set consumer.heartbeat.interval.ms of the group to a third of consumer.session.timeout.ms at most: one "
-            "lost heartbeat must not cost the membership, and a run is refused with this",
+            "set consumer.heartbeat.interval.ms of the group to a third of consumer.session.timeout.ms at "
+            "most: one lost heartbeat must not cost the membership, and a run is refused with this",
         )
     return OK(found)
 
@@ -156,16 +162,20 @@ def _retention(kept_ms: str, offsets_minutes: str) -> CheckResult:
     if seconds < _WEEKEND:
         return WARN(
             f"retention.ms is {kept:,} ({format_duration(seconds)})",
-            f"set it to {round(_WEEKEND * 1000):,} (3 days) or more: what is owed, or waits while the group is down "
-            "over a weekend, is deleted before anybody looks",
+            f"set it to {round(_WEEKEND * 1000):,} (3 days) or more: what is owed, or waits while the group "
+            "is down over a weekend, is deleted before anybody looks",
         )
     if known < seconds:
         return WARN(
-            f"records are kept for {format_duration(seconds)}, commits without members for {format_duration(known)}",
-            f"set offsets.retention.minutes to {round(seconds / 60):,} or more: a group that is down for longer "
-            "forgets what it owes while the records are still there",
+            f"records are kept for {format_duration(seconds)}, commits without members for "
+            f"{format_duration(known)}",
+            f"set offsets.retention.minutes to {round(seconds / 60):,} or more: a group that is down for "
+            "longer forgets what it owes while the records are still there",
         )
-    return OK(f"records are kept for {format_duration(seconds)}, commits without members for {format_duration(known)}")
+    return OK(
+        f"records are kept for {format_duration(seconds)}, commits without members for "
+        f"{format_duration(known)}"
+    )
 
 
 def _backlog(age_seconds: float, kept_ms: str) -> CheckResult:
@@ -174,10 +184,15 @@ def _backlog(age_seconds: float, kept_ms: str) -> CheckResult:
     if not age_seconds:
         return OK("nothing waits")
     if int(kept_ms) == _NEVER:
-        return OK(f"the oldest record that waits is {format_duration(age_seconds)} old; retention.ms deletes none")
+        return OK(
+            f"the oldest record that waits is {format_duration(age_seconds)} old; retention.ms deletes none"
+        )
     age = format_duration(age_seconds)
     found = f"the oldest record that waits is {age} old, {age_seconds / kept:.0%} of {format_duration(kept)}"
-    advice = "materialize the crash lag partitions, let more runs share the lag (max_live_runs), or raise retention.ms"
+    advice = (
+        "materialize the crash lag partitions, let more runs share the lag (max_live_runs), or raise "
+        "retention.ms"
+    )
     if age_seconds > _TOO_LATE_SHARE * kept:
         return FAIL(found, f"now: {advice}; the broker deletes it at 100%")
     return WARN(found, advice) if age_seconds > _TIGHT_SHARE * kept else OK(found)
@@ -189,15 +204,17 @@ def _size(kept_bytes: str) -> CheckResult:
         return OK("no limit of bytes")
     return WARN(
         f"retention.bytes is {int(kept_bytes):,} a partition",
-        "set it to -1, or so large that it never counts: how long crash lag may wait depends on how much is produced, "
-        "and is shortest when most is",
+        "set it to -1, or so large that it never counts: how long crash lag may wait depends on how much "
+        "is produced, and is shortest when most is",
     )
 
 
 def _expiry(verdict: Verdict) -> CheckResult:
     # Rule 12: by offsets, whatever deletes them
     by = {"fine": OK, "warning": WARN, "error": FAIL}[verdict.severity.value]
-    return by(verdict.message) if by is OK else by(verdict.message, "`kafka-liveness status` shows each range")
+    return (
+        by(verdict.message) if by is OK else by(verdict.message, "`kafka-liveness status` shows each range")
+    )
 
 
 def _clock(ahead_seconds: float | None, kind: str) -> CheckResult:
@@ -207,10 +224,17 @@ def _clock(ahead_seconds: float | None, kind: str) -> CheckResult:
         return OK("no record, so no timestamp")
     if ahead_seconds > _MAX_AHEAD_SECONDS:
         return WARN(
-            f"the newest timestamp is {format_duration(ahead_seconds)} ahead of this machine's clock ({kind})",
-            f"set {whose} by NTP, and this machine's: retention counts from timestamps, and so do windows of time",
+            f"the newest timestamp is {format_duration(ahead_seconds)} ahead of this machine's clock "
+            f"({kind})",
+            (
+                f"set {whose} by NTP, and this machine's: retention counts from timestamps, and so do "
+                "windows of time"
+            ),
         )
-    return OK(f"no timestamp is of the future ({kind}); by how much {whose} is behind cannot be told without producing")
+    return OK(
+        f"no timestamp is of the future ({kind}); by how much {whose} is behind cannot be told without "
+        "producing"
+    )
 
 
 def _reads(throttle_seconds: float) -> CheckResult:
@@ -218,8 +242,9 @@ def _reads(throttle_seconds: float) -> CheckResult:
     if throttle_seconds:
         return WARN(
             f"a quota delayed a fetch just now by {throttle_seconds:,.2f} s",
-            "raise consumer_byte_rate or request_percentage of this login (`kafka-configs --describe --entity-type "
-            "users`): a batch takes as long as the quota has it, and smaller ones read no faster",
+            "raise consumer_byte_rate or request_percentage of this login (`kafka-configs --describe "
+            "--entity-type users`): a batch takes as long as the quota has it, and smaller ones read no "
+            "faster",
         )
     return OK("no quota delayed a fetch just now; which quotas there are the client library cannot list")
 
@@ -232,8 +257,12 @@ CLUSTER = (
     Rule("elections", ("unclean.leader.election.enable",), _elections),
     Rule("auto creation", ("auto.create.topics.enable",), _auto_creation),
 )
-OFFSETS_TOPIC = (Rule("offsets topic", ("copies", "min.insync.replicas", "brokers", "embedded"), _offsets_topic),)
-GROUP = (Rule("sessions", ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"), _group_sessions),)
+OFFSETS_TOPIC = (
+    Rule("offsets topic", ("copies", "min.insync.replicas", "brokers", "embedded"), _offsets_topic),
+)
+GROUP = (
+    Rule("sessions", ("consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"), _group_sessions),
+)
 BACKLOG = (Rule("expiry", ("expiry",), _expiry),)
 TOPIC = (
     Rule("retention", ("retention.ms", "offsets.retention.minutes"), _retention),

@@ -45,9 +45,12 @@ def _check_jars() -> CheckResult:
     missing = [name for name in jars.NAMES if not jars.is_downloaded(name)]
     if missing:
         return FAIL(
-            f"those of {' and '.join(missing)} are not in {jars.jars_folder()}", "`kafka-liveness up` downloads them"
+            f"those of {' and '.join(missing)} are not in {jars.jars_folder()}",
+            "`kafka-liveness up` downloads them",
         )
-    return OK(f"complete in {jars.jars_folder()}, checksums of the release, for pyspark {jars.check_pyspark()}")
+    return OK(
+        f"complete in {jars.jars_folder()}, checksums of the release, for pyspark {jars.check_pyspark()}"
+    )
 
 
 def _check_state_file(home: Path) -> CheckResult:

@@ -99,24 +99,29 @@ class Rule:
     judge: Callable[..., CheckResult]
 
 
-def run_rules(area: str, rules: Iterable[Rule], known_facts: Mapping[str, Any] | Unavailable) -> Iterator[Finding]:
+def run_rules(
+    area: str, rules: Iterable[Rule], known_facts: Mapping[str, Any] | Unavailable
+) -> Iterator[Finding]:
     """Each rule's answer; one that says which are left out, where nothing could be asked.
 
     Args:
         area: whose rules they are.
         rules: what to judge by.
-        known_facts: facts by name; a fact that is ``Unavailable`` or missing leaves the rules that need it without an
-            answer.
+        known_facts: facts by name; a fact that is ``Unavailable`` or missing leaves the rules that need it
+            without an answer.
     """
     rules = list(rules)
     if isinstance(known_facts, Unavailable):
         named = ", ".join(rule.check for rule in rules)
         check = "settings" if rules[1:] else named
-        yield Finding(area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", known_facts.reason))
+        yield Finding(
+            area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", known_facts.reason)
+        )
         return
     for rule in rules:
         facts = [
-            known_facts.get(name, Unavailable(f"{name} is not told to this client")) for name in rule.required_facts
+            known_facts.get(name, Unavailable(f"{name} is not told to this client"))
+            for name in rule.required_facts
         ]
         untold = next((one for one in facts if isinstance(one, Unavailable)), None)
         answer = rule.judge(*facts) if untold is None else UNKNOWN("could not be asked", untold.reason)

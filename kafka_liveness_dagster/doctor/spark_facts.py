@@ -85,7 +85,10 @@ def _call_java(session: SparkSession, java_class: str, method: str, *arguments: 
 
 @contextmanager
 def _silence_pyspark() -> Iterator[None]:
-    """Without pyspark's own word on standard error, a page of JSON: that a class is not there is an answer."""
+    """Without pyspark's own word on standard error, a page of JSON.
+
+    That a class is not there is an answer.
+    """
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, logger.disabled = logger.disabled, True
     try:
@@ -95,7 +98,10 @@ def _silence_pyspark() -> Iterator[None]:
 
 
 def _jar_of_class(session: SparkSession, name: str, resource: str) -> Jar:
-    """The jar of a class: from the server's own class path, or from those that it was started or told with."""
+    """The jar of a class.
+
+    From the server's own class path, or from those that it was started or told with.
+    """
     found = _call_java(session, "java.lang.ClassLoader", "getSystemResource", resource) or ""
     added = (session.conf.get("spark.jars", None) or "").split(",")
     jars = [one.partition("!")[0].rpartition("/")[2] for one in (found, *added)]
@@ -112,7 +118,10 @@ def _has_kafka_source(session: SparkSession) -> bool:
 
 
 def _clock_skew(session: SparkSession) -> ClockSkew:
-    """The server's clock against this one; each look bounds it by how long it took, and the second is quick."""
+    """The server's clock against this one.
+
+    Each look bounds it by how long it took, and the second is quick.
+    """
     looks = [_clock_bounds(session) for _ in range(3)]
     return ClockSkew(max(one.least for one in looks), min(one.most for one in looks))
 

@@ -30,7 +30,10 @@ _SKEW_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Jar:
-    """A class of the server's, by its jar's name; empty where the jar cannot be seen from the server's class path."""
+    """A class of the server's, by its jar's name.
+
+    Empty where the jar cannot be seen from the server's class path.
+    """
 
     name: str
 
@@ -43,7 +46,10 @@ class Jar:
 
 @dataclass(frozen=True)
 class ClockSkew:
-    """By how many seconds a clock is ahead of this machine's: no less than ``least``, no more than ``most``."""
+    """By how many seconds a clock is ahead of this machine's.
+
+    No less than ``least``, no more than ``most``.
+    """
 
     least: float
     most: float
@@ -78,22 +84,24 @@ def _version(server: str, client: str) -> CheckResult:
     if _version_line(server) != _version_line(client):
         return WARN(
             f"the server is Spark {server}, the client here pyspark {client}",
-            f"install pyspark {_version_line(server)} here, or run Spark {_version_line(client)}: what is sent is what "
-            "the client's "
-            "version knows, and only versions of one line were run together",
+            f"install pyspark {_version_line(server)} here, or run Spark {_version_line(client)}: what is "
+            "sent is what the client's version knows, and only versions of one line were run together",
         )
     return OK(f"Spark {server}, pyspark {client}")
 
 
 def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) -> CheckResult:
-    # Rule 2: without the connector no record is read; one of another line meets classes that it does not know. Within a
-    # line only pairs of pyspark and connector that were run together are well
+    # Rule 2: without the connector no record is read; one of another line meets classes that it does not
+    # know. Within a line only pairs of pyspark and connector that were run together are well
     wanted = f"spark-sql-kafka-0-10_2.13 {_version_line(server)}"
     if jar is None:
-        return FAIL("the server has no Kafka connector", f"put {wanted} on its class path: it reads the records")
+        return FAIL(
+            "the server has no Kafka connector", f"put {wanted} on its class path: it reads the records"
+        )
     if jar.version is None:
         return UNKNOWN(
-            "the server has a Kafka connector of an unknown version: its jar is not on the server's own class path",
+            "the server has a Kafka connector of an unknown version: its jar is not on the server's own "
+            "class path",
             f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/production.md'}",
         )
     if _version_line(jar.version) != _version_line(server):
@@ -101,7 +109,9 @@ def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) 
     if _version_line(client) != _version_line(server):
         return OK(jar.name)  # rule 1 warns of the client
     if jar.version != run_with:
-        replace = f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
+        replace = (
+            f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
+        )
         install = "install a pyspark of the table in docs/production.md: this one was run with no connector"
         return WARN(f"{jar.name} with pyspark {client}", replace if run_with else install)
     return OK(f"{jar.name} with pyspark {client}")
@@ -111,12 +121,16 @@ def _iceberg(server: str, version: str | None, jar: Jar | None) -> CheckResult:
     # Rule 3: without the runtime no table is written; it is made for one line of Spark
     wanted = f"iceberg-spark-runtime-{_version_line(server)}_2.13 {ICEBERG}"
     if version is None:
-        return FAIL("the server has no Iceberg", f"put {wanted} on its class path; a sink of your own needs none")
+        return FAIL(
+            "the server has no Iceberg", f"put {wanted} on its class path; a sink of your own needs none"
+        )
     made_for = re.search(r"iceberg-spark-runtime-(\d+\.\d+)_", jar.name) if jar else None
     if made_for and made_for[1] != _version_line(server):
         return FAIL(f"Iceberg {version} for Spark {made_for[1]} on Spark {server}", f"replace it by {wanted}")
     if _version_numbers(version) < _version_numbers(ICEBERG):
-        return WARN(f"Iceberg {version}", f"take {wanted}: how commits of two lanes meet was tested with that")
+        return WARN(
+            f"Iceberg {version}", f"take {wanted}: how commits of two lanes meet was tested with that"
+        )
     return OK(f"Iceberg {version}{f', {jar.name}' if jar and jar.name else ''}")
 
 
@@ -138,9 +152,8 @@ def _detached(timeout: str | None) -> CheckResult:
     if kept > _DETACHED_SECONDS:
         return WARN(
             found,
-            f"set {_DETACHED_TIMEOUT}=60s: what it writes is refused or replaced, and until then the run that follows "
-            "shares "
-            "Spark with it",
+            f"set {_DETACHED_TIMEOUT}=60s: what it writes is refused or replaced, and until then the run "
+            "that follows shares Spark with it",
         )
     return OK(found)
 
@@ -152,7 +165,10 @@ def _progress(interval: str | None) -> CheckResult:
     if told > _REPORT_SECONDS:
         return WARN(
             found,
-            f"set {_PROGRESS_INTERVAL}=500ms: with liveness='progress' it has to be far below the process timeout",
+            (
+                f"set {_PROGRESS_INTERVAL}=500ms: with liveness='progress' it has to be far below the "
+                "process timeout"
+            ),
         )
     return OK(found)
 
@@ -163,9 +179,9 @@ def _fetched(timeout: str | None) -> CheckResult:
     if kept > _CACHED_SECONDS:
         return WARN(
             f"fetched records that no read asked for are kept for {format_duration(kept)}",
-            f"set {_FETCH_TIMEOUT}=10s and spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s: they "
-            "have no "
-            "other bound, and small batches with snapshots='append' filled a heap of 1 GB",
+            f"set {_FETCH_TIMEOUT}=10s and "
+            "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s: they have no other bound, "
+            "and small batches with snapshots='append' filled a heap of 1 GB",
         )
     return OK(f"fetched records that no read asked for are kept for {format_duration(kept)}")
 
@@ -176,8 +192,8 @@ def _zone(session: TimeZoneFacts, host: TimeZoneFacts) -> CheckResult:
         return OK(f"the session's time zone, {session.name}, is that of this machine")
     return WARN(
         f"the session's time zone is {session.name}, this machine's {host.name}",
-        f"set spark.sql.session.timeZone on the server, or TZ={session.name} for Dagster's processes: hour(), "
-        "to_date() and texts made of a timestamp are of the first, Python's of the second",
+        f"set spark.sql.session.timeZone on the server, or TZ={session.name} for Dagster's processes: "
+        "hour(), to_date() and texts made of a timestamp are of the first, Python's of the second",
     )
 
 
@@ -186,8 +202,8 @@ def _clock(skew: ClockSkew) -> CheckResult:
     if skew.certain_seconds > _SKEW_SECONDS:
         return WARN(
             f"the server's clock is off by {skew}",
-            "set both by NTP: current_timestamp() in a transform, TLS and tokens go by the server's, freshness and "
-            "retention are told by this one",
+            "set both by NTP: current_timestamp() in a transform, TLS and tokens go by the server's, "
+            "freshness and retention are told by this one",
         )
     return OK(f"the server's clock is off by {skew}, as far as a question can tell")
 
@@ -197,8 +213,8 @@ def _cache(kind: str, cached: str | None) -> CheckResult:
     if kind in _ICEBERG_CATALOGS and (cached or "true").lower() == "true":
         return WARN(
             "cache-enabled is true, its default",
-            "set it to false: other sessions' commits are seen up to 30 s late, and each write begins from the newest "
-            "snapshot, so it is refused and made again",
+            "set it to false: other sessions' commits are seen up to 30 s late, and each write begins from "
+            "the newest snapshot, so it is refused and made again",
         )
     return OK("not cached" if kind in _ICEBERG_CATALOGS else f"{kind}: not Iceberg's, for sinks of your own")
 
@@ -209,8 +225,8 @@ def _atomic(type_: str | None, warehouse: str | None) -> CheckResult:
     if type_ == "hadoop" and scheme not in _LOCAL:
         return FAIL(
             f"type hadoop on {scheme}:",
-            "take a REST, Glue, Hive or JDBC catalog: an object store has no atomic rename, so of two commits at once "
-            "one is lost",
+            "take a REST, Glue, Hive or JDBC catalog: an object store has no atomic rename, so of two "
+            "commits at once one is lost",
         )
     return OK(f"commits of type {type_ or 'its own'} are atomic")
 

@@ -2,10 +2,11 @@
 
 Never installs Java.
 
-Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by one
-rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was released
-with, wherever it came from: a repository, a mirror, the user's local Maven repository, another machine.
-``SHA256SUMS`` beside the jars is what `sha256sum --check` reads.
+Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by
+    one
+rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was
+released with, wherever it came from: a repository, a mirror, the user's local Maven repository, another
+machine. ``SHA256SUMS`` beside the jars is what `sha256sum --check` reads.
 
 ``KAFKA_LIVENESS_IVY_SETTINGS`` may name an ``ivysettings.xml`` that points to a mirror.
 """
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 
 OLDEST_JAVA = 17
-_REMEDY = "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`) or set JAVA_HOME"
+_REMEDY = (
+    "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`) or set JAVA_HOME"
+)
 
 
 class _JavaInstallation(NamedTuple):
@@ -62,7 +65,8 @@ def find_java() -> Path:
             return java.path
     seen = ", ".join(f"{java.path} is {java.version or 'no working Java'}" for java in found)
     raise JavaNotFoundError(
-        f"Java {OLDEST_JAVA} or newer is needed; {seen or 'JAVA_HOME is unset and PATH has no java'}: {_REMEDY}"
+        f"Java {OLDEST_JAVA} or newer is needed; {seen or 'JAVA_HOME is unset and PATH has no java'}: "
+        f"{_REMEDY}"
     )
 
 
@@ -90,7 +94,9 @@ def _read_version(java: Path) -> _JavaInstallation:
     version = re.search(r'java\.version = (\S+)|version "([^"]+)"', output)
     home = re.search(r"java\.home = (.+)", output)
     binary = Path(home[1].strip()) / "bin" / "java" if home else java
-    return _JavaInstallation(binary if binary.exists() else java, (version[1] or version[2]) if version else "")
+    return _JavaInstallation(
+        binary if binary.exists() else java, (version[1] or version[2]) if version else ""
+    )
 
 
 Name = Literal["kafka", "spark"]
@@ -128,7 +134,10 @@ def pyspark_folder() -> Path:
 
 
 def connector_version(pyspark: str) -> str | None:
-    """The version of the Kafka connector that this pyspark was run with; None for a pyspark that was not run."""
+    """The version of the Kafka connector that this pyspark was run with.
+
+    None for a pyspark that was not run.
+    """
     return _PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
 
 
@@ -161,11 +170,18 @@ def is_downloaded(name: Name) -> bool:
 
 
 def find_damaged(name: Name) -> list[str]:
-    """The jars that are not those of the release, and what else is on the class path with them; reads all of them."""
+    """The jars that are not those of the release, and what else is on the class path with them.
+
+    Reads all of them.
+    """
     folder = _jars_folder(name, jars_folder())
     downloaded = _downloaded_checksums(folder)
     wanted = _expected_checksums(name, downloaded)
-    changed = [jar for jar in downloaded if not (folder / jar).is_file() or _checksum(folder / jar) != wanted.get(jar)]
+    changed = [
+        jar
+        for jar in downloaded
+        if not (folder / jar).is_file() or _checksum(folder / jar) != wanted.get(jar)
+    ]
     return changed + sorted(jar.name for jar in folder.glob("*.jar") if jar.name not in downloaded)
 
 
@@ -177,7 +193,8 @@ def resolve_jars(name: Name, *, show: Callable[[str], None] = lambda _: None) ->
         show: told what is being done.
 
     Raises:
-        JarsError: the download failed, or there is no place for it; the message ends with the last lines of its log.
+        JarsError: the download failed, or there is no place for it; the message ends with the last lines of
+            its log.
         JavaNotFoundError: Ivy is a Java program.
     """
     if folder := find_jars(name):
@@ -252,9 +269,10 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
         wanted = _expected_checksums(name, sums)
         if others := [jar for jar, checksum in sums.items() if wanted.get(jar) != checksum]:
             raise JarsError(
-                f"{', '.join(others[:3])} of the {name} jars do not have the SHA-256 that this package was released "
-                "with. Nothing of the download was kept. Fix: look at the mirror that KAFKA_LIVENESS_IVY_SETTINGS "
-                "names, and at ~/.m2/repository; one of them has other files under these names"
+                f"{', '.join(others[:3])} of the {name} jars do not have the SHA-256 that this package was "
+                "released with. Nothing of the download was kept. Fix: look at the mirror that "
+                "KAFKA_LIVENESS_IVY_SETTINGS names, and at ~/.m2/repository; one of them has other files "
+                "under these names"
             )
         shutil.rmtree(folder, ignore_errors=True)
         (scratch / "jars" / _CHECKSUMS_FILE).write_text(
@@ -307,7 +325,9 @@ def _ivy_command(scratch: Path) -> list[str]:
     spark_jars = pyspark_folder() / "jars"
     ivy = next(iter(spark_jars.glob("ivy-2*.jar")), None)
     if ivy is None:
-        raise JarsError(f"there is no ivy-2*.jar in {spark_jars}: pip install --force-reinstall 'pyspark[connect]'")
+        raise JarsError(
+            f"there is no ivy-2*.jar in {spark_jars}: pip install --force-reinstall 'pyspark[connect]'"
+        )
     return [
         str(find_java()), "-cp", str(ivy), "org.apache.ivy.Main",
         "-settings", str(ivy_settings()),
@@ -321,9 +341,8 @@ def _failure_message(name: str, damaged: list[str], log: Path) -> str:
     what = f"damaged: {', '.join(damaged)}" if damaged else "Ivy failed"
     last = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-_LAST_LINES:])
     return (
-        f"the {name} jars could not be downloaded ({what}): check the network and run the command again, or let "
-        f"KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. Without a network copy the folder "
-        f"{_jars_folder(name, log.parent).name} from the same place of a machine that has one into {log.parent}. {log} "
-        "ends "
-        f"with:\n{last}"
+        f"the {name} jars could not be downloaded ({what}): check the network and run the command again, or "
+        "let KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. Without a network copy the "
+        f"folder {_jars_folder(name, log.parent).name} from the same place of a machine that has one into "
+        f"{log.parent}. {log} ends with:\n{last}"
     )

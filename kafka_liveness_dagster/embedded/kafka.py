@@ -1,8 +1,8 @@
 """How is the embedded broker started? Apache Kafka, one node that is broker and controller, on loopback only.
 
 The settings are those of a broker nobody shares: replication factors of 1, no initial wait for group members,
-session timeouts down to 1 s, 4 s instead of 9 s until a killed broker is let in again, and compaction that looks for
-work every second instead of every 15. Topics are never created by a misspelt name.
+session timeouts down to 1 s, 4 s instead of 9 s until a killed broker is let in again, and compaction that
+looks for work every second instead of every 15. Topics are never created by a misspelt name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# log.dirs is relative to where the broker runs: Java reads this file as Latin-1, and a comma would divide the path
+# log.dirs is relative to where the broker runs: Java reads this file as Latin-1, and a comma would divide the
+# path
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -92,7 +93,8 @@ def is_broker_ready(port: int) -> bool:
     """Whether the broker tells its topics and a group's offsets.
 
     The port is open a little earlier, and the first group waits for the offsets topic to be made: without the
-    question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in that
+    question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in
+        that
     one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
     """
     if not is_listening(port):
@@ -133,12 +135,12 @@ def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path
             )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise ServiceNotStartedError(
-            f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle machine: "
-            f"is the disk of {data.parent} slow or full, or the machine busy? The next start formats it anew; set "
-            f"{START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
+            f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle "
+            f"machine: is the disk of {data.parent} slow or full, or the machine busy? The next start "
+            f"formats it anew; set {START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
         ) from late
     if done.returncode:
         raise ServiceNotStartedError(
-            f"the storage of Kafka could not be formatted (code {done.returncode}): is {data.parent} writable and "
-            f"the disk not full? {log} ends with:\n{last_lines(log)}"
+            f"the storage of Kafka could not be formatted (code {done.returncode}): is {data.parent} "
+            f"writable and the disk not full? {log} ends with:\n{last_lines(log)}"
         )

@@ -1,8 +1,9 @@
 """Start, recognize and end child processes, and find free loopback ports for them.
 
-A process is known by its pid, a random mark that is a whole argument of its command line, its user, and the folder
-it runs in. The mark, unlike a start time, survives a clock that was set, and a pid that now belongs to another program
-never carries it; the folder tells a state folder from its copy. What is not recognised is never signalled.
+A process is known by its pid, a random mark that is a whole argument of its command line, its user, and the
+folder it runs in. The mark, unlike a start time, survives a clock that was set, and a pid that now belongs to
+another program never carries it; the folder tells a state folder from its copy. What is not recognised is
+never signalled.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def start_process(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
 def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.Process | None:
     """The living service with that pid and mark that runs in that folder.
 
-    None when it is gone, a zombie, another program, another user's, of another state folder (a copy has the state file
-    too), the first process of all, or one that we descend from: such a one was not started by us.
+    None when it is gone, a zombie, another program, another user's, of another state folder (a copy has the
+    state file too), the first process of all, or one that we descend from: such a one was not started by us.
     """
     if not process_marker or pid is None or pid <= _INIT_PID:
         return None
@@ -113,7 +114,8 @@ def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.P
         is_ours = (
             process.uids().effective == os.geteuid()
             and not {process_marker, process_marker_option(process_marker)}.isdisjoint(process.cmdline())
-            and os.path.realpath(process.cwd()) == os.path.realpath(folder)  # also of a folder that was removed
+            # Also of a folder that was removed
+            and os.path.realpath(process.cwd()) == os.path.realpath(folder)
             and pid not in _own_ancestors()
         )
     except psutil.Error:
@@ -124,7 +126,9 @@ def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.P
 def end_processes(processes: Iterable[psutil.Process]) -> None:
     """Ask them and their children to end, and kill those that have not after 15 s. Never who asks for it."""
     asking = _own_ancestors()
-    everyone = [one for process in processes for one in (*_descendants(process), process) if one.pid not in asking]
+    everyone = [
+        one for process in processes for one in (*_descendants(process), process) if one.pid not in asking
+    ]
     for process in everyone:
         _signal_each(process.terminate)
     _, alive = psutil.wait_procs(everyone, timeout=_GRACE_SECONDS)

@@ -2,11 +2,11 @@
 
 Progress is always on standard error: standard output belongs to ``up --json``.
 
-The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds (topics,
-committed offsets, tables) survives `stop`; the services survive the process that started them.
+The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds
+(topics, committed offsets, tables) survives `stop`; the services survive the process that started them.
 
-A start runs under the lock of the state folder. If this process is killed meanwhile, the next start finds what it left
-in the state file and ends it; if it is interrupted, it ends it itself.
+A start runs under the lock of the state folder. If this process is killed meanwhile, the next start finds
+what it left in the state file and ends it; if it is interrupted, it ends it itself.
 """
 
 from __future__ import annotations
@@ -101,15 +101,16 @@ def ensure_services(
         home: the state folder, when it is not the default one.
         which: ``kafka``, ``spark`` or both.
         spark_cores: how many tasks Spark runs at once, when it is started now.
-        even_if_down: start services that `kafka-liveness down` stopped, too, as `kafka-liveness up` does. From then on
-            every caller may start them.
+        even_if_down: start services that `kafka-liveness down` stopped, too, as `kafka-liveness up` does.
+            From then on every caller may start them.
 
     Raises:
         ServicesDownError: `kafka-liveness down` stopped the services.
         PortTakenError: another program listens on a port asked for by number.
-        InvalidSettingError: a service already runs on another port than the one asked for, or has another name.
-        ServiceNotStartedError: a service ended or did not answer in 120 s (``KAFKA_LIVENESS_START_SECONDS``); shows
-            the end of its log. Or the state folder cannot be written.
+        InvalidSettingError: a service already runs on another port than the one asked for, or has another
+            name.
+        ServiceNotStartedError: a service ended or did not answer in 120 s (``KAFKA_LIVENESS_START_SECONDS``);
+            shows the end of its log. Or the state folder cannot be written.
         JavaNotFoundError, JarsError: what the services are made of is missing.
     """
     home = state.home_folder(home)
@@ -130,8 +131,8 @@ def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[s
 
     Args:
         home: the state folder, when it is not the default one.
-        until_up: leave a marker, so that only ``ensure_services(even_if_down=True)`` starts them again. A folder in
-            which no service was ever started gets none.
+        until_up: leave a marker, so that only ``ensure_services(even_if_down=True)`` starts them again. A
+            folder in which no service was ever started gets none.
 
     Returns:
         The names of those that ran. Their topics, offsets and tables stay.
@@ -139,7 +140,8 @@ def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[s
     home = state.home_folder(home)
     if not state.read_state(home) and not (home / state.LOCK).exists():
         return []
-    with _locked_state(home):  # of a first start, which notes nothing while jars are downloaded, only the lock is there
+    # Of a first start, which notes nothing while jars are downloaded, only the lock is there
+    with _locked_state(home):
         started = state.read_state(home)
         found = {name: _find_service(home, name, one) for name, one in started.items()}
         try:
@@ -163,7 +165,12 @@ def mark_for_restart(spark: StartedService, home: Path | None = None) -> None:
 
 
 def _start_missing(
-    home: Path, which: Collection[str], ports: Mapping[str, int | None], spark_cores: int, *, even_if_down: bool
+    home: Path,
+    which: Collection[str],
+    ports: Mapping[str, int | None],
+    spark_cores: int,
+    *,
+    even_if_down: bool,
 ) -> None:
 
     processes.start_seconds()  # a limit that is none is told before anything is made
@@ -181,16 +188,17 @@ def _start_missing(
                     ServiceStarter(home, ports, spark_cores, show=show).run(missing)
     except OSError as error:
         raise ServiceNotStartedError(
-            f"the services of {home} could not be started ({error}): give this user the folder and room on its disk, "
-            "or set KAFKA_LIVENESS_HOME to another one"
+            f"the services of {home} could not be started ({error}): give this user the folder and room on "
+            "its disk, or set KAFKA_LIVENESS_HOME to another one"
         ) from error
 
 
 def _check_not_down(home: Path) -> None:
     if state.is_down(home):
         raise ServicesDownError(
-            f"The embedded services of {home} were stopped by `kafka-liveness down`. Nothing was started. Fix: run "
-            "`kafka-liveness up`; from another folder, set KAFKA_LIVENESS_HOME to the one that is named here."
+            f"The embedded services of {home} were stopped by `kafka-liveness down`. Nothing was started. "
+            "Fix: run `kafka-liveness up`; from another folder, set KAFKA_LIVENESS_HOME to the one that is "
+            "named here."
         )
 
 
@@ -202,8 +210,8 @@ def _find_missing(home: Path, which: Collection[str], ports: Mapping[str, int | 
     for name, one in up.items():
         if ports[name] not in (None, one.port):
             raise InvalidSettingError(
-                f"port {ports[name]} was asked for, but the {name} of {home} already runs on {one.port}: use that "
-                f"one, or run `kafka-liveness down` first"
+                f"port {ports[name]} was asked for, but the {name} of {home} already runs on {one.port}: "
+                "use that one, or run `kafka-liveness down` first"
             )
     return [name for name in which if name not in up]
 
@@ -282,7 +290,9 @@ class ServiceStarter:
         """Settle the port before anything is started, and end what is there but does not answer."""
         former = state.read_state(self.home).get(name)
         if former and (
-            deaf := processes.find_process(former.pid, former.process_marker, state.folder_of(self.home, name))
+            deaf := processes.find_process(
+                former.pid, former.process_marker, state.folder_of(self.home, name)
+            )
         ):
             processes.end_processes([deaf])
         return StartedService(
@@ -301,7 +311,12 @@ class ServiceStarter:
         if name == "kafka":
             return kafka.prepare_launch(self.home, one.port, one.process_marker, show=self.show)
         return spark.prepare_launch(
-            self.home, one.port, one.token, process_marker=one.process_marker, show=self.show, cores=self.spark_cores
+            self.home,
+            one.port,
+            one.token,
+            process_marker=one.process_marker,
+            show=self.show,
+            cores=self.spark_cores,
         )
 
     def _wait(self) -> None:
@@ -339,8 +354,8 @@ def _choose_port(name: str, asked: int | None, former: StartedService | None) ->
     """The port asked for, or the former one, so that clients find the service again, or a free one."""
     if asked is not None and not is_free(asked):
         raise PortTakenError(
-            f"port {asked} for {TITLES[name]} is taken by another program: end that one, ask for another port, or "
-            f"for none to get a free one"
+            f"port {asked} for {TITLES[name]} is taken by another program: end that one, ask for another "
+            "port, or for none to get a free one"
         )
     if asked is None and former and is_free(former.port):
         return former.port

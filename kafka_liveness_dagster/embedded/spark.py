@@ -1,12 +1,13 @@
 """How is the embedded Spark Connect server started? From the pyspark wheel, on loopback, for those with its token.
 
-The token is in the environment of the process and in the state file, never on a command line or in a log. Whatever
-Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
+The token is in the environment of the process and in the state file, never on a command line or in a log.
+Whatever Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
 
-``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``: another
-catalog, packages, memory. They come after ours, so they win; all but a few by which the server is reached and found
-again. Options for its Java go into ``spark.driver.defaultJavaOptions``. What Iceberg itself has to find, like the
-clients of a store, goes into ``spark.driver.extraClassPath``: Iceberg is on that path, and does not see packages.
+``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``:
+another catalog, packages, memory. They come after ours, so they win; all but a few by which the server is
+reached and found again. Options for its Java go into ``spark.driver.defaultJavaOptions``. What Iceberg itself
+has to find, like the clients of a store, goes into ``spark.driver.extraClassPath``: Iceberg is on that path,
+and does not see packages.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def prepare_launch(
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = str(pyspark_folder() / "bin" / "spark-submit")  # execs java, so its pid is the server's
     return Launch(
-        (submit, "--class", server, "--name", process_marker, "spark-internal"), folder, _environment(conf, token)
+        (submit, "--class", server, "--name", process_marker, "spark-internal"),
+        folder,
+        _environment(conf, token),
     )
 
 
@@ -82,8 +85,10 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": "1g",
-        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",  # short-lived objects on few cores: half of G1's time
-        "spark.broadcast.blockSize": "64k",  # each job broadcasts its code: by default it takes 4 MB of the heap for it
+        # Short-lived objects on few cores: half of G1's time
+        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
+        # Each job broadcasts its code: by default it takes 4 MB of the heap for it
+        "spark.broadcast.blockSize": "64k",
         # Hadoop's own starts processes (`chmod`) for each file that it makes; this one asks Java
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "spark.driver.extraClassPath": ":".join(class_path),
@@ -91,17 +96,20 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
-        # Of the driver's RPC and the block manager: without it every user of this machine may stop them, and has them
-        # deserialize objects of Java's. With a local master Spark makes up the secret, and keeps it in its memory
+        # Of the driver's RPC and the block manager: without it every user of this machine may stop them, and
+        # has them deserialize objects of Java's. With a local master Spark makes up the secret, and keeps it
+        # in its memory
         "spark.authenticate": "true",
         "spark.jars.ivySettings": ivy_settings().as_uri(),
         "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.progress.reportInterval": "500ms",
-        "spark.connect.execute.manager.detachedTimeout": "60s",  # else it works for 5 min for a client that died
-        # What a read fetched and left is kept for the next, by default for 5 min and however much that is: small
-        # batches that were looked into before they were appended left 2.3 million records, and filled the heap
+        # Else it works for 5 min for a client that died
+        "spark.connect.execute.manager.detachedTimeout": "60s",
+        # What a read fetched and left is kept for the next, by default for 5 min and however much that is:
+        # small batches that were looked into before they were appended left 2.3 million records, and filled
+        # the heap
         "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
         "spark.sql.catalogImplementation": "in-memory",
@@ -124,8 +132,8 @@ def _user_settings() -> str:
         return Path(named).read_text() if named else ""
     except OSError as error:
         raise InvalidSettingError(
-            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}): name a file like "
-            "spark-defaults.conf, or unset it"
+            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}): name a "
+            "file like spark-defaults.conf, or unset it"
         ) from None
 
 

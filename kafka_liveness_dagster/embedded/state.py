@@ -66,14 +66,18 @@ def home_folder(home: Path | None = None) -> Path:
 
 
 def folder_of(home: Path, name: str) -> Path:
-    """Where a service runs: its current folder, by which its process is known to belong to this state folder."""
+    """Where a service runs.
+
+    Its current folder, by which its process is known to belong to this state folder.
+    """
     return home / name
 
 
 def create_home(home: Path) -> None:
     """Create the state folder, closed to other users and ignored by git, or use an existing one.
 
-    An existing folder keeps its mode and its ``.gitignore``. What is created in it is closed to other users by itself.
+    An existing folder keeps its mode and its ``.gitignore``. What is created in it is closed to other users
+    by itself.
 
     Raises:
         InvalidSettingError: `check_home` refuses the folder.
@@ -95,16 +99,17 @@ def check_home(home: Path) -> None:
     """Refuse a folder whose content is not only this package's: a start empties folders in it.
 
     Raises:
-        InvalidSettingError: the folder holds names of the services that belong to something else, or every user may
-            write in it.
+        InvalidSettingError: the folder holds names of the services that belong to something else, or every
+            user may write in it.
     """
     if not home.is_dir():
         return
     _check_owner(home, [name for name in _NAMES if os.path.lexists(home / name)])
     if home.stat().st_mode & stat.S_IWOTH:
         raise InvalidSettingError(
-            f"{home} is a folder in which every user of this machine may write, and so could change what the embedded "
-            f"services run. Nothing was started. Fix: chmod o-w '{home}', or set KAFKA_LIVENESS_HOME to a new folder"
+            f"{home} is a folder in which every user of this machine may write, and so could change what "
+            f"the embedded services run. Nothing was started. Fix: chmod o-w '{home}', or set "
+            "KAFKA_LIVENESS_HOME to a new folder"
         )
 
 
@@ -122,8 +127,8 @@ def remove_home(home: Path) -> None:
 def _check_owner(home: Path, names: list[str]) -> None:
     if names and not (home / LOCK).exists() and not read_state(home):
         raise InvalidSettingError(
-            f"{home} holds {', '.join(names[:3])}, which this package did not create. Nothing in the folder was "
-            "changed. Fix: set KAFKA_LIVENESS_HOME to a new folder"
+            f"{home} holds {', '.join(names[:3])}, which this package did not create. Nothing in the folder "
+            "was changed. Fix: set KAFKA_LIVENESS_HOME to a new folder"
         )
 
 

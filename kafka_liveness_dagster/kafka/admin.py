@@ -27,7 +27,11 @@ from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
 from kafka_liveness_dagster.kafka.clients import admin_client, close_clients, commit_reader
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
-from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
+from kafka_liveness_dagster.kafka.group_description import (
+    CommittedOffset,
+    GroupDescription,
+    MemberDescription,
+)
 from kafka_liveness_dagster.kafka.settings import REQUEST_MS
 
 if TYPE_CHECKING:
@@ -82,7 +86,11 @@ class Cluster:
                 f"{self.settings.security.hidden_reason}{hint}. Create it first: "
                 "a group that waits for a topic would look healthy and consume nothing"
             )
-        found = [TopicPartition(topic, partition) for topic in topics for partition in sorted(known[topic].partitions)]
+        found = [
+            TopicPartition(topic, partition)
+            for topic in topics
+            for partition in sorted(known[topic].partitions)
+        ]
         self._known_coordinators.update(found)
         return found
 
@@ -91,7 +99,9 @@ class Cluster:
         broker = ConfigResource(ConfigResource.Type.BROKER, str(min(self._metadata().brokers)))
         try:
             found = self._admin.describe_configs([broker], request_timeout=REQUEST_SECONDS)[broker].result()
-            shortest, longest = (int(found[f"group.{end}.session.timeout.ms"].value) for end in ("min", "max"))
+            shortest, longest = (
+                int(found[f"group.{end}.session.timeout.ms"].value) for end in ("min", "max")
+            )
             minutes = int(found["offsets.retention.minutes"].value)
         except (KafkaException, KeyError, TypeError):
             return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
@@ -105,8 +115,8 @@ class Cluster:
             found = self._result(asked, f"asking for the config of group {group_id}")
             session, heartbeat = (int(found[f"consumer.{k}.ms"].value) for k in _GROUP_KEYS)
         except (KafkaRefusedError, KeyError, TypeError):
-            # Managed clusters refuse the question and older brokers do not know it. The broker keeps to its own
-            # numbers anyway; ours decide only how short a poll interval and how long a request may be
+            # Managed clusters refuse the question and older brokers do not know it. The broker keeps to its
+            # own numbers anyway; ours decide only how short a poll interval and how long a request may be
             return _APACHE_GROUP_CONFIG
         return ConsumerGroupConfig(session, heartbeat)
 
@@ -121,9 +131,14 @@ class Cluster:
         )  # no answer: their leaders' epochs may be of before a restart
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
         level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
-        asked = [self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS) for one in every]
+        asked = [
+            self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS)
+            for one in every
+        ]
         doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
-        starts, ends = ({(tp.topic, tp.partition): self._result(at, doing) for tp, at in one.items()} for one in asked)
+        starts, ends = (
+            {(tp.topic, tp.partition): self._result(at, doing) for tp, at in one.items()} for one in asked
+        )
         if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # not told, and no error either
             raise self._to_package_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
         self._known_coordinators.update(partitions)
@@ -155,7 +170,8 @@ class Cluster:
                 refused = self._to_package_error(error, f"asking for the id of topic {topic}")
                 if not isinstance(refused, KafkaRefusedError):
                     raise refused from error
-                topic_id = ""  # a broker that does not know the question: by its id the topic is not to be known
+                # A broker that does not know the question: by its id the topic is not to be known
+                topic_id = ""
             found[topic] = "" if topic_id == _NO_TOPIC_ID else topic_id
         return found
 
@@ -163,13 +179,17 @@ class Cluster:
         """Let the coordinator of a group be looked for, some 20 ms where it was not lately, while others are asked."""
         commit_reader(group_id, self.settings)
 
-    def commits(self, group_id: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedOffset]:
+    def commits(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommittedOffset]:
         """The committed offsets of a group for those of the partitions that have one."""
         client = commit_reader(group_id, self.settings)
         try:
             found = client.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise self._to_package_error(error, f"reading the committed offsets of group {group_id}") from error
+            raise self._to_package_error(
+                error, f"reading the committed offsets of group {group_id}"
+            ) from error
         if refused := next((tp.error for tp in found if tp.error is not None), None):
             raise self._to_package_error(refused, f"reading the committed offsets of group {group_id}")
         return {
@@ -212,12 +232,15 @@ class Cluster:
             return LiveCommitMetadata.decode(commit.metadata)
         except ExternalCommitError:
             found = ExternalCommit("first", commit.offset, commit.metadata)
-            raise external_commit_error(group_id, tp, found, servers=self.settings.bootstrap_servers) from None
+            raise external_commit_error(
+                group_id, tp, found, servers=self.settings.bootstrap_servers
+            ) from None
 
     def group(self, group_id: str) -> GroupDescription:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
         if time.monotonic() - self._responded_at > _RECENT_SECONDS:
-            self._metadata()  # raises while no broker answers: the next call would end the process (librdkafka#4605)
+            # Raises while no broker answers: the next call would end the process (librdkafka#4605)
+            self._metadata()
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
         group = self._result(future, f"describing group {group_id}")
         members = tuple(
@@ -225,7 +248,9 @@ class Cluster:
                 member.member_id,
                 escape(member.client_id),  # of whoever may join the group; none of ours is changed by it
                 escape(member.host),
-                partitions=tuple(TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions),
+                partitions=tuple(
+                    TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions
+                ),
                 group_instance_id=escape(member.group_instance_id or "") or None,
             )
             for member in group.members
@@ -271,6 +296,8 @@ def _partition_state(
         live_metadata=mark,
         log_start=log_start,
         log_end=log_end,
-        catch_up_log=CatchUpCommitMetadata.read(second.offset if second else None, second.metadata if second else ""),
+        catch_up_log=CatchUpCommitMetadata.read(
+            second.offset if second else None, second.metadata if second else ""
+        ),
         topic_id=topic_id,
     )

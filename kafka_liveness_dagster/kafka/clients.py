@@ -35,7 +35,10 @@ quiet_log.propagate = False  # a refused connection is reported once, by our own
 
 
 def logger_for(config: Mapping[str, Any]) -> logging.Logger | None:
-    """Where a client logs to; with ``debug`` set librdkafka writes by itself, for a logger is served by polls alone."""
+    """Where a client logs to.
+
+    With ``debug`` set librdkafka writes by itself, for a logger is served by polls alone.
+    """
     return None if "debug" in config else quiet_log
 
 
@@ -56,18 +59,24 @@ def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:
 
     def make() -> tuple[AdminClient, ErrorListener]:
         heard = ErrorListener(settings)
-        return create_client(AdminClient, {**settings.client_config("kafka-liveness/admin"), "error_cb": heard}), heard
+        return create_client(
+            AdminClient, {**settings.client_config("kafka-liveness/admin"), "error_cb": heard}
+        ), heard
 
     return _cached_client(
-        _cached_admins, settings, settings.security.certificates_fingerprint, create=make, max_clients=_MAX_OPEN_ADMINS
+        _cached_admins,
+        settings,
+        settings.security.certificates_fingerprint,
+        create=make,
+        max_clients=_MAX_OPEN_ADMINS,
     )
 
 
 def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
     """A consumer that never subscribes, to read a group's commits with; the same one again while it is kept.
 
-    ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the broker
-    answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
+    ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the
+    broker answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
 
     def make() -> Consumer:
@@ -88,12 +97,20 @@ def close_clients(settings: KafkaSettings | None = None) -> None:
     Of a broker that is away they would ask so often that 60 of them took half a processor.
     """
     with _lock:
-        gone = [_cached_readers.pop(key) for key in list(_cached_readers) if settings is None or key[1] == settings]
+        gone = [
+            _cached_readers.pop(key)
+            for key in list(_cached_readers)
+            if settings is None or key[1] == settings
+        ]
     _close_in_background(gone)
 
 
 def _cached_client(
-    cache: dict[_Key, tuple[int, _Cached]], key: _Key, trusted: int, create: Callable[[], _Cached], max_clients: int
+    cache: dict[_Key, tuple[int, _Cached]],
+    key: _Key,
+    trusted: int,
+    create: Callable[[], _Cached],
+    max_clients: int,
 ) -> _Cached:
     """The one that is kept under this key, if it was made of the same certificates."""
     gone = []

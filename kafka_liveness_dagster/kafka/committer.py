@@ -1,6 +1,7 @@
 """Commit offsets with a timeout, in requests that the broker can append.
 
-With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broker error"; with 4,000 bytes 300 would be.
+With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broker error"; with 4,000 bytes 300
+would be.
 
 >>> from confluent_kafka import TopicPartition as KafkaTopicPartition
 >>> metadata = "kl1 running 0badcafe @- 70-120" + ",140-190" * 450
@@ -8,8 +9,8 @@ With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broke
 >>> [len(portion) for portion in split_by_request_size(tokens, "orders-etl")]
 [133, 133, 34]
 
-``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So it is made in a
-thread that is left behind, with its client, when the answer takes too long.
+``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So it is made
+in a thread that is left behind, with its client, when the answer takes too long.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _MAX_REQUEST_BYTES = 500_000  # half of message.max.bytes: what surrounds a reco
 _OVERHEAD_BYTES = 100
 
 
-def split_by_request_size(commits: Iterable[KafkaTopicPartition], group_id: str) -> Iterator[list[KafkaTopicPartition]]:
+def split_by_request_size(
+    commits: Iterable[KafkaTopicPartition], group_id: str
+) -> Iterator[list[KafkaTopicPartition]]:
     """The commits in as many requests as they need; each partition's offset and metadata stay together."""
     portion: list[KafkaTopicPartition] = []
     left = _MAX_REQUEST_BYTES
@@ -94,7 +97,8 @@ class Committer:
         Args:
             offsets: what to commit.
             until: give up then at the latest, by ``time.monotonic()``.
-            in_callback: of this client: only the thread that runs it may commit there, without any limit of time.
+            in_callback: of this client: only the thread that runs it may commit there, without any limit of
+                time.
 
         Raises:
             BrokerUnreachableError: nothing came back, so nobody knows whether it was committed.
@@ -110,7 +114,9 @@ class Committer:
             except NoAnswerError:
                 self.timed_out = True
                 silence = KafkaError(KafkaError._TIMED_OUT, "not a word came back")  # noqa: SLF001
-                raise to_package_error(silence, f"committing to group {self._group_id}", self._servers) from None
+                raise to_package_error(
+                    silence, f"committing to group {self._group_id}", self._servers
+                ) from None
             errors: list[KafkaError] = [tp.error for tp in answered or () if tp.error is not None]
             if errors:
                 return errors[0]

@@ -1,4 +1,7 @@
-"""How does a consumer pass a call on to the part that it is about? By name, with the part's signature and docs."""
+"""How does a consumer pass a call on to the part that it is about?
+
+By name, with the part's signature and docs.
+"""
 
 from __future__ import annotations
 

@@ -33,11 +33,13 @@ _UNREACHABLE = _TIMEOUT_CODES | {
 }
 _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
 """A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session.
-A broker refuses that in the first second of a session, and a token that is about to expire makes sessions that short.
+A broker refuses that in the first second of a session, and a token that is about to expire makes sessions
+that short.
 Whether the login is refused for good is told by the next look at the cluster, whose client hears why."""
 _COORDINATOR_MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.FENCED_LEADER_EPOCH,  # ListOffsets after a broker's restart: the client knows the leader of before
+    # ListOffsets after a broker's restart: the client knows the leader of before
+    KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,  # and the broker not yet the one of now
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
@@ -78,7 +80,10 @@ class FencedError(CommitRefusedError):
     """
 
     def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRY_REASONS) -> None:
-        """Name the reason and what becomes of the batch; partitions that are released are resumed in order."""
+        """Name the reason and what becomes of the batch.
+
+        Partitions that are released are resumed in order.
+        """
         self.reason = reason
         remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
@@ -88,7 +93,10 @@ class FencedError(CommitRefusedError):
 
 
 class RebalanceTimeoutError(KafkaLivenessError):
-    """A rebalance can wait for open batches no longer: this member would be thrown out of its group with all it has."""
+    """A rebalance can wait for open batches no longer.
+
+    This member would be thrown out of its group with all it has.
+    """
 
 
 def is_no_longer_a_member(error: KafkaError) -> bool:
@@ -100,7 +108,8 @@ def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> Fenc
     """Why the group goes on without this member after such an error, None when it does not.
 
     Args:
-        error: of a commit, or a fatal one of the client: both tell that a ``group.instance.id`` is another's now.
+        error: of a commit, or a fatal one of the client: both tell that a ``group.instance.id`` is another's
+            now.
         was_replaced: what that is to this member; None when it has no such name.
     """
     if was_replaced and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
@@ -111,9 +120,9 @@ def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> Fenc
 def is_rebalance_in_progress(error: KafkaError) -> bool:
     """Still a member, ask again: it is between two generations (KIP-848: epochs), or its requests are held up.
 
-    The coordinator is away (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection
-    in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
-    ``_TIMED_OUT``). Who was put out is told so.
+    The coordinator is away (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a
+    connection in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others
+    has come (seen as ``_TIMED_OUT``). Who was put out is told so.
     """
     return error.code() in _TIMEOUT_CODES | {
         _LOGIN,
@@ -136,35 +145,39 @@ def is_transient(error: KafkaError) -> bool:
     }
 
 
-def to_package_error(error: KafkaException | KafkaError, operation: str, bootstrap_servers: str) -> KafkaLivenessError:
+def to_package_error(
+    error: KafkaException | KafkaError, operation: str, bootstrap_servers: str
+) -> KafkaLivenessError:
     """Kafka's error as one of ours, with what was being done and what helps."""
     cause: Any = error.args[0] if isinstance(error, KafkaException) else error
     if cause.code() in _UNREACHABLE:
         return BrokerUnreachableError(
-            f"no Kafka broker answered at {bootstrap_servers} while {operation} ({cause.name()}: {cause.str()}). Check "
-            "the address, the network and the listener's security settings; for the embedded broker run "
-            "`kafka-liveness up`"
+            f"no Kafka broker answered at {bootstrap_servers} while {operation} ({cause.name()}: "
+            f"{cause.str()}). Check the address, the network and the listener's security settings; for the "
+            "embedded broker run `kafka-liveness up`"
         )
     if cause.code() in _NO_LONGER_A_MEMBER:
         return CommitRefusedError(
-            f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of the group, its "
-            "partitions belong to others now. Nothing was committed; the next owner processes the batch again"
+            f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of the "
+            "group, its partitions belong to others now. Nothing was committed; the next owner processes "
+            "the batch again"
         )
     if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return TopicNotFoundError(
-            f"a topic is gone while {operation} ({cause.name()}): it was deleted, or is being made anew. Nothing was "
-            "committed; create the topic, or reset the group's offsets once you know why"
+            f"a topic is gone while {operation} ({cause.name()}): it was deleted, or is being made anew. "
+            "Nothing was committed; create the topic, or reset the group's offsets once you know why"
         )
     if cause.code() == _LOGIN:
         return BrokerUnreachableError(
-            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: {cause.str()}): its "
-            "connection was logging in again. That passes by itself, unless the login is refused from now on"
+            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: "
+            f"{cause.str()}): its connection was logging in again. That passes by itself, unless the login "
+            "is refused from now on"
         )
     if cause.code() in _COORDINATOR_MOVING or cause.retriable():
         return BrokerUnreachableError(
-            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: {cause.str()}): a "
-            "leader or "
-            "a coordinator is moving, which passes by itself unless a broker is down for good"
+            f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: "
+            f"{cause.str()}): a leader or a coordinator is moving, which passes by itself unless a broker "
+            "is down for good"
         )
     remedy = _OTHER_ASSIGNOR if cause.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL else ""
     return KafkaRefusedError(f"Kafka refused while {operation} ({cause.name()}): {cause.str()}{remedy}")
@@ -183,7 +196,10 @@ class ErrorListener:
         self._heard_at = -math.inf
 
     def __call__(self, error: KafkaError) -> None:
-        """Caller: the client's ``poll``, for each error since the last. Affects: which error explains the next one."""
+        """Caller: the client's ``poll``, for each error since the last.
+
+        Affects: which error explains the next one.
+        """
         follows = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - follows the one that says why
         if not follows and _SASL_STATE_ERROR not in error.str():
             self._last = error
@@ -203,20 +219,24 @@ class ErrorListener:
             if self._last.code() == KafkaError._SSL or "SSL routines" in why:  # noqa: SLF001
                 remedy = _CHECK_CA if "certificate verify failed" in why else _CHECK_CERTIFICATE
                 servers = self._settings.bootstrap_servers
-                return AccessRefusedError(f"no TLS with the broker at {servers} while {operation}: {why}. {remedy}")
+                return AccessRefusedError(
+                    f"no TLS with the broker at {servers} while {operation}: {why}. {remedy}"
+                )
         if cause.code() in _UNREACHABLE and self._settings.security.uses_tokens:
             return BrokerUnreachableError(
-                f"no Kafka broker answered at {self._settings.bootstrap_servers} while {operation} ({cause.name()}: "
-                f"{cause.str()}), or the token server at {self._settings.security.sasl_oauthbearer_token_endpoint_url} "
-                "gave no token. Check both addresses, the network and the listener's security settings"
+                f"no Kafka broker answered at {self._settings.bootstrap_servers} while {operation} "
+                f"({cause.name()}: {cause.str()}), or the token server at "
+                f"{self._settings.security.sasl_oauthbearer_token_endpoint_url} gave no token. Check both "
+                "addresses, the network and the listener's security settings"
             )
         return to_package_error(error, operation, self._settings.bootstrap_servers)
 
     def _login_error(self) -> str:
         how = self._settings.security
         return (
-            f"the broker at {self._settings.bootstrap_servers} refused {'client' if how.uses_tokens else 'user'} "
-            f"{how.login!r} ({how.security_protocol}, {how.sasl_mechanism})"
+            f"the broker at {self._settings.bootstrap_servers} refused "
+            f"{'client' if how.uses_tokens else 'user'} {how.login!r} ({how.security_protocol}, "
+            f"{how.sasl_mechanism})"
         )
 
     def _token_error(self, why: str, doing: str) -> KafkaLivenessError:
@@ -225,40 +245,47 @@ class ErrorListener:
         url = how.sasl_oauthbearer_token_endpoint_url
         if why.startswith("{"):  # the answer that OAuth 2 has for a request that is refused
             return AccessRefusedError(
-                f"the token server at {url} refused client {how.login!r} while {doing}: {display(why)}. {_CHECK_CLIENT}"
+                f"the token server at {url} refused client {how.login!r} while {doing}: {display(why)}. "
+                f"{_CHECK_CLIENT}"
             )
         if "certificate" in why or "trust anchors" in why:
-            return AccessRefusedError(f"no TLS with the token server at {url} while {doing}: {why}. {_CHECK_HTTPS}")
+            return AccessRefusedError(
+                f"no TLS with the token server at {url} while {doing}: {why}. {_CHECK_HTTPS}"
+            )
         return BrokerUnreachableError(
-            f"the token server at {url} gave no token while {doing}: {why}. Without a token no broker can be asked. "
-            "Check sasl_oauthbearer_token_endpoint_url, and that the token server is up"
+            f"the token server at {url} gave no token while {doing}: {why}. Without a token no broker can "
+            "be asked. Check sasl_oauthbearer_token_endpoint_url, and that the token server is up"
         )
 
 
 _OTHER_ASSIGNOR = (
-    ". The group has members that share its partitions by another assignor, or that are no consumers: this one joins "
-    "with cooperative-sticky unless extra says otherwise. It has not joined and committed nothing. Stop the others "
-    "(kafka-consumer-groups --describe --members --verbose names them), take a group_id that only this asset uses, or "
-    "join them by extra={'partition.assignment.strategy': 'range'}, or whatever theirs is"
+    ". The group has members that share its partitions by another assignor, or that are no consumers: this "
+    "one joins with cooperative-sticky unless extra says otherwise. It has not joined and committed "
+    "nothing. Stop the others (kafka-consumer-groups --describe --members --verbose names them), take a "
+    "group_id that only this asset uses, or join them by extra={'partition.assignment.strategy': 'range'}, "
+    "or whatever theirs is"
 )
 _SASL_STATE_ERROR = "not valid in current SASL state"  # no refusal: see _LOGIN
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
 _CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
 _CHECK_CLAIMS = (
-    "The token server issued a token, so check what the broker wants in it: its audience, issuer, scope and subject "
-    "(sasl_oauthbearer_scope, sasl_oauthbearer_extensions; sasl.oauthbearer.expected.* of the broker)"
+    "The token server issued a token, so check what the broker wants in it: its audience, issuer, scope "
+    "and subject (sasl_oauthbearer_scope, sasl_oauthbearer_extensions; sasl.oauthbearer.expected.* of the "
+    "broker)"
 )
 _CHECK_CLIENT = "Check sasl_oauthbearer_client_id, sasl_oauthbearer_client_secret and sasl_oauthbearer_scope"
-_CHECK_HTTPS = "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
+_CHECK_HTTPS = (
+    "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
+)
 _WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
 _RECENT_SECONDS = 60.0
 """An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is refused, and
 a token server that was away for a moment is no reason of an outage an hour later."""
 _CHECK_CA = (
-    "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and connect by a host "
-    "name that is in the certificate"
+    "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and "
+    "connect by a host name that is in the certificate"
 )
 _CHECK_CERTIFICATE = (
-    "Check security_protocol and, when the listener asks for a client's certificate, ssl_certificate_location and "
-    "ssl_key_location"
+    "Check security_protocol and, when the listener asks for a client's certificate, "
+    "ssl_certificate_location and ssl_key_location"
 )

@@ -38,7 +38,10 @@ class MemberDescription:
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """A group as its coordinator describes it; ``state`` is the client's word, ``UNKNOWN`` for one it does not know."""
+    """A group as its coordinator describes it.
+
+    ``state`` is the client's word, ``UNKNOWN`` for one it does not know.
+    """
 
     state: str
     members: tuple[MemberDescription, ...]
@@ -47,7 +50,10 @@ class GroupDescription:
 def decode_both_logs(
     first: CommittedOffset | None, second: CommittedOffset | None
 ) -> tuple[LiveCommitMetadata | None, CatchUpCommitMetadata, tuple[ExternalCommit, ...]]:
-    """What both logs say of a partition, and the commits that are not ours: a look at a group refuses nobody's."""
+    """What both logs say of a partition, and the commits that are not ours.
+
+    A look at a group refuses nobody's.
+    """
     mark = None
     external = []
     if first is not None:

@@ -154,8 +154,8 @@ def group_status(
         cluster: where it is.
         group_id: the live lane's group.
         topics: only these.
-        ledger: the table: what of the committed offsets it has, and, since a broker deletes a group's commits with
-            their topic, whose they were.
+        ledger: the table: what of the committed offsets it has, and, since a broker deletes a group's commits
+            with their topic, whose they were.
 
     Raises:
         TopicRecreatedError: what is committed, or in the table, is of a topic of that name that was deleted.
@@ -166,20 +166,25 @@ def group_status(
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    facts = _states_of_same_topics(cluster, first, second, topics=topics, asked=asked if ledger else (), witness=ledger)
+    facts = _states_of_same_topics(
+        cluster, first, second, topics=topics, asked=asked if ledger else (), witness=ledger
+    )
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
-            f"group {group_id!r} does not exist at {cluster.settings.bootstrap_servers}: it has no member, and nothing "
-            f"is committed{of}. A group begins with its first member; commits of an empty group expire "
-            "(offsets.retention.minutes, 7 days unless changed), and the broker deletes them with their topic: --table "
-            "tells a topic that was made anew"
+            f"group {group_id!r} does not exist at {cluster.settings.bootstrap_servers}: it has no member, "
+            f"and nothing is committed{of}. A group begins with its first member; commits of an empty group "
+            "expire (offsets.retention.minutes, 7 days unless changed), and the broker deletes them with "
+            "their topic: --table tells a topic that was made anew"
         )
-    named = set(topics) or {tp.topic for tp in chain(first, second, *(member.partitions for member in members))}
+    named = set(topics) or {
+        tp.topic for tp in chain(first, second, *(member.partitions for member in members))
+    }
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
     partitions = tuple(
-        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts=facts.get(tp)) for tp in wanted
+        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts=facts.get(tp))
+        for tp in wanted
     )
     marks = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
     held = open_transactions(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
@@ -201,7 +206,10 @@ def _states_of_same_topics(  # noqa: PLR0917
     asked: Sequence[TopicPartition],
     witness: SinkLedger | None,
 ) -> dict[TopicPartition, PartitionState]:
-    """Both commit logs and the table, of topics that are still those that they are of; without the log bounds."""
+    """Both commit logs and the table, of topics that are still those that they are of.
+
+    Without the log bounds.
+    """
     known = sorted({*first, *second, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
     facts = {}
@@ -230,11 +238,16 @@ def _partition_status(
 def _run_ids(
     member: MemberDescription, short_run_ids: Mapping[TopicPartition, LiveCommitMetadata | None]
 ) -> tuple[str, ...]:
-    """Of a member with an instance id the coordinator shows the client id that joined first: commits know better."""
+    """Of a member with an instance id the coordinator shows the client id that joined first.
+
+    Commits know better.
+    """
     run = run_id_of_client(member.client_id)
     if member.group_instance_id is not None:
         found = (short_run_ids.get(tp) for tp in member.partitions)
-        runs = {mark.run_id for mark in found if mark is not None and mark.owner_state is not OwnerState.RELEASED}
+        runs = {
+            mark.run_id for mark in found if mark is not None and mark.owner_state is not OwnerState.RELEASED
+        }
         if runs or not run_id_of_instance(member.group_instance_id):
             return tuple(sorted(runs))
     return () if run is None else (run,)

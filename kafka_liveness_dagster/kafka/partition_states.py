@@ -27,7 +27,8 @@ def partition_states_with_ledger(
 ) -> dict[TopicPartition, PartitionState]:
     """Both commit logs, the log bounds, and what the witness says, if it is the one that they are about.
 
-    The witness is asked last: what is committed before it is asked was written before that. In the place of an
+    The witness is asked last: what is committed before it is asked was written before that. In the place of
+        an
     external commit the second log is rebuilt from the witness.
 
     Raises:
@@ -44,7 +45,9 @@ def partition_states_with_ledger(
     return facts
 
 
-def check_catch_up_log(cluster: Cluster, group_id: str, facts: Mapping[TopicPartition, PartitionState]) -> None:
+def check_catch_up_log(
+    cluster: Cluster, group_id: str, facts: Mapping[TopicPartition, PartitionState]
+) -> None:
     """Check that no external commit replaced the second log where no ledger can rebuild it.
 
     Raises:
@@ -63,7 +66,9 @@ def with_ledger(
     """The same facts with what the witness says now."""
     if not facts:
         return {}
-    accounts = witness.entries({tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in facts.items()})
+    accounts = witness.entries(
+        {tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in facts.items()}
+    )
     if accounts is None:
         return dict(facts)
     return with_ledger_entries(facts, accounts)

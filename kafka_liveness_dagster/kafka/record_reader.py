@@ -1,8 +1,9 @@
 """How does an op without Spark read a batch? Its records one by one, by a client that belongs to no group.
 
-The client is assigned exactly the planned ranges and stays connected from batch to batch; it never joins and never
-commits, so the member goes on with its heartbeats while the op iterates. Ranges end by position, not by count: their
-last offsets may be holes (aborted, control records, compacted away), and the next record or the log end tells so.
+The client is assigned exactly the planned ranges and stays connected from batch to batch; it never joins and
+never commits, so the member goes on with its heartbeats while the op iterates. Ranges end by position, not by
+count: their last offsets may be holes (aborted, control records, compacted away), and the next record or the
+log end tells so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.watchdog import Fence
 
 _POLL_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
-_MAX_MESSAGES = 2_000  # records at a time: more leave the processor's cache before they are sorted by partition
+# Records at a time: more leave the processor's cache before they are sorted by partition
+_MAX_MESSAGES = 2_000
 _SAMPLE = 100  # how many of the last records tell the size of the next ones
 _DEFAULT_PREFETCH = Prefetch()
 
@@ -60,28 +62,33 @@ class BatchRecords:
     ) -> Iterator[Message]:
         """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
 
-        The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that stops
-        half-way has seen all of them. Within a partition records come by offset, and the same batch gives the same
-        order. There may be fewer records than offsets. Iterating is no heartbeat: call ``heartbeat()`` where a batch
-        may outlast its budget.
+        The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that
+            stops
+        half-way has seen all of them. Within a partition records come by offset, and the same batch gives the
+        same order. There may be fewer records than offsets. Iterating is no heartbeat: call ``heartbeat()``
+        where a batch may outlast its budget.
 
         Args:
             batch: what ``poll`` gave.
-            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``: ``partition`` fetches
-                each partition of which less than its share is held, ``total`` all of them when little is held of all.
+            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``:
+                ``partition`` fetches each partition of which less than its share is held, ``total`` all of
+                them when little is held of all.
             max_buffered_records: about how many records may wait for their turn; never three times as many.
             max_buffered_bytes: the same for the bytes of their values. librdkafka's own queue comes on top
                 (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).
 
         Raises:
             FencedError: from the iterator, as soon as this process may not commit the batch any more.
-            BatchInterleavedError: from the iterator, when the records of another batch were asked for meanwhile.
+            BatchInterleavedError: from the iterator, when the records of another batch were asked for
+                meanwhile.
             DataExpiredError: from the iterator, when offsets of the batch were deleted before they were read.
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:
             self._fence.on_fence(self._reader.stop_giving_fenced)
-        return chain.from_iterable(self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch)))
+        return chain.from_iterable(
+            self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch))
+        )
 
 
 class RecordReader:
@@ -114,7 +121,10 @@ class RecordReader:
     def read(
         self, ranges: Iterable[OffsetRange], bound: Prefetch, may_go_on: Callable[[], None]
     ) -> Iterator[list[Message]]:
-        """The records of these ranges in turns, in lists of as many as are there; ``may_go_on`` is asked for each."""
+        """The records of these ranges in turns, in lists of as many as are there.
+
+        ``may_go_on`` is asked for each.
+        """
         self.stop_giving()
         self._iteration += 1
         turn = self._iteration
@@ -123,8 +133,8 @@ class RecordReader:
             may_go_on()
             if turn != self._iteration:
                 raise BatchInterleavedError(
-                    "the records of another batch were asked for before these were all read: read one batch after the "
-                    "other, or keep the records of the first in a list"
+                    "the records of another batch were asked for before these were all read: read one "
+                    "batch after the other, or keep the records of the first in a list"
                 )
 
         check()
@@ -149,8 +159,10 @@ class RecordReader:
     def stop_giving_fenced(self) -> None:
         """Give no record more of a batch that is fenced.
 
-        Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is being read.
-        Affects: the list being iterated, which ends with the record the op has; its iterator then finds out why.
+        Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is
+            being read.
+        Affects: the list being iterated, which ends with the record the op has; its iterator then finds out
+            why.
         """
         given = self._last_records
         check = self._check
@@ -170,10 +182,15 @@ class RecordReader:
             self._client.close()
 
     def _seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """By a new assignment: librdkafka then drops what it has queued of a partition, wherever the offset lies."""
+        """By a new assignment.
+
+        Librdkafka then drops what it has queued of a partition, wherever the offset lies.
+        """
         self._leave(offsets.keys() & self._assigned)
         if offsets:
-            self._call("incremental_assign", [KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+            self._call(
+                "incremental_assign", [KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()]
+            )
             self._assigned |= offsets.keys()
 
     def _leave(self, partitions: set[TopicPartition]) -> None:

@@ -47,11 +47,11 @@ class RunContext:
         state: asks Dagster how the run is; called on the watchdog's thread every second.
         ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
         log: where what happens to the consumer is told: the run's own log.
-        claim_instance_id: which of these places in a group (``group.instance.id``) nobody works in any more: it is
-            this run's from then on; None where nobody knows of other runs.
+        claim_instance_id: which of these places in a group (``group.instance.id``) nobody works in any more:
+            it is this run's from then on; None where nobody knows of other runs.
         catch_up_runs: how many catch-up runs of a group have started and not ended; 0 where nobody knows.
-        report_fence: takes why this process is out of its group, or after what it is in it again, for others to see;
-            called on the watchdog's thread.
+        report_fence: takes why this process is out of its group, or after what it is in it again, for others
+            to see; called on the watchdog's thread.
         on_first_commit: told once, in the thread that commits, that a batch is committed; raises nothing.
         is_step: this process was started by its run worker for one step, and ends with it.
     """

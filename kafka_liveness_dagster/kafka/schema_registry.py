@@ -31,7 +31,10 @@ _CHECK_ADDRESS = "nothing of the batch was written or committed"
 
 
 class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
-    """No schema registry answered at the address in time, or what answers there is none; nothing was written."""
+    """No schema registry answered at the address in time, or what answers there is none.
+
+    Nothing was written.
+    """
 
 
 class SchemaNotFoundError(KafkaLivenessError, LookupError):
@@ -72,7 +75,8 @@ class SchemaRegistry:
             RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
         """
         found: Schema = self._request(
-            lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES), f"schema {number}, by which {where} was written"
+            lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES),
+            f"schema {number}, by which {where} was written",
         )
         return self._require_usable(number, found)
 
@@ -111,14 +115,16 @@ class SchemaRegistry:
             told = summary_line(error)[:200]
             if _is_certificate_error(error):
                 raise AccessRefusedError(
-                    f"the certificate of the schema registry at {self._url} was refused ({told}): {_CHECK_ADDRESS}; "
-                    "let ssl_ca_location name the PEM file of the authority that signed it, and url the host in it"
+                    f"the certificate of the schema registry at {self._url} was refused ({told}): "
+                    f"{_CHECK_ADDRESS}; let ssl_ca_location name the PEM file of the authority that signed "
+                    "it, and url the host in it"
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
                 raise RegistryUnreachableError(self._not_a_registry_error("what is no JSON of one")) from None
             raise RegistryUnreachableError(
-                f"no schema registry answered at {self._url} in {RETRY_SETTINGS['max.retries'] + 1} attempts of "
-                f"{RETRY_SETTINGS['timeout']} s ({told}), asked for {what}: {_CHECK_ADDRESS}; start it, or correct url"
+                f"no schema registry answered at {self._url} in {RETRY_SETTINGS['max.retries'] + 1} "
+                f"attempts of {RETRY_SETTINGS['timeout']} s ({told}), asked for {what}: {_CHECK_ADDRESS}; "
+                "start it, or correct url"
             ) from None
 
     def _request_error(self, status: int, code: int, what: str) -> KafkaLivenessError:
@@ -130,20 +136,22 @@ class SchemaRegistry:
             )
         if status == _NOT_FOUND and code in _NOT_FOUND_CODES:
             return SchemaNotFoundError(
-                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): {_CHECK_ADDRESS}; "
-                "correct the subject, or url where the producers have another registry, or register it again"
+                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): "
+                f"{_CHECK_ADDRESS}; correct the subject, or url where the producers have another registry, "
+                "or register it again"
             )
         if status == _NOT_FOUND:
             return RegistryUnreachableError(self._not_a_registry_error(f"HTTP {status} and no code of one"))
         return RegistryUnreachableError(
-            f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for {what}: "
-            f"{_CHECK_ADDRESS}; look at its log; the batch comes again"
+            f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for "
+            f"{what}: {_CHECK_ADDRESS}; look at its log; the batch comes again"
         )
 
     def _not_a_registry_error(self, answered: str) -> str:
         return (
-            f"what is at {self._url} answered with {answered}: {_CHECK_ADDRESS}; url is where Confluent's API begins: "
-            "http://host:8081 of Confluent's and Karapace, http://host:8080/apis/ccompat/v7 of Apicurio"
+            f"what is at {self._url} answered with {answered}: {_CHECK_ADDRESS}; url is where Confluent's "
+            "API begins: http://host:8081 of Confluent's and Karapace, http://host:8080/apis/ccompat/v7 of "
+            "Apicurio"
         )
 
 
@@ -155,5 +163,6 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _is_certificate_error(error: Exception) -> bool:
     return any(
-        isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one) for one in _cause_chain(error)
+        isinstance(one, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in str(one)
+        for one in _cause_chain(error)
     )

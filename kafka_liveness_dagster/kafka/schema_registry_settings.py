@@ -71,7 +71,11 @@ def _check_authority(file: str) -> None:
     try:
         ssl.create_default_context(cafile=file)
     except OSError as error:  # an ssl.SSLError is one
-        why = "holds no PEM certificate" if isinstance(error, ssl.SSLError) else f"cannot be read ({error.strerror})"
+        why = (
+            "holds no PEM certificate"
+            if isinstance(error, ssl.SSLError)
+            else f"cannot be read ({error.strerror})"
+        )
         raise InvalidSettingError(
             f"ssl_ca_location={file} {why}: it has to be a PEM file on the machines where runs work"
         ) from None

@@ -31,14 +31,19 @@ MECHANISMS = {
 _TOKEN_MECHANISM = "OAUTHBEARER"  # noqa: S105
 _OIDC_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _OIDC_REQUEST_MS = "10000"
-"""Java has no limit of its own: a token server that accepts a connection and never responds would hold a Spark task."""
+"""Java has no limit of its own.
+
+A token server that accepts a connection and never responds would hold a Spark task.
+"""
 _OIDC_METHOD = "sasl.oauthbearer.method"
 _TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
 """What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks for the
 authorities where Red Hat has them, and on Debian no token server is trusted (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-_PKCS8 = re.compile(r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL)
+_PKCS8 = re.compile(
+    r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL
+)
 _ABOUT_SECURITY = ("sasl.", "ssl.", "ssl_", "security.", "https.", "enable.ssl.", "enable.sasl.")
 _PASSWORD = ("sasl_username", "sasl_password")
 _TOKEN_LOGIN = (
@@ -47,8 +52,13 @@ _TOKEN_LOGIN = (
     "sasl_oauthbearer_token_endpoint_url",
 )
 _TOKEN_OPTIONS = ("sasl_oauthbearer_scope", "sasl_oauthbearer_extensions", "https_ca_location")
-_EXTENSION = re.compile(r"(?!auth=)([a-zA-Z]+)=([\x21-\x2b\x2d-\x7e](?:[\x20-\x2b\x2d-\x7e]*[\x21-\x2b\x2d-\x7e])?)")
-"""RFC 7628: letters in a name, printable ASCII in a value. ``auth`` is the token itself, a comma is between two."""
+_EXTENSION = re.compile(
+    r"(?!auth=)([a-zA-Z]+)=([\x21-\x2b\x2d-\x7e](?:[\x20-\x2b\x2d-\x7e]*[\x21-\x2b\x2d-\x7e])?)"
+)
+"""RFC 7628: letters in a name, printable ASCII in a value.
+
+``auth`` is the token itself, a comma is between two.
+"""
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 
 
@@ -99,7 +109,10 @@ class Security:
 
     @property
     def hidden_reason(self) -> str:
-        """Why what is there may not be shown, in an error's words: a broker does not tell it from what is not there."""
+        """Why what is there may not be shown, in an error's words.
+
+        A broker does not tell it from what is not there.
+        """
         if self.security_protocol == "PLAINTEXT":
             return ""
         who = f"user {self.login!r}" if self.login else "this client"
@@ -109,13 +122,17 @@ class Security:
         """What librdkafka is told: nothing that nobody set, but for what follows from OAUTHBEARER."""
         given = {name: getattr(self, name) for name in SETTING_NAMES}
         told = {
-            name.replace("_", "."): value for name, value in given.items() if value and value != SETTING_NAMES[name]
+            name.replace("_", "."): value
+            for name, value in given.items()
+            if value and value != SETTING_NAMES[name]
         }
         return {**_TOKEN_PROTOCOLS, **told} if self.uses_tokens else told
 
     def spark_options(self) -> dict[str, str]:
         """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
-        options = {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
+        options = (
+            {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
+        )
         if self.sasl_mechanism:
             login = self._token_login() if self.uses_tokens else self._password_login()
             told = " ".join(f"{name}={_quote_jaas(value)}" for name, value in login.items())
@@ -123,16 +140,22 @@ class Security:
             options["sasl.jaas.config"] = f"{MECHANISMS[self.sasl_mechanism]} required {told};"
         if self.uses_tokens:
             options["sasl.login.callback.handler.class"] = _OIDC_HANDLER
-            options["sasl.login.connect.timeout.ms"] = options["sasl.login.read.timeout.ms"] = _OIDC_REQUEST_MS
+            options["sasl.login.connect.timeout.ms"] = options["sasl.login.read.timeout.ms"] = (
+                _OIDC_REQUEST_MS
+            )
             options["sasl.oauthbearer.token.endpoint.url"] = self.sasl_oauthbearer_token_endpoint_url or ""
         if self.ssl_ca_location:
             options["ssl.truststore.type"] = "PEM"
-            options["ssl.truststore.certificates"] = _read_certificates("ssl_ca_location", self.ssl_ca_location)
+            options["ssl.truststore.certificates"] = _read_certificates(
+                "ssl_ca_location", self.ssl_ca_location
+            )
         if self.ssl_certificate_location and self.ssl_key_location:
             chain = _read_certificates("ssl_certificate_location", self.ssl_certificate_location)
             options["ssl.keystore.type"] = "PEM"
             options["ssl.keystore.certificate.chain"] = chain
-            options["ssl.keystore.key"] = _read_key(self.ssl_key_location, encrypted=bool(self.ssl_key_password))
+            options["ssl.keystore.key"] = _read_key(
+                self.ssl_key_location, encrypted=bool(self.ssl_key_password)
+            )
         if self.ssl_key_password:
             options["ssl.key.password"] = self.ssl_key_password
         check = self.ssl_endpoint_identification_algorithm
@@ -156,7 +179,9 @@ class Security:
             found.update({f"extension_{name}": value} if name else {})
         if self.https_ca_location:
             found["ssl.truststore.type"] = "PEM"
-            found["ssl.truststore.certificates"] = _read_certificates("https_ca_location", self.https_ca_location)
+            found["ssl.truststore.certificates"] = _read_certificates(
+                "https_ca_location", self.https_ca_location
+            )
         return found
 
 
@@ -183,10 +208,14 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
     if given["sasl_mechanism"] == _TOKEN_MECHANISM:
         yield from _find_token_contradictions(protocol, {n: v for n, v in given.items() if n not in unknown})
     unused = [
-        name for name in SETTING_NAMES if name.startswith("ssl_") and given[name] not in ("", SETTING_NAMES[name])
+        name
+        for name in SETTING_NAMES
+        if name.startswith("ssl_") and given[name] not in ("", SETTING_NAMES[name])
     ]
     if unused and not protocol.endswith("SSL"):
-        yield f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
+        yield (
+            f"{' and '.join(unused)} would not be used: security_protocol is {protocol}, not SSL or SASL_SSL"
+        )
     if bool(given["ssl_certificate_location"]) != bool(given["ssl_key_location"]):
         yield "ssl_certificate_location and ssl_key_location belong together: set both, or neither"
     if given["ssl_key_password"] and not given["ssl_key_location"]:
@@ -199,8 +228,8 @@ def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -
     if not protocol.startswith("SASL_"):
         if unused := [name for name in every if given[name]]:
             yield (
-                f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to SASL_SSL, or "
-                "to SASL_PLAINTEXT where the network is trusted"
+                f"{' and '.join(unused)} would not be used: security_protocol is {protocol}. Set it to "
+                "SASL_SSL, or to SASL_PLAINTEXT where the network is trusted"
             )
         return
     needed = _TOKEN_LOGIN if mechanism == _TOKEN_MECHANISM else _PASSWORD
@@ -218,7 +247,9 @@ def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -
 def _find_token_contradictions(protocol: str, known: Mapping[str, str | None]) -> Iterator[str]:
     for name in (*_TOKEN_LOGIN[:2], "sasl_oauthbearer_scope"):
         if (value := known.get(name)) and value != value.strip():
-            yield f"{name} is refused: it begins or ends with a blank, which Java removes and librdkafka keeps"
+            yield (
+                f"{name} is refused: it begins or ends with a blank, which Java removes and librdkafka keeps"
+            )
     extensions = known.get("sasl_oauthbearer_extensions")
     if extensions and not all(map(_EXTENSION.fullmatch, extensions.split(","))):
         wanted = "wanted name=value,name=value, with letters in a name and printable ASCII in a value"
@@ -229,24 +260,31 @@ def _find_token_contradictions(protocol: str, known: Mapping[str, str | None]) -
         elif not url.startswith("https://"):
             if protocol == "SASL_SSL":
                 yield (
-                    "sasl_oauthbearer_token_endpoint_url is refused: with SASL_SSL it begins with https://, because "
-                    "the secret is sent to it as it is"
+                    "sasl_oauthbearer_token_endpoint_url is refused: with SASL_SSL it begins with "
+                    "https://, because the secret is sent to it as it is"
                 )
             if known.get("https_ca_location"):
-                yield "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url is no https:// address"
+                yield (
+                    "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url is no "
+                    "https:// address"
+                )
 
 
 def take_from_properties(properties: dict[str, str]) -> Security:
     """The security settings among librdkafka's, which are removed from ``properties``.
 
-    With OAUTHBEARER ``client_config`` adds two settings by itself. Other values of them stay, and are checked or
-    refused.
+    With OAUTHBEARER ``client_config`` adds two settings by itself. Other values of them stay, and are checked
+    or refused.
     """
     if properties.get("sasl.mechanism") == _TOKEN_MECHANISM:
         for name, value in _TOKEN_PROTOCOLS.items():
             if properties.get(name) == value:
                 del properties[name]
-    found = {name: properties.pop(dotted) for name in SETTING_NAMES if (dotted := name.replace("_", ".")) in properties}
+    found = {
+        name: properties.pop(dotted)
+        for name in SETTING_NAMES
+        if (dotted := name.replace("_", ".")) in properties
+    }
     return Security(**found)
 
 
@@ -257,7 +295,9 @@ def is_security_setting(setting: str) -> bool:
 
 def replacement_for(setting: str) -> str:
     """Where to say it, so that Spark hears it too."""
-    name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(setting, setting.replace(".", "_"))
+    name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(
+        setting, setting.replace(".", "_")
+    )
     if name in SETTING_NAMES:
         return f"it would not reach Spark, which reads the records: set {name}, which reaches both"
     return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(SETTING_NAMES)
@@ -273,8 +313,8 @@ def _read_file(name: str, file: str) -> str:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InvalidSettingError(
-            f"{name}={file} cannot be read ({error.strerror}): it has to be a PEM file on the machines where runs and "
-            "sensors work; Spark is sent its content"
+            f"{name}={file} cannot be read ({error.strerror}): it has to be a PEM file on the machines "
+            "where runs and sensors work; Spark is sent its content"
         ) from None
 
 
@@ -291,10 +331,14 @@ def _read_key(file: str, *, encrypted: bool) -> str:
     found = _PKCS8.search(_read_file("ssl_key_location", file))
     if found is None:
         raise InvalidSettingError(
-            f"ssl_key_location={file} holds no private key in PKCS#8, the only form Spark's JVM reads: convert it "
-            "(`openssl pkcs8 -topk8 -in KEY -out KEY.pk8`)"
+            f"ssl_key_location={file} holds no private key in PKCS#8, the only form Spark's JVM reads: "
+            "convert it (`openssl pkcs8 -topk8 -in KEY -out KEY.pk8`)"
         )
     if bool(found[1]) != encrypted:
-        what = "encrypted, but ssl_key_password is missing" if found[1] else "not encrypted: leave ssl_key_password out"
+        what = (
+            "encrypted, but ssl_key_password is missing"
+            if found[1]
+            else "not encrypted: leave ssl_key_password out"
+        )
         raise InvalidSettingError(f"the key in ssl_key_location={file} is {what}")
     return found[0]

@@ -12,7 +12,12 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import SERVERS, VALUE, display
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS, check_request_timeout
-from kafka_liveness_dagster.kafka.security import Security, is_security_setting, replacement_for, take_from_properties
+from kafka_liveness_dagster.kafka.security import (
+    Security,
+    is_security_setting,
+    replacement_for,
+    take_from_properties,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +41,9 @@ _REFUSED_SETTINGS = {
     "session.timeout.ms": "set session_timeout_seconds, which is checked against the broker's limits",
     "heartbeat.interval.ms": "set heartbeat_interval_seconds, which is checked against the session timeout",
     "auto.offset.reset": "set auto_offset_reset, which decides only where nothing is committed",
-    "isolation.level": "both lanes and Spark read read_committed: two views of the log end would lose records",
+    "isolation.level": (
+        "both lanes and Spark read read_committed: two views of the log end would lose records"
+    ),
     "group.id": _HAS_OWN_FIELD,
     "client.id": "it joins members to Dagster runs",
     "bootstrap.servers": _HAS_OWN_FIELD,
@@ -59,7 +66,8 @@ class KafkaSettings:
         security: who is trusted; Spark is told the same.
 
     Raises:
-        InvalidSettingError: an address that is none, or an extra setting that would break a promise of this package.
+        InvalidSettingError: an address that is none, or an extra setting that would break a promise of this
+            package.
     """
 
     bootstrap_servers: str
@@ -74,7 +82,11 @@ class KafkaSettings:
     @classmethod
     def from_properties(cls, bootstrap_servers: str, lines: Iterable[str]) -> KafkaSettings:
         """Settings from ``name=value`` lines, as commands take them; ``#`` begins a comment line."""
-        told = (line.strip().partition("=") for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        told = (
+            line.strip().partition("=")
+            for line in lines
+            if line.strip() and not line.lstrip().startswith("#")
+        )
         extra = {name.strip(): value.strip() for name, _, value in told}
         security = take_from_properties(extra)
         return cls(bootstrap_servers, extra, security)
@@ -87,12 +99,13 @@ class KafkaSettings:
         return {
             "socket.timeout.ms": request_ms,
             "socket.connection.setup.timeout.ms": 10_000,  # Java's, for one accepted in silence
-            # Between two attempts to find a coordinator a new client waits half of it: with librdkafka's 100 ms a first
-            # look, a join and a first commit take some 50 ms longer
+            # Between two attempts to find a coordinator a new client waits half of it: with librdkafka's 100
+            # ms a first look, a join and a first commit take some 50 ms longer
             "reconnect.backoff.ms": 20,
             # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
             "reconnect.backoff.max.ms": 1_000,
-            # Else librdkafka forgets its coordinators with their broker: members are lost, groups never described again
+            # Else librdkafka forgets its coordinators with their broker: members are lost, groups never
+            # described again
             "metadata.recovery.strategy": "none",
             **self.extra,
             **self.security.client_config(),
@@ -103,20 +116,31 @@ class KafkaSettings:
 
     def committer_config(self, group_id: str, client_id: str, request_ms: int = REQUEST_MS) -> dict[str, Any]:
         """Settings of a client that commits for a group without being its member."""
-        return {**self.client_config(client_id, request_ms), "group.id": group_id, "enable.auto.commit": False}
+        return {
+            **self.client_config(client_id, request_ms),
+            "group.id": group_id,
+            "enable.auto.commit": False,
+        }
 
-    def member_config(self, live_settings: LiveSettings, client_id: str, timeouts: Timeouts) -> dict[str, Any]:
-        """Settings of a group member that fetches no more than it must to hear of news: Spark reads the ranges."""
+    def member_config(
+        self, live_settings: LiveSettings, client_id: str, timeouts: Timeouts
+    ) -> dict[str, Any]:
+        """Settings of a group member that fetches no more than it must to hear of news.
+
+        Spark reads the ranges.
+        """
         name = live_settings.group_instance_id or live_settings.claimed_instance_id
         static = {} if name is None else {"group.instance.id": name}
-        # Who has a place leaves it by its watchdog, at the deadline or when a commit of 5 s has ended: librdkafka would
-        # let the session pass
+        # Who has a place leaves it by its watchdog, at the deadline or when a commit of 5 s has ended:
+        # librdkafka would let the session pass
         slack_ms = 0 if live_settings.claimed_instance_id is None else 10_000
         return {
             **self._protocol_config(timeouts),
             **self.committer_config(live_settings.group_id, client_id, timeouts.request_ms),
             **static,
-            "max.poll.interval.ms": min(timeouts.process_timeout_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)),
+            "max.poll.interval.ms": min(
+                timeouts.process_timeout_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)
+            ),
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
             # What is fetched is a sign that there is something: one batch of records of one partition
@@ -127,12 +151,17 @@ class KafkaSettings:
         }
 
     def reader_config(self, group_id: str, client_id: str) -> dict[str, Any]:
-        """Settings of a client that reads planned ranges by manual assignment: no member, and it commits nothing."""
+        """Settings of a client that reads planned ranges by manual assignment.
+
+        No member, and it commits nothing.
+        """
         return {
-            "fetch.message.max.bytes": 131_072,  # of one partition at a time: what comes of the others waits for it
+            # Of one partition at a time: what comes of the others waits for it
+            "fetch.message.max.bytes": 131_072,
             "queued.max.messages.kbytes": 16_384,
             "fetch.queue.backoff.ms": 10,  # 1 s unless set, in which a fast reader has long emptied the queue
-            "fetch.wait.max.ms": 50,  # ranges end below the log end; a wait at it holds up the others of its broker
+            # Ranges end below the log end; a wait at it holds up the others of its broker
+            "fetch.wait.max.ms": 50,
             **self.committer_config(group_id, client_id),
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
@@ -148,7 +177,9 @@ class KafkaSettings:
         """
         given = self.extra.get("socket.timeout.ms")
         if given is not None and not str(given).isdecimal():
-            raise InvalidSettingError(f"extra setting socket.timeout.ms={given}: wanted a number of milliseconds")
+            raise InvalidSettingError(
+                f"extra setting socket.timeout.ms={given}: wanted a number of milliseconds"
+            )
         check_request_timeout(None if given is None else int(given), timeouts)
 
     def _protocol_config(self, timeouts: Timeouts) -> dict[str, Any]:
@@ -176,14 +207,16 @@ class LiveSettings:
     """What one live lane consumes and how; the resource's ``consumer`` has checked it.
 
     Attributes:
-        answers_rebalances_while_busy: rebalances are answered in the middle of a batch (``liveness="progress"``);
-            otherwise they wait for the next poll, as KIP-62 has it.
+        answers_rebalances_while_busy: rebalances are answered in the middle of a batch
+            (``liveness="progress"``); otherwise they wait for the next poll, as KIP-62 has it.
         group_instance_id: of a static member (KIP-345), None for a dynamic one.
-        claimed_instance_id: the name of a member that leaves like a dynamic one, and whose successor need not wait for
-            its session if it dies (``kafka.live.session``); None without.
-        is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares otherwise.
+        claimed_instance_id: the name of a member that leaves like a dynamic one, and whose successor need not
+            wait for its session if it dies (``kafka.live.session``); None without.
+        is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares
+            otherwise.
         ledger: who knows what is in the table, None where nobody does.
-        recommit_seconds: how often the second log is committed anew, so that it does not expire under a live run.
+        recommit_seconds: how often the second log is committed anew, so that it does not expire under a live
+            run.
     """
 
     topics: tuple[str, ...]

@@ -33,12 +33,15 @@ def require_idle(cluster: Cluster, groups: Sequence[str]) -> None:
     for group in groups:
         if members := cluster.members(group):
             raise InvalidSettingError(
-                f"Group {group} has {len(members)} member(s), the first is {members[0].client_id}. Nothing was "
-                f"changed. Fix: end the live runs of {group} and stop its sensor, then run the command again."
+                f"Group {group} has {len(members)} member(s), the first is {members[0].client_id}. Nothing "
+                f"was changed. Fix: end the live runs of {group} and stop its sensor, then run the command "
+                "again."
             )
 
 
-def copy_commits(cluster: Cluster, from_group: str, to_group: str, topics: Sequence[str]) -> list[TopicPartition]:
+def copy_commits(
+    cluster: Cluster, from_group: str, to_group: str, topics: Sequence[str]
+) -> list[TopicPartition]:
     """Copy both logs of ``from_group``, with their metadata, for topics of which ``to_group`` has no commit.
 
     The second log is copied first, so that the first log never claims more than both logs record.

@@ -1,6 +1,7 @@
 """Find offsets by timestamp, and the processed offsets of a time window.
 
-Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind by one.
+Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind
+    by one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _MAX_PARTITIONS = 100  # messages of one answer
 
 
 def seconds_behind(
-    cluster: Cluster, group_id: str, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+    cluster: Cluster,
+    group_id: str,
+    positions: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
 ) -> float | None:
     """Seconds of the records' own timestamps from the newest that is processed to the newest in the log.
 
@@ -55,7 +59,9 @@ def seconds_behind(
         BrokerUnreachableError: no broker answers.
         KafkaRefusedError: the broker refuses to tell.
     """
-    waiting = sorted((tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp])
+    waiting = sorted(
+        (tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp]
+    )
     if not waiting:
         return 0.0
     newest = _newest_timestamps(cluster, waiting[:_MAX_MEASURED_PARTITIONS])
@@ -89,7 +95,9 @@ def open_transactions(
     worst = sorted(waiting, key=lambda tp: -waiting[tp])[:_MAX_MEASURED_PARTITIONS]
     began = timestamps(cluster, group_id, {tp: stable[tp] for tp in worst}, isolation="read_uncommitted")
     ages = {tp: max(0.0, time.time() - at_ms / 1000) for tp, at_ms in began.items() if at_ms > 0}
-    return tuple(OpenTransaction(tp, stable[tp], count, open_seconds=ages.get(tp)) for tp, count in waiting.items())
+    return tuple(
+        OpenTransaction(tp, stable[tp], count, open_seconds=ages.get(tp)) for tp, count in waiting.items()
+    )
 
 
 def timestamps(
@@ -115,7 +123,8 @@ def timestamps(
                 if at in unheard - heard and not message.error():
                     found[at] = message.timestamp()[1]
                 heard.add(at)
-            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])  # else the others wait for their rest
+            # Else the others wait for their rest
+            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
             unheard -= heard
     except KafkaException as error:
         raise to_package_error(
@@ -153,8 +162,8 @@ def window_bounds(
         end_ms: of the window; the first offset that is not before it is behind the window.
 
     Returns:
-        The first offsets that are not before its beginning, None where there is none; and those behind it: where there
-        is none the log's very end, with what is in open transactions, of which nobody knows yet.
+        The first offsets that are not before its beginning, None where there is none; and those behind it:
+        where there is none the log's very end, with what is in open transactions, of which nobody knows yet.
 
     Raises:
         BrokerUnreachableError: no broker answers.
@@ -163,7 +172,9 @@ def window_bounds(
     return offsets_for_times(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
 
 
-def window_ends(cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: int) -> dict[TopicPartition, int]:
+def window_ends(
+    cluster: Cluster, partitions: Sequence[TopicPartition], end_ms: int
+) -> dict[TopicPartition, int]:
     """Return the offsets behind a window, as ``window_bounds`` does.
 
     Raises:
@@ -209,7 +220,8 @@ class ProcessedRanges:
     Attributes:
         ranges: processed once.
         pending: not processed yet, and owed.
-        unread: how many the live lane has still to read, open transactions and partitions without a commit included.
+        unread: how many the live lane has still to read, open transactions and partitions without a commit
+            included.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -246,13 +258,16 @@ def processed_ranges(
     Raises:
         InvalidSettingError: the group has committed nothing.
         DataExpiredError: the broker has deleted records, maybe some of the window's.
-        ExternalCommitError: an external commit replaced the second log; the next run with a table rewrites it.
+        ExternalCommitError: an external commit replaced the second log; the next run with a table rewrites
+            it.
     """
     known = cluster.partitions(list(topics) or cluster.topics())
     facts = cluster.partition_states(group_id, sorted(cluster.commits(group_id, known)))
     check_catch_up_log(cluster, group_id, facts)
     if not facts:
-        raise InvalidSettingError(f"group {group_id} has committed nothing{' of these topics' if topics else ''}")
+        raise InvalidSettingError(
+            f"group {group_id} has committed nothing{' of these topics' if topics else ''}"
+        )
     first: Mapping[TopicPartition, int | None]
     behind: Mapping[TopicPartition, int | None] = dict.fromkeys(facts)
     if end_ms is None:
@@ -265,19 +280,25 @@ def processed_ranges(
         _require_whole(facts, spans)
     return ProcessedRanges(
         tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done_spans(one, spans[tp])),
-        tuple(OffsetRange(*tp, *s) for tp, one in facts.items() for s in intersection(one.outstanding, (spans[tp],))),
+        tuple(
+            OffsetRange(*tp, *s)
+            for tp, one in facts.items()
+            for s in intersection(one.outstanding, (spans[tp],))
+        ),
         sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items())
         + sum(end - start for start, end in new.values()),
     )
 
 
-def _require_whole(facts: Mapping[TopicPartition, PartitionState], spans: Mapping[TopicPartition, Span]) -> None:
+def _require_whole(
+    facts: Mapping[TopicPartition, PartitionState], spans: Mapping[TopicPartition, Span]
+) -> None:
     cut = [tp for tp, one in facts.items() if 0 < one.log_start == spans[tp].start]
     if cut:
         raise DataExpiredError(
             f"the broker has deleted the first {facts[cut[0]].log_start:,} offsets of {cut[0]}"
-            f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether some of them "
-            "are of this time too"
+            f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether "
+            "some of them are of this time too"
         )
 
 

@@ -81,7 +81,9 @@ def _is_visible(cluster: Cluster, topic: str) -> bool:
     return True
 
 
-def create_missing_topics(settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]) -> None:
+def create_missing_topics(
+    settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]
+) -> None:
     """Make those topics that do not exist, as only the embedded broker may be asked to: nobody else is at it.
 
     Args:
@@ -138,7 +140,8 @@ class RecordProducer:
     _refused_error: list[KafkaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        Cluster(self.settings).partitions([self.topic])  # a producer waits for minutes for a topic that is not there
+        # A producer waits for minutes for a topic that is not there
+        Cluster(self.settings).partitions([self.topic])
         self._error_listener = ErrorListener(self.settings)
         config = {
             **self.settings.client_config("kafka-liveness/produce"),
@@ -161,7 +164,9 @@ class RecordProducer:
                 self._producer.produce(self.topic, record.value, record.key, on_delivery=self._on_delivery)
             except BufferError:  # its queue is full
                 if time.monotonic() > give_up_at:
-                    raise self._not_produced_error(f"the broker has taken none for {_DELIVERY_SECONDS:g} s") from None
+                    raise self._not_produced_error(
+                        f"the broker has taken none for {_DELIVERY_SECONDS:g} s"
+                    ) from None
                 self._producer.poll(0.1)
             except KafkaException as error:
                 raise self._not_produced_error(error.args[0].str()) from error
@@ -184,7 +189,10 @@ class RecordProducer:
         return self.written.total()
 
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
-        """Caller: the producer's ``poll`` and ``flush``. Affects: what is counted, and what the next call raises."""
+        """Caller: the producer's ``poll`` and ``flush``.
+
+        Affects: what is counted, and what the next call raises.
+        """
         if error is None:
             self.written[TopicPartition(message.topic(), message.partition())] += 1
         else:
@@ -193,8 +201,14 @@ class RecordProducer:
     def _raise_if_refused(self) -> None:
         if self._refused_error:
             raise self._not_produced_error(
-                str(self._error_listener.to_package_error(self._refused_error[0], f"producing to {self.topic}"))
+                str(
+                    self._error_listener.to_package_error(
+                        self._refused_error[0], f"producing to {self.topic}"
+                    )
+                )
             )
 
     def _not_produced_error(self, why: str) -> NotProducedError:
-        return NotProducedError(f"{self.written.total():,} records are in topic {self.topic}, then it ended: {why}")
+        return NotProducedError(
+            f"{self.written.total():,} records are in topic {self.topic}, then it ended: {why}"
+        )

@@ -41,7 +41,8 @@ class Fence:
     Args:
         watchdog: raises it, and takes it down.
         stale_message: what is said of a batch of a former epoch.
-        has_started: whether anything is planned before the first ``start_epoch``; a live lane has to join for that.
+        has_started: whether anything is planned before the first ``start_epoch``; a live lane has to join for
+            that.
 
     Attributes:
         epoch: of what is planned now.
@@ -95,7 +96,8 @@ class Fence:
     def on_fence(self, cancel: Callable[[], None]) -> None:
         """Register what to cancel when the fence goes up, a Spark job for one.
 
-        Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership has
+        Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership
+            has
         begun: ``is_batch_current`` tells them apart. Affects: work already under way.
         """
         self._watchdog.on_fence(cancel)
@@ -134,15 +136,15 @@ log = logging.getLogger("kafka_liveness_dagster")
 class Watchdog:
     """The fence of one consumer and the thread that raises it.
 
-    A second thread asks Dagster how the run is, so that a slow answer delays no deadline, and a third one answers
-    rebalances; for the same reason none writes to the run's log.
+    A second thread asks Dagster how the run is, so that a slow answer delays no deadline, and a third one
+    answers rebalances; for the same reason none writes to the run's log.
 
     Args:
         timer: the poll timer; polls are reported with ``record_poll``.
         run_context: the run to watch.
-        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions up. It may
-            wait for whoever uses the client; so nothing of this class is held meanwhile. It may return another reason,
-            which the client named as it left.
+        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions
+            up. It may wait for whoever uses the client; so nothing of this class is held meanwhile. It may
+            return another reason, which the client named as it left.
         serve: called all the time until the fence goes up, on a thread of its own: answer the group
             (``liveness="progress"``); None where only the owner's polls do.
         outcome: of a batch that may not be committed any more, as a clause of the error.
@@ -232,7 +234,9 @@ class Watchdog:
             seconds = self._timer.elapsed_ms(now_ms()) / 1000
             limit = self._timer.process_ms / 1000
             timed_out = self._reason is FenceReason.POLL_TIMEOUT
-            raise FencedError(self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "", self.outcome)
+            raise FencedError(
+                self._reason, f"{seconds:.1f} s of {limit:g} s" if timed_out else "", self.outcome
+            )
 
     def fence(self, reason: FenceReason, leave: Leave) -> None:
         """Raise the fence, unless it is up: the caller saw what no look around can show.
@@ -332,7 +336,11 @@ class Watchdog:
             log.warning("fenced: %s", fenced.value, extra={"fence": fenced})
         with self._report_lock:
             self._last_reason = self._reason or self._last_reason
-            why = None if self._last_reason is None else FenceReport(self._last_reason, is_back=self._reason is None)
+            why = (
+                None
+                if self._last_reason is None
+                else FenceReport(self._last_reason, is_back=self._reason is None)
+            )
             if why is None or why == self._reported:
                 return
             try:
@@ -363,7 +371,8 @@ class Watchdog:
                     self._reason = named
         if not is_sure:
             log.warning("fenced: %s", named.value, extra={"fence": named})
-        if not is_cancelled:  # nor can one be started now: the member is out of its group, this may take its time
+        # Nor can one be started now: the member is out of its group, this may take its time
+        if not is_cancelled:
             self._call_all(self._cancels)
         if not is_told:
             self._report(named if is_sure else None)
@@ -384,5 +393,6 @@ class Watchdog:
                 log.exception("could not cancel the work under way")
 
     def _parent_is_alive(self) -> bool:
-        # the id is not enough: a starter may have died before we looked, or have had us forked by a fork server
+        # the id is not enough: a starter may have died before we looked, or have had us forked by a fork
+        # server
         return os.getppid() == self._parent and (self._starter is None or self._starter.is_alive())

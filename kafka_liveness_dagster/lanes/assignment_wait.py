@@ -1,4 +1,7 @@
-"""Has a live run nothing to do, or not yet? Who joins beside long batches is let in first, and given its part later."""
+"""Has a live run nothing to do, or not yet?
+
+Who joins beside long batches is let in first, and given its part later.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,18 @@ _CHECK_SECONDS = 1.0
 class AssignmentWait:
     """A run that was let into its group and has nothing to do yet: says so in its log and, by a tag, on its page.
 
-    The others hold what is to come no longer than their process timeout and a session, which are taken to be as ours:
-    past that something else is wrong, a partition may be nobody's to give. What has come they no longer hold, and it is
-    waited for anew. A broker that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
+    The others hold what is to come no longer than their process timeout and a session, which are taken to be
+    as ours: past that something else is wrong, a partition may be nobody's to give. What has come they no
+    longer hold, and it is waited for anew. A broker that says nothing at all is waited for as long as a batch
+    may take, as ``poll`` does.
     """
 
     def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
         self._consumer = consumer
         self._storage = storage
-        self._max_wait_seconds = (consumer.timeouts.process_timeout_ms + consumer.timeouts.session_timeout_ms) / 1000
+        self._max_wait_seconds = (
+            consumer.timeouts.process_timeout_ms + consumer.timeouts.session_timeout_ms
+        ) / 1000
         self._process_seconds = consumer.timeouts.process_timeout_ms / 1000
         self._since: float | None = None
         self._is_assignment_pending = False
@@ -48,7 +54,10 @@ class AssignmentWait:
             self._since = now
             self._storage.log.info("waits for partitions: %s; the others finish their batches first", why)
             self._tag_run(f"partitions: {why}")
-        was_held_up, self._is_assignment_pending = self._is_assignment_pending, self._consumer.is_assignment_pending()
+        was_held_up, self._is_assignment_pending = (
+            self._is_assignment_pending,
+            self._consumer.is_assignment_pending(),
+        )
         if self._is_assignment_pending and not was_held_up:
             self._since = now
         if not self._consumer.is_joined:

@@ -6,9 +6,9 @@
 'orders:3:70-120: 12 of 40 tasks after 15 s'
 >>> log.next_line(13, 40, now_seconds=117.0)
 
-A lane at work commits twice a second for days, and each line is a row in Dagster's event log: so there is one in ten
-seconds, as short for a thousand partitions as for one. Which offsets a commit had is in the snapshot's own summary.
-What is unusual is told at once.
+A lane at work commits twice a second for days, and each line is a row in Dagster's event log: so there is one
+in ten seconds, as short for a thousand partitions as for one. Which offsets a commit had is in the snapshot's
+own summary. What is unusual is told at once.
 
 The same facts that a run's log and its materializations tell, for OpenTelemetry.
 """
@@ -122,7 +122,8 @@ class BatchLog:
         """A batch is in the table and committed, but for what its new owner writes again."""
         if written.unknown_commits:
             self.log.warning(
-                "the catalog did not say whether it took the commit of %s (%s): the table was asked, each row is once",
+                "the catalog did not say whether it took the commit of %s (%s): the table was asked, each "
+                "row is once",
                 batch,
                 format_count(written.unknown_commits, "answer") + " lost",
             )
@@ -143,18 +144,27 @@ class BatchLog:
     def _log_batches(self) -> None:
         since, self._since = self._since, Tally()
         if since.batches == 1:
-            self.log.info("committed %s: %s in %.2f s", self._last_batch, row_count_text(since.rows), since.seconds)
+            self.log.info(
+                "committed %s: %s in %.2f s", self._last_batch, row_count_text(since.rows), since.seconds
+            )
         elif since.batches:
             told = "committed %s up to %s: %s in %.2f s"
             self.log.info(
-                told, format_count(since.batches, "batch"), self._last_batch, row_count_text(since.rows), since.seconds
+                told,
+                format_count(since.batches, "batch"),
+                self._last_batch,
+                row_count_text(since.rows),
+                since.seconds,
             )
 
 
 def progress_listeners(
     batch: Batch, lane: Lane, log: Logger, liveness: Literal["poll", "progress"]
 ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
-    """Who is told of a batch's finished tasks, and who of any news of it; on Spark's turn, so neither may fail."""
+    """Who is told of a batch's finished tasks, and who of any news of it.
+
+    On Spark's turn, so neither may fail.
+    """
     progress = BatchProgress(str(batch), time.monotonic(), PROGRESS_EVERY_SECONDS)
 
     def progressed(_completed: int, _total: int) -> None:
@@ -197,7 +207,11 @@ class BatchMetrics:
         self._end_trace(one)
 
     def record_committed(
-        self, one: InFlightWrite, outcome: WriteOutcome, seconds: float, handed_over: Collection[TopicPartition]
+        self,
+        one: InFlightWrite,
+        outcome: WriteOutcome,
+        seconds: float,
+        handed_over: Collection[TopicPartition],
     ) -> None:
         """A batch is in the table and committed, but for what its new owner writes again."""
         of_lane = {GROUP: self.group_id, LANE: self.lane}
@@ -208,7 +222,9 @@ class BatchMetrics:
             record(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_record_operation(name, kind)})
         for name in took.keys() & set(_OWN_OPERATIONS):
             record(PHASE_DURATION, took[name], {**of_lane, PHASE: name})
-        self.record_processed(part for part in outcome.batch.processed if part.topic_partition not in handed_over)
+        self.record_processed(
+            part for part in outcome.batch.processed if part.topic_partition not in handed_over
+        )
         if written.rows is not None:
             record(ROWS, written.rows, of_lane)
         again = {

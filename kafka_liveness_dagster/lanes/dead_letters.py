@@ -1,6 +1,7 @@
 """What becomes of a batch that fails because of a few of its records? They are kept and owed, the others are written.
 
-Letters first, then the table, and then, by the lane, the commit: whichever of them is the last one that happened, the
+Letters first, then the table, and then, by the lane, the commit: whichever of them is the last one that
+    happened, the
 same batch comes again and replaces what is there. Never commits an offset.
 """
 
@@ -29,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class WriteOutcome(NamedTuple):
-    """A batch that is in the table, but for what it leaves out; ``reasons`` says of each such offset why it fails."""
+    """A batch that is in the table, but for what it leaves out.
+
+    ``reasons`` says of each such offset why it fails.
+    """
 
     written: WriteResult
     batch: Batch
@@ -70,10 +74,16 @@ class DeadLetterHandler:
     run: str
 
     @classmethod
-    def from_asset(cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext) -> DeadLetterHandler | None:
+    def from_asset(
+        cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext
+    ) -> DeadLetterHandler | None:
         """Those of this run; None where such a record ends it."""
         batching = asset.batching
-        return cls(batching.max_dead_letters, context.run.run_id) if batching.on_bad_record == "dead_letter" else None
+        return (
+            cls(batching.max_dead_letters, context.run.run_id)
+            if batching.on_bad_record == "dead_letter"
+            else None
+        )
 
     def write_without_bad_records(self, one: InFlightWrite, lane: Lane, failed: Exception) -> WriteOutcome:
         """Find the records by which a batch failed, keep them as letters, and write the others.
@@ -125,10 +135,9 @@ class DeadLetterHandler:
 
     def _too_many_error(self, batch: Batch, why: Mapping[OffsetRange, str]) -> BadRecordError:
         outcome = (
-            f"More than max_dead_letters={self.max_dead_letters} of {batch}: that is the transform, or what it reads "
-            "besides. "
-            "Nothing of the batch was passed, written or committed, and it comes again: mend the transform, or raise "
-            "max_dead_letters"
+            f"More than max_dead_letters={self.max_dead_letters} of {batch}: that is the transform, or what "
+            "it reads besides. Nothing of the batch was passed, written or committed, and it comes again: "
+            "mend the transform, or raise max_dead_letters"
         )
         return BadRecordError(why, next(iter(why.values())), outcome)
 
@@ -169,5 +178,7 @@ def remove_processed(
 
     session = spark.session()
     seconds = max(budget_seconds, READ_TIMEOUT_SECONDS)
-    with connection_of(session).abort_after(seconds, f"dead letters of {table} were removed that are processed"):
+    with connection_of(session).abort_after(
+        seconds, f"dead letters of {table} were removed that are processed"
+    ):
         DeadLetterTable.of_table(session, table).remove(done)

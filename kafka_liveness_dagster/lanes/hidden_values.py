@@ -25,8 +25,8 @@ _BY_PYSPARK = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 def hide_values() -> Iterator[None]:
     """Let no error leave the block with a message of Spark's, nor with one as its cause.
 
-    The named errors of this package contain no message of others where ``is_enabled``; Dagster's own requests to retry
-    or to fail have the words of whoever wrote them.
+    The named errors of this package contain no message of others where ``is_enabled``; Dagster's own requests
+    to retry or to fail have the words of whoever wrote them.
 
     Raises:
         SparkFailedError: in the place of any other error.
@@ -42,10 +42,9 @@ def hide_values() -> Iterator[None]:
             error.__cause__ = error.__context__ = None
             raise
         raise SparkFailedError(
-            f"the run failed with {error_kind(error)}, and nothing more was committed. Its message may contain values "
-            "of "
-            f"records and is left out, because {VARIABLE} is set. Fix: read the message in the log of Spark's server, "
-            "or run again without the variable"
+            f"the run failed with {error_kind(error)}, and nothing more was committed. Its message may "
+            f"contain values of records and is left out, because {VARIABLE} is set. Fix: read the message "
+            "in the log of Spark's server, or run again without the variable"
         ) from None
 
 
@@ -53,4 +52,5 @@ def _silence_pyspark() -> None:
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark stays lazy
 
     for name in _BY_PYSPARK:
-        PySparkLogger.getLogger(name).disabled = True  # made by pyspark: a plain logger would refuse its arguments
+        # Made by pyspark: a plain logger would refuse its arguments
+        PySparkLogger.getLogger(name).disabled = True

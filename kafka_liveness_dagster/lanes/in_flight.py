@@ -1,6 +1,7 @@
 """Which batches are on their way into the table at this moment? At most two, and they land in the order of their plan.
 
-While Spark reads and writes one batch, the next one is planned, transformed and begun: small batches cost mostly what
+While Spark reads and writes one batch, the next one is planned, transformed and begun: small batches cost
+    mostly what
 surrounds the work. A transform is always called in the run's thread. Never commits an offset.
 """
 
@@ -137,7 +138,8 @@ class InFlightWrites(deque[InFlightWrite]):
     def pop_committed(self) -> float:
         """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
 
-        So the seconds of all are the time in which there was something to do, and none of it is counted twice.
+        So the seconds of all are the time in which there was something to do, and none of it is counted
+        twice.
         """
         began_at = max(self.popleft().began_at, self._committed_at)
         self._committed_at = time.monotonic()
@@ -155,7 +157,8 @@ class InFlightWrites(deque[InFlightWrite]):
     def commit_finished(self, check_deadline: Callable[[], None], commit: Callable[[], None]) -> None:
         """Land, oldest first, until one failed or ``check_deadline`` raises: no other member shall do it again.
 
-        Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and the first
+        Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and
+            the first
         commit log; raises nothing. What failed stays in flight, and is told where the run lands it.
         """
         try:

@@ -1,8 +1,9 @@
 """Which records of a batch are of a window that was told complete already? They are counted on it, and nothing waits.
 
-Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is written
-again is counted again. Rows of a run that died in between are counted by the run that recovers them, before it commits
-them.
+Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is
+    written
+again is counted again. Rows of a run that died in between are counted by the run that recovers them, before
+it commits them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class LateRecords:
         self._reprocessed = again
         self._recovery_seconds = recovery_seconds
 
-    def report(self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None) -> float:
+    def report(
+        self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None
+    ) -> float:
         """Tell what of a written batch is of windows that were told; of those that end after ``since``.
 
         Args:
@@ -100,7 +103,10 @@ class LateRecords:
         return until
 
     def report_after_commit(self, one: InFlightWrite, batch: Batch, since: float) -> None:
-        """The same for windows that were told while the batch was committed, which it is by now: nothing may fail."""
+        """The same for windows that were told while the batch was committed, which it is by now.
+
+        Nothing may fail.
+        """
         try:
             self.report(one, batch, since, wait_seconds=0.0)
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
@@ -116,21 +122,24 @@ class LateRecords:
             deleted: more of those ranges, whose records the broker has deleted.
 
         Raises:
-            SparkNotRespondingError: Spark did not answer in time. Nothing was committed, and the next run counts them.
+            SparkNotRespondingError: Spark did not answer in time. Nothing was committed, and the next run
+                counts them.
             DagsterStorageError: Dagster's storage failed all the time. The same.
         """
         from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
 
-        storage = _StorageCalls("nothing of the dead run's ranges was committed, and the next run does it", None)
+        storage = _StorageCalls(
+            "nothing of the dead run's ranges was committed, and the next run does it", None
+        )
         since = self._windows.begin
         until = storage.call(lambda: self._windows.materialized_until(self._context.instance))
         if until <= since:
             return
         if unknown := self._without_reprocessed(deleted):
             storage_of(self._context).log.warning(
-                "%s (%s) may have late records that are not counted: a run died after it wrote them, and the broker "
-                "has deleted their records since",
+                "%s (%s) may have late records that are not counted: a run died after it wrote them, and "
+                "the broker has deleted their records since",
                 format_count(sum(r.size for r in unknown), "offset"),
                 join_some(unknown),
             )
@@ -147,7 +156,10 @@ class LateRecords:
         return [r for r in ranges if not any(r.overlaps(other) for other in self._reprocessed)]
 
     def _report_windows(
-        self, found: Sequence[tuple[str, int, float, int]], ranges: Sequence[OffsetRange], storage: _StorageCalls
+        self,
+        found: Sequence[tuple[str, int, float, int]],
+        ranges: Sequence[OffsetRange],
+        storage: _StorageCalls,
     ) -> None:
         counts: dict[Window, int] = defaultdict(int)
         where: dict[Window, set[tuple[str, int]]] = defaultdict(set)
@@ -166,10 +178,13 @@ class LateRecords:
             event = dg.AssetObservation(
                 self._windows.key,
                 partition=window.key,
-                description=f"{format_count(count, 'record')} came after it was told complete, {total:,} in all",
+                description=(
+                    f"{format_count(count, 'record')} came after it was told complete, {total:,} in all"
+                ),
                 metadata=late_metadata(self._group_id, total, count, ranges=late),
             )
-            storage.call(partial(self._context.log_event, event))  # stored before the commit: no crash hides it
+            # Stored before the commit: no crash hides it
+            storage.call(partial(self._context.log_event, event))
 
     def _previous_count(self, key: str) -> int:
         asked = dg.AssetRecordsFilter(asset_key=self._windows.key, asset_partitions=[key])

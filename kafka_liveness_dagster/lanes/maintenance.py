@@ -1,4 +1,7 @@
-"""What does a run of a table's maintenance do? It keeps the table small beside both lanes, and tells what it did."""
+"""What does a run of a table's maintenance do?
+
+It keeps the table small beside both lanes, and tells what it did.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +70,14 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         after = work.statistics()
     if work.conflicts:
         log.warning(
-            "gave way to the lanes' commits %s: what is left is done next time", format_count(work.conflicts, "time")
+            "gave way to the lanes' commits %s: what is left is done next time",
+            format_count(work.conflicts, "time"),
         )
     metadata = {**_before_and_after(before, after, work.conflicts), **deleted}
     storage = storage_of(context)
-    storage.store_event(dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done")
+    storage.store_event(
+        dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done"
+    )
     storage.flush("the maintenance of the table is done, and both lanes are untouched by it")
 
 
@@ -96,7 +102,9 @@ def _compactable_ranges(cluster: Cluster, group_id: str, topics: Sequence[str]) 
     ]
 
 
-def _before_and_after(before: TableStatistics, after: TableStatistics, conflicts: int) -> dict[str, dg.MetadataValue]:
+def _before_and_after(
+    before: TableStatistics, after: TableStatistics, conflicts: int
+) -> dict[str, dg.MetadataValue]:
     """Return each number before and after, and how many rewrites gave way to a lane's commit."""
     numbers: dict[str, dg.MetadataValue] = {
         name: dg.MetadataValue.text(f"{was:,} → {now:,}")

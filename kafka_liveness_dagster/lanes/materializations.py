@@ -1,9 +1,10 @@
 """When does Dagster hear what a live run has written? While it goes on: a run may be at work for days.
 
-Of the first batch at once, then at most once in so many seconds with new data, and at the end: each materialization
-tells what was written since the one before that Dagster stored. So downstream assets begin, freshness is known, and
-nobody is woken by a run that wrote nothing. What the table has by then Spark is asked beside the batches, which do not
-wait for it.
+Of the first batch at once, then at most once in so many seconds with new data, and at the end: each
+    materialization
+tells what was written since the one before that Dagster stored. So downstream assets begin, freshness is
+known, and nobody is woken by a run that wrote nothing. What the table has by then Spark is asked beside the
+batches, which do not wait for it.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Materializations:
         asset: whose they are.
         group_id: by which commands know whose asset it is.
         every_seconds: at least so long from one to the next.
-        read_table_info: gives what tells the table as readers see it, in a thread of its own; None where nobody can
-            tell.
+        read_table_info: gives what tells the table as readers see it, in a thread of its own; None where
+            nobody can tell.
         extra_metadata: what else is told with each: lag, links, the cause of the run.
 
     Attributes:
@@ -98,11 +99,16 @@ class Materializations:
 
     @property
     def due_in_seconds(self) -> float:
-        """How long until there is one to tell; infinite without new data, or while Dagster has not stored the last."""
+        """How long until there is one to tell.
+
+        Infinite without new data, or while Dagster has not stored the last.
+        """
         if self._batches_being_stored:
             return math.inf
         return (
-            max(0.0, self._emitted_at + self._every_seconds - time.monotonic()) if self._current.batches else math.inf
+            max(0.0, self._emitted_at + self._every_seconds - time.monotonic())
+            if self._current.batches
+            else math.inf
         )
 
     def emit_if_due(self, *, may_wait: bool) -> None:
@@ -124,10 +130,15 @@ class Materializations:
         if not (self._current.batches or force):
             return None
         version, metadata = self._result(self._start())
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version) if version else None)
+        return dg.MaterializeResult(
+            metadata=metadata, data_version=dg.DataVersion(version) if version else None
+        )
 
     def emit_on_failure(self) -> None:
-        """The run fails: what is committed is new all the same. In few words: who would say more may have failed."""
+        """The run fails: what is committed is new all the same.
+
+        In few words: who would say more may have failed.
+        """
         left = [self._current] if self._pending is None else [self._pending.since, self._current]
         self._current = Tally()
         self._pending = None
@@ -150,7 +161,8 @@ class Materializations:
     def _emit(self, one: _PendingMaterialization) -> None:
         since = one.since
         version, metadata = self._result(one)
-        # No code version: Dagster would look for those of what is upstream beside it, and call the asset unsynced
+        # No code version: Dagster would look for those of what is upstream beside it, and call the asset
+        # unsynced
         tags = {_DATA_VERSION: version, _OWN_MARKER: "true"} if version else None
         self._store(dg.AssetMaterialization(self._asset, metadata=metadata, tags=tags), since)
 

@@ -2,7 +2,8 @@
 
 The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
 offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition. A batch that
-is too slow is repeated at half its size. Where there is plenty to do two batches are in flight, committed in order.
+is too slow is repeated at half its size. Where there is plenty to do two batches are in flight, committed in
+order.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ if TYPE_CHECKING:
 def ledger_for(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
 ) -> TableLedger | SinkLedgerAdapter | None:
-    """Who says what is there, in a batch's time at most: the table's ledger, or a sink that has ``covered``."""
+    """Who says what is there, in a batch's time at most.
+
+    The table's ledger, or a sink that has ``covered``.
+    """
     if asset.sink is not None:
         return SinkLedgerAdapter.from_sink(asset.sink)
     from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
@@ -59,12 +63,18 @@ def ledger_for(
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
     return TableLedger(
-        IcebergTable(asset.table or ""), session, table_timeout_seconds(budget_seconds), group_id=asset.group_id
+        IcebergTable(asset.table or ""),
+        session,
+        table_timeout_seconds(budget_seconds),
+        group_id=asset.group_id,
     )
 
 
 def table_timeout_seconds(budget_seconds: float) -> float:
-    """How long the table may take to say what is in it: a batch's time, which may be too short for any question."""
+    """How long the table may take to say what is in it.
+
+    A batch's time, which may be too short for any question.
+    """
     from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415 - pyspark stays lazy
 
     return max(budget_seconds, READ_TIMEOUT_SECONDS)
@@ -87,7 +97,10 @@ def table_info_reader(
 
 
 _MAX_REPLANS = 3
-"""So often in a row, with nothing committed in between: a broker that deletes what is read may do it again."""
+"""So often in a row, with nothing committed in between.
+
+A broker that deletes what is read may do it again.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +108,10 @@ class Pipeline:
     """Kafka, a transform from a DataFrame of one batch to the rows to keep, and a table or a sink of the user's own.
 
     Attributes:
-        table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each batch.
-        max_records: at most so many offsets in a batch; ``is_auto_sized``: their number follows what they take.
+        table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each
+            batch.
+        max_records: at most so many offsets in a batch; ``is_auto_sized``: their number follows what they
+            take.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_slow_record: an offset that is too slow alone ends the run (``raise``) or is quarantined.
         max_in_flight: the largest number of batches that are written to the table at the same time.
@@ -137,7 +152,10 @@ class Pipeline:
         lane: Literal["live", "catch-up"],
         reprocess: Sequence[OffsetRange] = (),
     ) -> Pipeline:
-        """The asset's pipeline with the resources of this run; reprocessed records were in time when they were new."""
+        """The asset's pipeline with the resources of this run.
+
+        Reprocessed records were in time when they were new.
+        """
         kafka: KafkaLivenessResource = getattr(context.resources, asset.resources.kafka)
         spark: SparkConnectResource = getattr(context.resources, asset.resources.spark)
         budget = budget_of(context, argument=None, default=kafka.default_max_batch_seconds)
@@ -182,7 +200,8 @@ class Pipeline:
             FencedError: this process is finished with the group; Spark was cancelled.
             SlowRecordError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or pending.
+            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or
+                pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -197,7 +216,9 @@ class Pipeline:
             def commit_first() -> None:
                 one = in_flight[0]
                 with self.metrics.trace(one):
-                    seconds = self._commit_oldest(in_flight, lane, counter, lines=lines, on_skipped=on_skipped)
+                    seconds = self._commit_oldest(
+                        in_flight, lane, counter, lines=lines, on_skipped=on_skipped
+                    )
                 sizer.record_success(one.batch, seconds, one.mean_bytes)
 
             lane.on_fence(lambda: in_flight.cancel_fenced(lane.is_batch_current))
@@ -214,7 +235,9 @@ class Pipeline:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
                     if timed_out and (poison := sizer.record_timeout(batch, alone=alone)) is not None:
-                        on_skipped(poison, self._skip_slow_record(poison, batch, lane, fenced=fenced), SLOW_RECORD)
+                        on_skipped(
+                            poison, self._skip_slow_record(poison, batch, lane, fenced=fenced), SLOW_RECORD
+                        )
                     smaller = f". The next batch has at most {sizer.bound:,} offsets" if timed_out else ""
                     why = throttling.describe_for(batch) if timed_out else ""
                     log.warning("%s: %s%s%s", batch, fenced, smaller, f". {why}" if why else "")
@@ -245,10 +268,16 @@ class Pipeline:
         self.metrics.record_processed((*ranges, *deleted))
 
     def _fill(
-        self, in_flight: InFlightWrites, next_batch: BatchSource, lane: Lane, sizer: BatchSizer, lines: BatchLog
+        self,
+        in_flight: InFlightWrites,
+        next_batch: BatchSource,
+        lane: Lane,
+        sizer: BatchSizer,
+        lines: BatchLog,
     ) -> bool:
         """Begin as many batches as may be in flight; False when there is none, and none comes."""
-        most = 1 if sizer.retry_alone else self.max_in_flight  # a batch that may be too slow shares Spark with nobody
+        # A batch that may be too slow shares Spark with nobody
+        most = 1 if sizer.retry_alone else self.max_in_flight
         while len(in_flight) < most and not any(one.has_failed for one in in_flight):
             ahead = bool(in_flight)
             try:
@@ -256,7 +285,8 @@ class Pipeline:
             except Exception as error:
                 if not in_flight:
                     raise
-                lines.log.warning("nothing is planned ahead: %s", error)  # said again when what is in flight has landed
+                # Said again when what is in flight has landed
+                lines.log.warning("nothing is planned ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:
                 continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
@@ -270,7 +300,12 @@ class Pipeline:
         return bool(in_flight)
 
     def _commit_oldest(
-        self, in_flight: InFlightWrites, lane: Lane, tally: BatchCounter, lines: BatchLog, on_skipped: OnSkipped
+        self,
+        in_flight: InFlightWrites,
+        lane: Lane,
+        tally: BatchCounter,
+        lines: BatchLog,
+        on_skipped: OnSkipped,
     ) -> float:
         """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
         one = in_flight[0]
@@ -279,7 +314,8 @@ class Pipeline:
         except SparkNotRespondingError:
             raise  # says more than the fence after which it was given up
         except Exception:
-            lane.check_batch(one.batch)  # what was cancelled by the fence failed because of it, though we may be back
+            # What was cancelled by the fence failed because of it, though we may be back
+            lane.check_batch(one.batch)
             raise
         until = self.late_records.report(one, landed.batch) if self.late_records else 0.0
         with one.phases("commit"):
@@ -308,7 +344,9 @@ class Pipeline:
     def _skip_slow_record(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
         """Let the lane pass an offset, and say so; or end the run."""
         if self.on_slow_record == "raise":
-            outcome = "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
+            outcome = (
+                "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
+            )
             raise SlowRecordError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
         return str(SlowRecordError([poison], batch.deadline_seconds, "It stays owed, the others go on"))

@@ -31,7 +31,9 @@ class Lane(Protocol):
     def is_batch_current(self, batch: Batch) -> bool: ...  # noqa: D102
     def on_fence(self, cancel: Callable[[], None]) -> None: ...  # noqa: D102
     def before_revoke(self, callback: Callable[[Callable[[], None]], None]) -> None: ...  # noqa: D102
-    def on_recovered(self, callback: Callable[[Sequence[OffsetRange], Sequence[OffsetRange]], None]) -> None: ...  # noqa: D102
+    def on_recovered(  # noqa: D102
+        self, callback: Callable[[Sequence[OffsetRange], Sequence[OffsetRange]], None]
+    ) -> None: ...
 
 
 class OnSkipped(Protocol):
@@ -45,11 +47,17 @@ class BatchCounter(Protocol):
     """Who is told each batch that is committed."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
-        """So many rows of it, None where nobody counts, in so many seconds. Maybe in the middle of a rebalance."""
+        """So many rows of it, None where nobody counts, in so many seconds.
+
+        Maybe in the middle of a rebalance.
+        """
 
 
 class BatchSource(Protocol):
     """Where batches come from."""
 
     def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:
-        """The next batch, None at the end; ``ahead`` of one that is in flight: only if it is worth it, at once."""
+        """The next batch, None at the end.
+
+        ``ahead`` of one that is in flight: only if it is worth it, at once.
+        """

@@ -1,4 +1,7 @@
-"""Name a broker's quota as the cause of a slow batch, while it is slow. Decides nothing about offsets or rows."""
+"""Name a broker's quota as the cause of a slow batch, while it is slow.
+
+Decides nothing about offsets or rows.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ CHECK_EVERY_SECONDS = 10.0
 """A broker counts over 11 s: what Spark read earlier delays no other client any more."""
 _LOG_SECONDS = 60.0
 _REMEDY = (
-    "Fix: raise the quota (consumer_byte_rate or request_percentage; `kafka-configs --describe --entity-type users` "
-    "lists it). A smaller batch reads no faster"
+    "Fix: raise the quota (consumer_byte_rate or request_percentage; `kafka-configs --describe "
+    "--entity-type users` lists it). A smaller batch reads no faster"
 )
 
 

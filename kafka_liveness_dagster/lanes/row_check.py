@@ -19,14 +19,15 @@ _LONGEST_PAUSE_SECONDS = 5.0
 def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, batches: int) -> None:
     """Check the rows of the run's partitions once more, as its last step: without lag no later run would.
 
-    While Kafka, Spark or the catalog do not respond the check is retried, so that a hiccup fails no run whose batches
-    are all committed.
+    While Kafka, Spark or the catalog do not respond the check is retried, so that a hiccup fails no run whose
+    batches are all committed.
 
     Args:
         consumer: it has left its group, so no process timeout limits the check.
         log: the run's.
         limit_seconds: for how long to retry.
-        batches: how many the run has committed; with none it proves nothing new, and may end without the check.
+        batches: how many the run has committed; with none it proves nothing new, and may end without the
+            check.
 
     Raises:
         RowsMissingError: the table lost rows of committed offsets.
@@ -42,7 +43,9 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
         elif batches:
             raise error
         else:
-            log.warning("The table was not checked before the end of this run, which committed nothing: %s", error)
+            log.warning(
+                "The table was not checked before the end of this run, which committed nothing: %s", error
+            )
             return
 
 
@@ -60,14 +63,19 @@ def _try_check(consumer: LivenessConsumer) -> Exception | None:
 
     try:
         consumer.check_rows()
-    except (BrokerUnreachableError, SparkNotRespondingError, SparkUnreachableError, TableUnreadableError) as error:
+    except (
+        BrokerUnreachableError,
+        SparkNotRespondingError,
+        SparkUnreachableError,
+        TableUnreadableError,
+    ) as error:
         return error
     except KafkaLivenessError:
         raise
     except PySparkException as error:  # the server was lost, or refused the session
         unread = TableUnreadableError(
-            f"The rows of this run could not be checked ({summarize(error)}). All its batches are in the table and "
-            "committed. Fix: look at Spark's log; the next live run checks them"
+            f"The rows of this run could not be checked ({summarize(error)}). All its batches are in the "
+            "table and committed. Fix: look at Spark's log; the next live run checks them"
         )
         unread.__cause__ = error
         return unread

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 
 UNTOUCHED = (
-    "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition again, "
-    "materialize its partition without that asset"
+    "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition "
+    "again, materialize its partition without that asset"
 )
 _MAX_NAMED = 5  # ranges in a command that an error shows; the next run names the others
 
@@ -81,7 +81,11 @@ def run_live(
     """
     require_partition(context, asset.partitioned_keys)
     retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
-    with hide_values(), RunHeartbeat(context, {**lane_tags(asset.group_id, "live"), **retries}), export_telemetry():
+    with (
+        hide_values(),
+        RunHeartbeat(context, {**lane_tags(asset.group_id, "live"), **retries}),
+        export_telemetry(),
+    ):
         return _live(asset, context, transform)
 
 
@@ -111,21 +115,37 @@ def _live(
             context.asset_key,
             asset.group_id,
             every_seconds=asset.materialize_interval_seconds,
-            read_table_info=lambda: table_info_reader(asset, pipeline.spark, consumer.timeouts.budget.seconds),
-            extra_metadata=lambda: {**_materialization_facts(consumer, context, pipeline, known=known), **at_end},
+            read_table_info=lambda: table_info_reader(
+                asset, pipeline.spark, consumer.timeouts.budget.seconds
+            ),
+            extra_metadata=lambda: {
+                **_materialization_facts(consumer, context, pipeline, known=known),
+                **at_end,
+            },
         )
         waiting = AssignmentWait(consumer, storage)
         next_batch = _batches_until_idle(
-            consumer, asset.idle_seconds, asset.batching.commit_interval_seconds, wait=waiting, materializations=told
+            consumer,
+            asset.idle_seconds,
+            asset.batching.commit_interval_seconds,
+            wait=waiting,
+            materializations=told,
         )
         try:
-            pipeline.run(consumer, next_batch, storage.log, on_skipped=_report_skipped(asset, storage), counter=told)
+            pipeline.run(
+                consumer, next_batch, storage.log, on_skipped=_report_skipped(asset, storage), counter=told
+            )
             if told.has_unreported_batches:
                 at_end.update(_lag(consumer))  # while this run has the partitions
-            consumer.leave()  # all is committed: no silent broker or Spark makes a crash of the steps that follow
-            check_rows(consumer, storage.log, table_timeout_seconds(consumer.timeouts.budget.seconds), told.batches)
+            # All is committed: no silent broker or Spark makes a crash of the steps that follow
+            consumer.leave()
+            check_rows(
+                consumer, storage.log, table_timeout_seconds(consumer.timeouts.budget.seconds), told.batches
+            )
             storage.log.info("%s committed in this run", format_count(told.batches, "batch"))
-            committed = f"{format_count(told.batches, 'batch')} of this run are in the table once and committed"
+            committed = (
+                f"{format_count(told.batches, 'batch')} of this run are in the table once and committed"
+            )
             storage.flush(
                 f"{committed}; {told.unreported_batches:,} of them are in no materialization that Dagster has"
             )
@@ -142,9 +162,9 @@ def _needs_final_result(
 ) -> bool:
     """Return whether the run ends with a materialization although no batch is new since the last one.
 
-    Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run are none.
-    Recovered rows were written by a run that died before it could report them. A backfill of Dagster's (*Materialize
-    all*) fails if one of its runs materializes nothing.
+    Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run
+    are none. Recovered rows were written by a run that died before it could report them. A backfill of
+    Dagster's (*Materialize all*) fails if one of its runs materializes nothing.
     """
     if len(consumer.recovered) > known["recovered"] or BACKFILL_TAG in context.run.tags:
         return True
@@ -160,7 +180,10 @@ def _needs_final_result(
 def _materialization_facts(
     consumer: LivenessConsumer, context: dg.AssetExecutionContext, pipeline: Pipeline, known: Counter[str]
 ) -> dict[str, Any]:
-    """What each materialization says beside what was written; of what was found, what is not ``known`` yet."""
+    """What each materialization says beside what was written.
+
+    Of what was found, what is not ``known`` yet.
+    """
     found = {
         "crash_lag_found": consumer.crash_lag,
         "recovered": consumer.recovered,
@@ -188,12 +211,16 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     asked = {
         key: parse_key(key)
-        for key in call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
+        for key in call_with_retries(
+            lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START
+        )
     }
     again = _ranges_to_reprocess(asset, context, asked)
     pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=again)
     pipeline.spark.open_ahead()
-    done = run_catch_up_lane(asset, context, pipeline, ranges=list(asked.values()), reprocess=again, keys=list(asked))
+    done = run_catch_up_lane(
+        asset, context, pipeline, ranges=list(asked.values()), reprocess=again, keys=list(asked)
+    )
     for key, one in asked.items():
         numbers = done.tally.of_run(len(asked))
         told = range_metadata(
@@ -236,16 +263,22 @@ def run_catch_up_lane(
         owed = lane.outstanding_ranges()
         storage = storage_of(context)
         storage.log.info("a batch may take %s", lane.budget)
-        storage.log.info("%s; still owed: %s", format_count(len(ranges), "range"), join_some(owed) or "nothing")
+        storage.log.info(
+            "%s; still owed: %s", format_count(len(ranges), "range"), join_some(owed) or "nothing"
+        )
         if reprocess:
             storage.log.info("processed again, whatever is owed of them: %s", join_some(reprocess))
         tally = Tally()
-        pipeline.run(lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally)
+        pipeline.run(
+            lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally
+        )
         left_out = lane.quarantined
         bad = lane.bad_offsets
         lost = lane.lost
         done = lane.done_ranges()
-        state, remedy = _skipped_message(asset.group_id, [*left_out, *bad], lane.kept_former_rows(), keys=keys)
+        state, remedy = _skipped_message(
+            asset.group_id, [*left_out, *bad], lane.kept_former_rows(), keys=keys
+        )
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, budget_seconds=lane.budget.seconds)
     storage.log.info("written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
@@ -276,7 +309,10 @@ def _skipped_message(
         state += "; the former rows" if owed else "The former rows"
         state += f" of {join_some(merge_ranges(kept))} are still in the table"
     if kept and not keys:
-        return state, "keep the former rows by *Report materialization events*, in the menu beside Materialize"
+        return (
+            state,
+            "keep the former rows by *Report materialization events*, in the menu beside Materialize",
+        )
     of_kept = [key for key in keys if any(parse_key(key).overlaps(one) for one in kept)]
     named = [*map(str, owed), *of_kept][:_MAX_NAMED]
     given_up = "give the offsets up" if owed else "keep the former rows"
@@ -288,12 +324,16 @@ def _ranges_to_reprocess(
 ) -> list[OffsetRange]:
     """What is processed whole, done or not: what somebody materializes once more, and what is to be replayed.
 
-    The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it wanted.
-    Who materializes the live asset, too, wants what is not done yet.
+    The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it
+    wanted. Who materializes the live asset, too, wants what is not done yet.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_sensor"
     ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
-    done = set[str]() if by_sensor else call_with_retries(ask, "the partitions of the asset", DATA_STATE_AT_START)
+    done = (
+        set[str]()
+        if by_sensor
+        else call_with_retries(ask, "the partitions of the asset", DATA_STATE_AT_START)
+    )
     if materializes(context, asset.key):
         if left := [one for key, one in asked.items() if key in done]:
             storage_of(context).log.info(UNTOUCHED, join_some(left), "processed", asset.key.to_user_string())
@@ -312,7 +352,8 @@ def _batches_until_idle(
 
     One that is not full begins when something has waited for it for ``commit_interval_seconds`` seconds.
 
-    Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has landed
+    Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has
+        landed
     makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
     """
 
@@ -341,7 +382,10 @@ def _batches_until_idle(
 
 
 def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
-    """What the partitions of this run still have to be read; a broker that is away just now is no reason to fail."""
+    """What the partitions of this run still have to be read.
+
+    A broker that is away just now is no reason to fail.
+    """
     found: dict[str, int | float] = {}
     if not consumer.is_joined:
         return found
@@ -381,7 +425,8 @@ def reprocess_windows(
 ) -> None:
     """Process the windows of a run's partitions again: rows of exactly their offsets are replaced.
 
-    A run that materializes the live asset, too, or whose backfill does, processes none: windows that were marked
+    A run that materializes the live asset, too, or whose backfill does, processes none: windows that were
+        marked
     complete stay so.
 
     Raises:
@@ -402,7 +447,9 @@ def reprocess_windows(
             "%s again: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
         )
         pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=ranges)
-        done = run_catch_up_lane(asset, context, pipeline, ranges=ranges, reprocess=ranges) if ranges else None
+        done = (
+            run_catch_up_lane(asset, context, pipeline, ranges=ranges, reprocess=ranges) if ranges else None
+        )
         for window, of_window in found.items():
             told = window_metadata(asset.group_id, of_window)
             numbers = done.tally.of_run(len(asked)) if done is not None else {}
@@ -421,7 +468,9 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
     instance = context.instance
     keys = context.partition_keys
     marked = call_with_retries(
-        partial(instance.get_materialized_partitions, windows.key), "the windows of the asset", DATA_STATE_AT_START
+        partial(instance.get_materialized_partitions, windows.key),
+        "the windows of the asset",
+        DATA_STATE_AT_START,
     )
     known = {
         key: call_with_retries(
@@ -437,10 +486,11 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
             event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
             storage.store_event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
-            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was processed, and windows "
-            f"that are marked complete stay so. The sensor {asset.identifier}_sensor marks a window once all its "
-            f"records are in {asset.target}, and none before the group's first record. Fix: none is needed; *windows* "
-            "in the events of the topic's asset says what the next window waits for"
+            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was processed, "
+            f"and windows that are marked complete stay so. The sensor {asset.identifier}_sensor marks a "
+            f"window once all its records are in {asset.target}, and none before the group's first record. "
+            "Fix: none is needed; *windows* in the events of the topic's asset says what the next window "
+            "waits for"
         )
     for key, metadata in known.items():
         storage.add_metadata(key, metadata, DATA_STATE_AT_START)
@@ -468,12 +518,16 @@ def _processed_offsets(
     until = window.end + windows.allowed_lateness_seconds
     if until > time.time():
         raise IncompleteWindowError(
-            f"records of {window} may come until {_format_time(until)}: nothing was processed; materialize it after "
-            "that"
+            f"records of {window} may come until {_format_time(until)}: nothing was processed; materialize "
+            "it after that"
         )
     try:
         found = processed_ranges(
-            cluster, asset.group_id, asset.topics, begin_ms=round(1000 * window.begin), end_ms=round(1000 * until)
+            cluster,
+            asset.group_id,
+            asset.topics,
+            begin_ms=round(1000 * window.begin),
+            end_ms=round(1000 * until),
         )
     except DataExpiredError as error:
         raise DataExpiredError(
@@ -484,16 +538,17 @@ def _processed_offsets(
         ) from None
     if found.pending or found.unread:
         remedies = [
-            f"materialize their partitions of {asset.crash_lag_key.to_user_string()}; dead letters among them need "
-            f"another transform, or `kafka-liveness write-off {asset.group_id}`"
+            f"materialize their partitions of {asset.crash_lag_key.to_user_string()}; dead letters among "
+            f"them need another transform, or `kafka-liveness write-off {asset.group_id}`"
             if found.pending
             else "",
             "a live run reads the others" if found.unread else "",
         ]
         raise IncompleteWindowError(
             f"{window} is not complete: {sum(r.size for r in found.pending):,} offsets are owed "
-            f"({join_some(found.pending) or 'none'}), {found.unread:,} are not read yet. Nothing was processed again. "
-            f"Fix: {'; '.join(filter(None, remedies))}. The sensor marks the window complete then"
+            f"({join_some(found.pending) or 'none'}), {found.unread:,} are not read yet. Nothing was "
+            f"processed again. Fix: {'; '.join(filter(None, remedies))}. The sensor marks the window "
+            "complete then"
         )
     return found.ranges
 

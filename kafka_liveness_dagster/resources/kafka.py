@@ -44,7 +44,10 @@ _PUBLIC_PARAMETERS = {"grpc_max_message_size", "session_id", "use_ssl", "user_ag
 
 
 class ResourceWithSecrets(CheckedResource):
-    """A resource some of whose fields nobody may see: ``secrets`` always, ``addresses`` where they hold a login."""
+    """A resource some of whose fields nobody may see.
+
+    ``secrets`` always, ``addresses`` where they hold a login.
+    """
 
     secrets: ClassVar[tuple[str, ...]] = ()
     addresses: ClassVar[tuple[str, ...]] = ()
@@ -59,14 +62,16 @@ class ResourceWithSecrets(CheckedResource):
             value = getattr(self, name)
             if value is not None and not isinstance(value, dg.EnvVar):
                 raise InvalidSettingError(
-                    f"{name} is given as its value, which Dagster's UI would show: put it into an environment variable "
+                    f"{name} is given as its value, which Dagster's UI would show: put it into an "
+                    "environment variable "
                     f'and write {name}=dg.EnvVar("ITS_NAME")'
                 )
         for name in self.addresses:
             value = getattr(self, name)
             if isinstance(value, str) and not isinstance(value, dg.EnvVar) and _contains_secret(value):
                 raise InvalidSettingError(
-                    f"{name} holds a token or a login as its value, which Dagster's UI would show. Fix: put the whole "
+                    f"{name} holds a token or a login as its value, which Dagster's UI would show. Fix: put "
+                    "the whole "
                     f'address into an environment variable and write {name}=dg.EnvVar("ITS_NAME")'
                 )
         return super().get_resource_definition()
@@ -82,19 +87,31 @@ def _contains_secret(address: str) -> bool:
 class SecuredKafkaResource(ResourceWithSecrets):
     """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
 
-    secrets: ClassVar[tuple[str, ...]] = ("sasl_password", "sasl_oauthbearer_client_secret", "ssl_key_password")
+    secrets: ClassVar[tuple[str, ...]] = (
+        "sasl_password",
+        "sasl_oauthbearer_client_secret",
+        "ssl_key_password",
+    )
 
     # str and not Literal: dg.EnvVar fits no Literal
-    security_protocol: str = Field(default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.")
-    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER.")
+    security_protocol: str = Field(
+        default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."
+    )
+    sasl_mechanism: str | None = Field(
+        default=None, description="PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER."
+    )
     sasl_username: str | None = Field(default=None, description="The user, or the key of a managed cluster.")
     sasl_password: str | None = Field(default=None, repr=False, description="A secret: only as dg.EnvVar.")
     ssl_ca_location: str | None = Field(
         default=None,
-        description="PEM file of the authority that signed the brokers' certificates; the system's and Java's own "
-        "authorities unless set. Spark is sent the content of this and of the next two files.",
+        description=(
+            "PEM file of the authority that signed the brokers' certificates; the system's and Java's own "
+            "authorities unless set. Spark is sent the content of this and of the next two files."
+        ),
     )
-    ssl_certificate_location: str | None = Field(default=None, description="PEM file of a client's certificate (mTLS).")
+    ssl_certificate_location: str | None = Field(
+        default=None, description="PEM file of a client's certificate (mTLS)."
+    )
     ssl_key_location: str | None = Field(default=None, description="PEM file of its key, in PKCS#8.")
     ssl_key_password: str | None = Field(
         default=None, repr=False, description="A secret: only as dg.EnvVar. Of an encrypted key."
@@ -103,17 +120,22 @@ class SecuredKafkaResource(ResourceWithSecrets):
         default="https", description="`none` accepts a certificate made for another host name."
     )
     sasl_oauthbearer_client_id: str | None = Field(
-        default=None, description="With OAUTHBEARER: the client ID at the token server (OIDC client credentials)."
+        default=None,
+        description="With OAUTHBEARER: the client ID at the token server (OIDC client credentials).",
     )
     sasl_oauthbearer_client_secret: str | None = Field(
         default=None, repr=False, description="With OAUTHBEARER. A secret: only as dg.EnvVar."
     )
     sasl_oauthbearer_token_endpoint_url: str | None = Field(
         default=None,
-        description="With OAUTHBEARER: the token endpoint, an https address. Runs, sensors, and Spark's driver and "
-        "executors request tokens from it.",
+        description=(
+            "With OAUTHBEARER: the token endpoint, an https address. Runs, sensors, and Spark's driver and "
+            "executors request tokens from it."
+        ),
     )
-    sasl_oauthbearer_scope: str | None = Field(default=None, description="With OAUTHBEARER: the scope to request.")
+    sasl_oauthbearer_scope: str | None = Field(
+        default=None, description="With OAUTHBEARER: the scope to request."
+    )
     sasl_oauthbearer_extensions: str | None = Field(
         default=None,
         description="With OAUTHBEARER: `name=value,name=value` for the broker, such as Confluent Cloud's "
@@ -121,8 +143,10 @@ class SecuredKafkaResource(ResourceWithSecrets):
     )
     https_ca_location: str | None = Field(
         default=None,
-        description="PEM file of the authority that signed the token server's certificate; the system's and Java's "
-        "own authorities unless set.",
+        description=(
+            "PEM file of the authority that signed the token server's certificate; the system's and Java's "
+            "own authorities unless set."
+        ),
     )
 
     def security(self) -> Security:
@@ -155,23 +179,32 @@ class KafkaLivenessResource(SecuredKafkaResource):
     )
     session_timeout_seconds: float | None = Field(
         default=None,
-        description="How fast a dead process is noticed. 10 s (KIP-62) unless set, less when the budget is shorter. "
-        "Java's default is 45 s today (KIP-735): choose that where networks or garbage collectors pause for long.",
+        description=(
+            "How fast a dead process is noticed. 10 s (KIP-62) unless set, less when the budget is "
+            "shorter. Java's default is 45 s today (KIP-735): choose that where networks or garbage "
+            "collectors pause for long."
+        ),
     )
     heartbeat_interval_seconds: float | None = Field(
         default=None, description="At most a third of the session timeout; 3 s, or that third, unless set."
     )
     group_protocol: Literal["classic", "consumer"] = Field(
         default="classic",
-        description="`consumer` is KIP-848's: the broker assigns, and session timeout and heartbeat interval are the "
-        "group's (`kafka-configs --entity-type groups`), 45 s and 5 s unless changed there.",
+        description=(
+            "`consumer` is KIP-848's: the broker assigns, and session timeout and heartbeat interval are "
+            "the group's (`kafka-configs --entity-type groups`), 45 s and 5 s unless changed there."
+        ),
     )
     default_max_batch_seconds: float | None = Field(
         default=DEFAULT_BUDGET_SECONDS,
-        description="The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms.",
+        description=(
+            "The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms."
+        ),
     )
     extra: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Further librdkafka settings; none that has a field of its own."
+        default_factory=dict,
+        repr=False,
+        description="Further librdkafka settings; none that has a field of its own.",
     )
 
     @validated(ConsumerSettings)
@@ -201,11 +234,12 @@ class KafkaLivenessResource(SecuredKafkaResource):
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             batching: how a batch is shared out: its ``allocation``.
             crash_lag: what is resumed in order instead of owed: its ``min_offsets`` and ``max_ranges``.
-            offsets: what to do where offsets, or what the witness has of them, are not as they should be. What was lost
-                and passed is found in ``lost``.
-            membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark assets send
-                one for each finished task.
-            ledger: who knows what is really there; Spark assets have one. Else both commit logs alone are asked.
+            offsets: what to do where offsets, or what the witness has of them, are not as they should be.
+                What was lost and passed is found in ``lost``.
+            membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark
+                assets send one for each finished task.
+            ledger: who knows what is really there; Spark assets have one. Else both commit logs alone are
+                asked.
 
         Raises:
             InvalidSettingError: settings that contradict each other or the broker.
@@ -236,11 +270,16 @@ class KafkaLivenessResource(SecuredKafkaResource):
         limits = self.cluster().broker_limits()
         timeouts = self._timeouts(budget, group_id, limits)
         self.settings().check(timeouts)
-        link = run_context_of(context, away_seconds=(timeouts.process_timeout_ms + timeouts.session_timeout_ms) / 1000)
+        link = run_context_of(
+            context, away_seconds=(timeouts.process_timeout_ms + timeouts.session_timeout_ms) / 1000
+        )
         if timeouts.warning:
             link.log.warning("%s", timeouts.warning)
         return LivenessConsumer(
-            self.settings(), replace(live, recommit_seconds=limits.recommit_seconds), timeouts, run_context=link
+            self.settings(),
+            replace(live, recommit_seconds=limits.recommit_seconds),
+            timeouts,
+            run_context=link,
         )
 
     @validated(CatchUpSettings)
@@ -265,8 +304,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch.
             max_batch_seconds: the budget of a batch, before every other source of it.
-            offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off`` they are
-                recorded as done and found in ``lost``.
+            offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off``
+                they are recorded as done and found in ``lost``.
             ledger: who knows what is really there; else both commit logs alone are asked.
 
         Raises:
@@ -294,7 +333,10 @@ class KafkaLivenessResource(SecuredKafkaResource):
         return Cluster(self.settings())
 
     def create_missing_topics(self, topics: Sequence[str], report: Callable[[str], object]) -> None:
-        """Make the topics that do not exist, on the embedded broker and only there; ``report`` is told of each."""
+        """Make the topics that do not exist, on the embedded broker and only there.
+
+        ``report`` is told of each.
+        """
         if resolve_env_vars(self.bootstrap_servers) == EMBEDDED:
             from kafka_liveness_dagster.kafka.topics import create_missing_topics  # noqa: PLC0415 - stays lazy
 
@@ -306,7 +348,9 @@ class KafkaLivenessResource(SecuredKafkaResource):
             session_seconds=self.session_timeout_seconds,
             heartbeat_seconds=self.heartbeat_interval_seconds,
             limits=limits,
-            group=self.cluster().consumer_group_config(group_id) if self.group_protocol == "consumer" else None,
+            group=self.cluster().consumer_group_config(group_id)
+            if self.group_protocol == "consumer"
+            else None,
         )
 
     def settings(self) -> KafkaSettings:
@@ -317,6 +361,10 @@ class KafkaLivenessResource(SecuredKafkaResource):
             from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
             if security.client_config():
-                raise InvalidSettingError("the embedded broker knows no security: name yours with bootstrap_servers")
+                raise InvalidSettingError(
+                    "the embedded broker knows no security: name yours with bootstrap_servers"
+                )
             servers = services.ensure_services(which=("kafka",)).bootstrap_servers
-        return KafkaSettings(servers, {name: resolve_env_vars(value) for name, value in self.extra.items()}, security)
+        return KafkaSettings(
+            servers, {name: resolve_env_vars(value) for name, value in self.extra.items()}, security
+        )

@@ -28,30 +28,40 @@ class SchemaRegistryResource(ResourceWithSecrets):
     secrets: ClassVar[tuple[str, ...]] = ("password",)
 
     url: str = Field(
-        description="`https://host:8081`, where the API begins (of Apicurio `…/apis/ccompat/v7`); several with commas "
-        "between them are tried in turn."
+        description=(
+            "`https://host:8081`, where the API begins (of Apicurio `…/apis/ccompat/v7`); several with "
+            "commas between them are tried in turn."
+        )
     )
-    username: str | None = Field(default=None, description="Of basic authentication, or the key of a managed registry.")
+    username: str | None = Field(
+        default=None, description="Of basic authentication, or the key of a managed registry."
+    )
     password: str | None = Field(default=None, repr=False, description="A secret: only as dg.EnvVar.")
     ssl_ca_location: str | None = Field(
         default=None,
-        description="PEM file of the authority that signed the registry's certificate; certifi's authorities, or those "
-        "of `SSL_CERT_FILE`, unless set.",
+        description=(
+            "PEM file of the authority that signed the registry's certificate; certifi's authorities, or "
+            "those of `SSL_CERT_FILE`, unless set."
+        ),
     )
     _registry: SchemaRegistry | None = PrivateAttr(default=None)
 
-    def decode(self, batch: DataFrame, subject: str, *, column: str = "value", message: str | None = None) -> DataFrame:
+    def decode(
+        self, batch: DataFrame, subject: str, *, column: str = "value", message: str | None = None
+    ) -> DataFrame:
         """The batch with a column decoded: of Avro, Protobuf or JSON Schema in Confluent's wire format, by Spark.
 
-        Each record is read by the schema it was written by, and comes out as the newest version of ``subject`` has it:
-        a field that was added has its default, or is null, where a record has none. Reads the batch once for the ids.
+        Each record is read by the schema it was written by, and comes out as the newest version of
+        ``subject`` has it: a field that was added has its default, or is null, where a record has none. Reads
+        the batch once for the ids.
 
         Args:
             batch: records from Kafka, or some of them.
-            subject: whose newest version says what comes out: by the usual strategy the topic with ``-value`` or
-                ``-key``.
-            column: ``value`` or ``key``, bytes as Kafka has them. Null stays null. A row with anything else than the
-                wire format, or of a schema that the registry does not have, fails when Spark computes it.
+            subject: whose newest version says what comes out: by the usual strategy the topic with ``-value``
+                or ``-key``.
+            column: ``value`` or ``key``, bytes as Kafka has them. Null stays null. A row with anything else
+                than the wire format, or of a schema that the registry does not have, fails when Spark
+                computes it.
             message: the full name of the Protobuf message, the first of the file unless told.
 
         Raises:

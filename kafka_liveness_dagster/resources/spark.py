@@ -35,8 +35,10 @@ class SparkConnectResource(ResourceWithSecrets):
     remote: str = Field(
         default=EMBEDDED,
         repr=False,  # it carries the token
-        description="`sc://host:port`, or `embedded`: a real server this package starts on loopback. An address with a "
-        "token, `sc://host:port/;token=…`, only as dg.EnvVar.",
+        description=(
+            "`sc://host:port`, or `embedded`: a real server this package starts on loopback. An address "
+            "with a token, `sc://host:port/;token=…`, only as dg.EnvVar."
+        ),
     )
     ui_url: str | None = Field(
         default=None,
@@ -44,8 +46,10 @@ class SparkConnectResource(ResourceWithSecrets):
     )
     connect_timeout_seconds: float = Field(
         default=120.0,
-        description="How long a server that accepts connections may take to open a session. One that is not there "
-        "fails at once.",
+        description=(
+            "How long a server that accepts connections may take to open a session. One that is not there "
+            "fails at once."
+        ),
     )
     _session: SparkSession | None = PrivateAttr(default=None)
     _opening_session: Future[SparkSession | None] | None = PrivateAttr(default=None)
@@ -115,7 +119,10 @@ class SparkConnectResource(ResourceWithSecrets):
             self._opening_session = None
 
     def running_address(self) -> str | None:
-        """The server's address; None where it is the embedded one and does not run: nothing is started for it."""
+        """The server's address.
+
+        None where it is the embedded one and does not run: nothing is started for it.
+        """
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
         if resolve_env_vars(self.remote) != EMBEDDED:
@@ -126,7 +133,9 @@ class SparkConnectResource(ResourceWithSecrets):
     def _address(self) -> str:
         if (remote := str(resolve_env_vars(self.remote))) != EMBEDDED:
             if not REMOTE.matches(remote):  # what a variable holds is known only now; it may hold a token
-                raise InvalidSettingError(f"remote of SparkConnectResource is refused: wanted {REMOTE.description}")
+                raise InvalidSettingError(
+                    f"remote of SparkConnectResource is refused: wanted {REMOTE.description}"
+                )
             return remote
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 

@@ -1,4 +1,7 @@
-"""Does somebody work for a run? The signs that it gives of itself, and what its host and its launcher say of it."""
+"""Does somebody work for a run?
+
+The signs that it gives of itself, and what its host and its launcher say of it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ log = logging.getLogger("kafka_liveness_dagster")
 class RunHeartbeat:
     """Lets everybody see that a run is at work, from its op's first line to its last. Use it as a context manager.
 
-    At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's outcome.
+    At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's
+    outcome.
 
     Args:
         context: the op's or asset's.
@@ -63,7 +67,9 @@ class RunHeartbeat:
         self._stopped = threading.Event()
         self._ended = threading.Event()
         self._has_ended = False
-        self._thread = threading.Thread(target=self._run_loop, name="kafka-liveness-signs-of-life", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_loop, name="kafka-liveness-signs-of-life", daemon=True
+        )
 
     def __enter__(self) -> Self:
         tags = {**self._tags, PROCESS_TAG: self._tag_text(0)}
@@ -75,8 +81,11 @@ class RunHeartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._has_ended = kind is None  # a step that fails may be retried in the same run, by its retry policy
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        # A step that fails may be retried in the same run, by its retry policy
+        self._has_ended = kind is None
         self._stopped.set()
         self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
         if isinstance(error, DagsterStorageError):
@@ -104,12 +113,17 @@ class RunHeartbeat:
             log.exception("could not give a sign of life of run %s", self._run_id)
 
     def _warn(self, error: DagsterStorageError) -> None:
-        """Log an error in the process: Dagster may fail to store it, and ends the process by an error of its own."""
+        """Log an error in the process.
+
+        Dagster may fail to store it, and ends the process by an error of its own.
+        """
         with suppress(Exception):  # it takes the place of an error that is about to be raised
             log.error("run %s: %s", self._run_id, error)
 
     def _tag_text(self, beat: int | None) -> str:
-        return HeartbeatTag(short_run_id(self._run_id), beat, self._process, has_ended=self._has_ended).encode()
+        return HeartbeatTag(
+            short_run_id(self._run_id), beat, self._process, has_ended=self._has_ended
+        ).encode()
 
 
 def process_status_of(
@@ -130,7 +144,11 @@ def process_status_of(
         return _status_of_start(instance, record, now)
     process = heartbeat_of(run).process
     here = proc.this_namespace()
-    word = process_status(process, here, proc.pid_entry(process.pid)) if process and here else ProcessStatus.UNKNOWN
+    word = (
+        process_status(process, here, proc.pid_entry(process.pid))
+        if process and here
+        else ProcessStatus.UNKNOWN
+    )
     return _status_from_launcher(instance, run) if word is ProcessStatus.UNKNOWN and fence_report else word
 
 
@@ -154,10 +172,15 @@ def _status_from_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> P
     try:
         launcher = instance.run_launcher
         resumes = instance.run_monitoring_enabled and instance.run_monitoring_max_resume_run_attempts > 0
-        if not launcher.supports_check_run_worker_health or resumes:  # Dagster will start a new worker for the same run
+        # Dagster will start a new worker for the same run
+        if not launcher.supports_check_run_worker_health or resumes:
             return ProcessStatus.UNKNOWN
         health = launcher.check_run_worker_health(run)
     except Exception:  # of the launcher's client: it may not be allowed to ask from here
         log.exception("could not ask the launcher how the worker of run %s is", run.run_id)
         return ProcessStatus.UNKNOWN
-    return ProcessStatus.UNKNOWN if health.transient else _WORKERS.get(health.status.value, ProcessStatus.UNKNOWN)
+    return (
+        ProcessStatus.UNKNOWN
+        if health.transient
+        else _WORKERS.get(health.status.value, ProcessStatus.UNKNOWN)
+    )

@@ -1,4 +1,7 @@
-"""What does this host have under a pid, and where are we? As Linux's /proc has it; elsewhere nothing is known."""
+"""What does this host have under a pid, and where are we?
+
+As Linux's /proc has it; elsewhere nothing is known.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,10 @@ def _namespace_id(kind: str) -> str:
 
 
 def _machine_hash() -> str:
-    """A machine by all that tells it from its clones: its id, its name and its network card; empty without an id."""
+    """A machine by all that tells it from its clones: its id, its name and its network card.
+
+    Empty without an id.
+    """
     try:
         machine = _MACHINE_ID.read_text().strip()
     except OSError:

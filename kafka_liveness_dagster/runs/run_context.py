@@ -58,7 +58,8 @@ def run_context_of(context: Context, *, away_seconds: float | None = None) -> Ru
 
     Args:
         context: the op's or asset's.
-        away_seconds: how long the run may be out of its group before it must be taken for lost, for others to know.
+        away_seconds: how long the run may be out of its group before it must be taken for lost, for others to
+            know.
     """
     from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -102,8 +103,9 @@ def _claim_instance_id(
 ) -> str | None:
     """The first place in whose runs nobody works any more, neither the one it was made for nor a later one.
 
-    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as well. Who
-    has not started yet is nobody's successor: Dagster gives a run that repeats another one all of its tags.
+    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as
+    well. Who has not started yet is nobody's successor: Dagster gives a run that repeats another one all of
+    its tags.
     """
     now = time.time()
     for place in group_instance_ids:
@@ -118,7 +120,8 @@ def _claim_instance_id(
             add_tags(instance, run_id, {tag: place})
             return place
     this = instance.get_run_by_id(run_id)
-    if this is not None and this.tags.get(tag):  # somebody has put it out of there, or it is that of a run it repeats
+    # Somebody has put it out of there, or it is that of a run it repeats
+    if this is not None and this.tags.get(tag):
         add_tags(instance, run_id, {tag: ""})
     return None
 
@@ -131,7 +134,9 @@ def _count_catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
     started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
     now = time.time()
     at_work = [one for one in instance.get_run_records(started) if is_active_in_lane(one.dagster_run)]
-    return sum(process_status_of(instance, one, now, fence_report=False) is not ProcessStatus.GONE for one in at_work)
+    return sum(
+        process_status_of(instance, one, now, fence_report=False) is not ProcessStatus.GONE for one in at_work
+    )
 
 
 def _tag_fence_report(storage: RunStorage, run: dg.DagsterRun, why: FenceReport) -> None:
@@ -154,8 +159,8 @@ def _warn_budget_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
     if run.run_id not in _warned:
         _warned.add(run.run_id)
         log.warning(
-            "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time is up, but "
-            "nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
+            "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time "
+            "is up, but nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
             MAX_RUNTIME,
             run.tags[MAX_RUNTIME],
         )

@@ -46,10 +46,12 @@ def require_partition(context: dg.AssetExecutionContext, partitioned: Collection
     """
     if context.has_partition_key or context.has_partition_key_range:
         return
-    selected = sorted(key.to_user_string() for key in context.job_def.asset_layer.selected_asset_keys & {*partitioned})
+    selected = sorted(
+        key.to_user_string() for key in context.job_def.asset_layer.selected_asset_keys & {*partitioned}
+    )
     if selected:
         raise PartitionRequiredError(
-            f"Job {context.run.job_name} selects {' and '.join(selected)}, but this run has no partition. Nothing was "
-            f"read or written. Fix: select a partition when you launch the run, or remove {' and '.join(selected)} "
-            "from the job's selection and use a job or a backfill of its own"
+            f"Job {context.run.job_name} selects {' and '.join(selected)}, but this run has no partition. "
+            "Nothing was read or written. Fix: select a partition when you launch the run, or remove "
+            f"{' and '.join(selected)} from the job's selection and use a job or a backfill of its own"
         )

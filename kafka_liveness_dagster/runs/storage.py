@@ -1,7 +1,7 @@
 """Calls into Dagster's storage (runs, tags, event log), which may be full, read-only, locked or unavailable.
 
-A call that only informs is retried concurrently with the run. A call that the run depends on is retried for a while,
-and then ends the run with one named error. This module must not decide anything about offsets or rows.
+A call that only informs is retried concurrently with the run. A call that the run depends on is retried for a
+while, and then ends the run with one named error. This module must not decide anything about offsets or rows.
 """
 
 from __future__ import annotations
@@ -35,11 +35,18 @@ _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 8.0
 _MAX_LINES = 1_000  # of the log, in memory
 _FIX = (
-    "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and `storage` of "
-    "dagster.yaml show where it is)"
+    "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and "
+    "`storage` of dagster.yaml show where it is)"
 )
-_STORAGES = ("dagster._core.storage", "dagster_postgres", "dagster_mysql", "dagster_cloud", "dagster_cloud_cli")
-_tagging = threading.Lock()  # Dagster reads all tags and writes them back: one of two threads would lose its tags
+_STORAGES = (
+    "dagster._core.storage",
+    "dagster_postgres",
+    "dagster_mysql",
+    "dagster_cloud",
+    "dagster_cloud_cli",
+)
+# Dagster reads all tags and writes them back: one of two threads would lose its tags
+_tagging = threading.Lock()
 _log = logging.getLogger("kafka_liveness_dagster")
 _T = TypeVar("_T")
 
@@ -58,7 +65,9 @@ def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str])
         instance.add_run_tags(run_id, dict(tags))
 
 
-def call_with_retries(call: Callable[[], _T], operation: str, data_state: str, seconds: float | None = None) -> _T:
+def call_with_retries(
+    call: Callable[[], _T], operation: str, data_state: str, seconds: float | None = None
+) -> _T:
     """Return the result of a call that the run depends on; retry while Dagster's storage fails.
 
     Args:
@@ -83,12 +92,15 @@ def call_with_retries(call: Callable[[], _T], operation: str, data_state: str, s
             if waited >= limit:
                 raise DagsterStorageError(
                     f"Dagster's storage failed for {waited:.0f} s, at {operation} ({summary_line(error)}). "
-                    f"Rows and offsets are safe: {data_state}. {_FIX}; then start the run again, or let the sensor "
-                    "start it"
+                    f"Rows and offsets are safe: {data_state}. {_FIX}; then start the run again, or let the "
+                    "sensor start it"
                 ) from None
             if is_first:
                 _log_in_process(
-                    "Dagster's storage failed at %s; retrying for %.0f s: %s", operation, limit - waited, error
+                    "Dagster's storage failed at %s; retrying for %.0f s: %s",
+                    operation,
+                    limit - waited,
+                    error,
                 )
             is_first = False
         time.sleep(_PAUSE_SECONDS)
@@ -126,8 +138,9 @@ class _StorageCall(NamedTuple):
 class RunStorage:
     """What one step of a run stores in Dagster while it is at work: in order, and late where the storage fails.
 
-    With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the call
-    returns at once, and a thread stores this call and all later ones when it can. A retried write may be stored twice.
+    With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the
+    call returns at once, and a thread stores this call and all later ones when it can. A retried write may be
+    stored twice.
 
     Args:
         context: of the op or asset.
@@ -194,9 +207,9 @@ class RunStorage:
         with self._condition:
             if not self._condition.wait_for(lambda: not self._queue, SETTLE_SECONDS):
                 raise DagsterStorageError(
-                    f"Dagster's storage failed at the end of the run, which waited {SETTLE_SECONDS:.0f} s for it "
-                    f"({self._error or 'no response'}). Rows and offsets are safe: {outcome}. "
-                    f"Not stored: {self._describe_waiting()}. {_FIX}"
+                    f"Dagster's storage failed at the end of the run, which waited {SETTLE_SECONDS:.0f} s "
+                    f"for it ({self._error or 'no response'}). Rows and offsets are safe: {outcome}. Not "
+                    f"stored: {self._describe_waiting()}. {_FIX}"
                 )
 
     def _enqueue(self, store: Callable[[], None], what: str) -> Future[None]:
@@ -210,7 +223,9 @@ class RunStorage:
             if was_behind:
                 return one.future
             if start_daemon_thread(self._store_waiting, "kafka-liveness-storage"):
-                self._condition.wait_for(lambda: one.future.done() or self._failed_at is not None, _WAIT_LOGGED_SECONDS)
+                self._condition.wait_for(
+                    lambda: one.future.done() or self._failed_at is not None, _WAIT_LOGGED_SECONDS
+                )
             else:  # a storage that fails fails the caller
                 self._queue.clear()
                 store()
@@ -245,8 +260,8 @@ class RunStorage:
             self._condition.notify_all()
         if is_first:
             _log_in_process(
-                "Dagster's storage failed (%s). The run goes on: batches are written and committed, and its log lines, "
-                "tags and materializations are stored later. %s",
+                "Dagster's storage failed (%s). The run goes on: batches are written and committed, and "
+                "its log lines, tags and materializations are stored later. %s",
                 self._error,
                 _FIX,
             )
@@ -267,7 +282,9 @@ class RunStorage:
             self._condition.notify_all()
         if is_last and failed_at is not None:
             lost = f"; {dropped:,} log lines were dropped" if dropped else ""
-            self.log.warning("Dagster's storage responds again after %.0f s%s", time.monotonic() - failed_at, lost)
+            self.log.warning(
+                "Dagster's storage responds again after %.0f s%s", time.monotonic() - failed_at, lost
+            )
         return is_last
 
     def _describe_waiting(self) -> str:
@@ -307,7 +324,8 @@ def storage_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Run
 def _is_storage_error(error: Exception) -> bool:
     """Return whether Dagster's storage raised an error: drivers have many classes, so its traceback decides.
 
-    An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured output.
+    An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured
+        output.
     """
     if isinstance(error, (KafkaLivenessError, dg.DagsterError)):
         return False
@@ -322,5 +340,6 @@ def _is_storage_error(error: Exception) -> bool:
 
 def _log_in_process(text: str, *values: object) -> None:
     """Write to the process's log, of which Dagster may make lines of the run's log that its storage does not take."""
-    with suppress(Exception):  # its handlers are the user's, and what failed is retried whether it is told or not
+    # Its handlers are the user's, and what failed is retried whether it is told or not
+    with suppress(Exception):
         _log.warning(text, *(summary_line(one) if isinstance(one, Exception) else one for one in values))

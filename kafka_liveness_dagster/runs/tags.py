@@ -47,12 +47,13 @@ BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 MAX_RETRIES = "dagster/max_retries"
 PRIORITY = "dagster/priority"
-LIVE_PRIORITY = {PRIORITY: "10"}  # a live run passes a backfill's queue; all others have 0 unless told otherwise
+# A live run passes a backfill's queue; all others have 0 unless told otherwise
+LIVE_PRIORITY = {PRIORITY: "10"}
 NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
 DATA_STATE_AT_START = "this run has read and committed nothing yet"
 DATA_STATE_AT_END = (
-    "each batch that this run committed is in the table once, and what it did not commit comes again. Partitions of "
-    "this run stay missing until another run materializes them, which reads nothing twice"
+    "each batch that this run committed is in the table once, and what it did not commit comes again. "
+    "Partitions of this run stay missing until another run materializes them, which reads nothing twice"
 )
 _FINISHED_STATUSES = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
@@ -66,7 +67,8 @@ def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str
 def instance_id_tag(group_id: str) -> str:
     """Under which a run says whose place it has taken in a group, and nothing when it has none any more.
 
-    A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id may have.
+    A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id
+        may have.
     """
     return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 
@@ -74,7 +76,9 @@ def instance_id_tag(group_id: str) -> str:
 def in_progress_filter(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
     """The runs of a group, or of one of its lanes, that are queued, starting or at work."""
     at_work = [status for status in dg.DagsterRunStatus if status not in _FINISHED_STATUSES]
-    return dg.RunsFilter(tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work)
+    return dg.RunsFilter(
+        tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work
+    )
 
 
 def fence_report_of(run: dg.DagsterRun) -> FenceReport | None:
@@ -95,7 +99,8 @@ def heartbeat_of(run: dg.DagsterRun) -> HeartbeatTag:
 def is_active_in_lane(run: dg.DagsterRun) -> bool:
     """Return whether a run is queued for its lane, starts, or works there.
 
-    Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it repeats.
+    Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it
+    repeats.
     """
     steps = run.step_keys_to_execute
     step = run.tags.get(STEP_TAG)
@@ -116,9 +121,13 @@ def is_step_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -
     started = dg.DagsterEventType.STEP_WORKER_STARTED
     run_id = op_context_of(context).run_id
     events = call_with_retries(
-        lambda: context.instance.all_logs(run_id, of_type=started), "the events of the run", DATA_STATE_AT_START
+        lambda: context.instance.all_logs(run_id, of_type=started),
+        "the events of the run",
+        DATA_STATE_AT_START,
     )
-    pids = (entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event)
+    pids = (
+        entry.dagster_event.engine_event_data.metadata.get("pid") for entry in events if entry.dagster_event
+    )
     return str(os.getpid()) in {str(getattr(pid, "value", pid)) for pid in pids}
 
 
@@ -151,7 +160,10 @@ def op_context_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> 
 
 
 def run_remaining(context: Context) -> float | None:
-    """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit; None when the run has none."""
+    """Return the seconds left of ``dagster/max_runtime``, or of the instance's limit.
+
+    None when the run has none.
+    """
     if context is None:
         return None
     asked = op_context_of(context).run_id
@@ -170,7 +182,11 @@ def run_remaining(context: Context) -> float | None:
 
 def _asset_metadata(context: Context) -> dict[str, Any]:
     if isinstance(context, dg.AssetExecutionContext) and context.has_assets_def:
-        return {name: value for found in context.assets_def.metadata_by_key.values() for name, value in found.items()}
+        return {
+            name: value
+            for found in context.assets_def.metadata_by_key.values()
+            for name, value in found.items()
+        }
     return {}
 
 

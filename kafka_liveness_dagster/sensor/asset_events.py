@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _MEMBERS = dg.TableSchema(
     [
-        dg.TableColumn("member", "string", description="the first 8 digits of its run's id, or another client"),
+        dg.TableColumn(
+            "member", "string", description="the first 8 digits of its run's id, or another client"
+        ),
         dg.TableColumn("partitions", "string"),
         dg.TableColumn("external", "bool", description="a consumer that is not a run of this package"),
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
@@ -36,7 +38,10 @@ _MAX_EVENTS = 10  # events of one look
 
 
 def topic_key(topic: str) -> dg.AssetKey:
-    """Of the asset that stands for a topic; the lineage shows its last part alone, beside a live asset called alike."""
+    """Of the asset that stands for a topic.
+
+    The lineage shows its last part alone, beside a live asset called alike.
+    """
     return dg.AssetKey(["kafka", f"{topic}_topic"])
 
 
@@ -115,20 +120,31 @@ def _code_block(told: Sequence[object]) -> str:
 
 
 def crash_lag_observations(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, group_id: str, keys: Sequence[str], observed: GroupObservation
+    instance: dg.DagsterInstance,
+    asset: dg.AssetKey,
+    group_id: str,
+    keys: Sequence[str],
+    observed: GroupObservation,
 ) -> list[dg.AssetObservation]:
-    """Why these partitions of the crash lag asset are there: one for each run that jumped, with the cause it had."""
+    """Why these partitions of the crash lag asset are there.
+
+    One for each run that jumped, with the cause it had.
+    """
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
         mark = observed.partitions[parse_key(key).topic_partition].live_metadata
         jumps.setdefault(mark.run_id if mark else None, []).append(key)
     return [
-        _jump_observation(instance, asset, group_id, keys=found, look=observed, by=by) for by, found in jumps.items()
+        _jump_observation(instance, asset, group_id, keys=found, look=observed, by=by)
+        for by, found in jumps.items()
     ]
 
 
 def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
-    """Those of new crash lag partitions that no run has told of: one that passes single offsets says itself why."""
+    """Those of new crash lag partitions that no run has told of.
+
+    One that passes single offsets says itself why.
+    """
     if not keys:
         return []
     these = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=keys[:_MAX_KEYS])
@@ -162,8 +178,10 @@ def _jump_observation(  # noqa: PLR0917 - one call
     return dg.AssetObservation(
         asset,
         partition=keys[0] if alone else None,
-        description=f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): {join_some(keys)}. "
-        f"They are in no table until {these} materialized",
+        description=(
+            f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): "
+            f"{join_some(keys)}. They are in no table until {these} materialized"
+        ),
         metadata={
             "group": group_id,
             "offsets": offsets,
@@ -178,7 +196,10 @@ def _jump_observation(  # noqa: PLR0917 - one call
 
 
 def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:
-    """Why a run skipped offsets: another run's end, for which it was started, or its own time out of the group."""
+    """Why a run skipped offsets.
+
+    Another run's end, for which it was started, or its own time out of the group.
+    """
     away = FenceReport.decode(tags.get(FENCED_TAG, ""))
     reason = leave_reason_of(away) if away is not None else None
     own = [f"run {by} {reason.value}"] if reason is not None else []

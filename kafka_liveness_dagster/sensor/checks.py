@@ -1,9 +1,11 @@
 """Which asset checks does a Kafka asset have? Those of its group and its dead letters, judged by ``core.health``.
 
-The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by itself.
+The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by
+itself.
 """
 
-# No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the class.
+# No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the
+# class.
 
 import time
 from collections.abc import Iterator, Sequence
@@ -36,15 +38,25 @@ _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are looked through
 _REPEAT_SECONDS = 600.0
 _REEVALUATE_AFTER_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
 _TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole ones
-_CONNECT_SECONDS = 10.0  # a run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
+# A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
+_CONNECT_SECONDS = 10.0
 _DESCRIPTIONS = {
-    GROUP_ALIVE: "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that is "
-    "in progress and no member, and when records wait and nobody reads them.",
-    LAG: "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that nobody ends.",
-    RETENTION: "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the oldest "
-    "tenth of a log that retention has begun to delete.",
-    EXACT: "Every offset below the committed one, since the group began, is in the table, owed, or told as lost: the "
-    "commit logs held against what the table's snapshots say that it has.",
+    GROUP_ALIVE: (
+        "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that "
+        "is in progress and no member, and when records wait and nobody reads them."
+    ),
+    LAG: (
+        "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that "
+        "nobody ends."
+    ),
+    RETENTION: (
+        "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the "
+        "oldest tenth of a log that retention has begun to delete."
+    ),
+    EXACT: (
+        "Every offset below the committed one, since the group began, is in the table, owed, or told as "
+        "lost: the commit logs held against what the table's snapshots say that it has."
+    ),
     CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
     "max_age_seconds of CrashLag.",
     DEAD_LETTERS: "No record that the transform could not process is still owed.",
@@ -70,14 +82,19 @@ class GroupChecks:
 
     @property
     def specs(self) -> list[dg.AssetCheckSpec]:
-        """What Dagster shows of them before one was evaluated; nobody can say what a sink of the user's own holds."""
+        """What Dagster shows of them before one was evaluated.
+
+        Nobody can say what a sink of the user's own holds.
+        """
         return [
             dg.AssetCheckSpec(name, asset=self._asset_of(name), description=what)
             for name, what in _DESCRIPTIONS.items()
             if (name != EXACT or self.table is not None) and (name != DEAD_LETTERS or self.has_dead_letters)
         ]
 
-    def definition(self, name: str, kafka_resource_key: str, spark_resource_key: str) -> dg.AssetChecksDefinition:
+    def definition(
+        self, name: str, kafka_resource_key: str, spark_resource_key: str
+    ) -> dg.AssetChecksDefinition:
         """All of them as one op, which looks once; any of them may be selected."""
 
         @dg.multi_asset_check(
@@ -95,7 +112,10 @@ class GroupChecks:
             with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
                 judged = self._evaluate_now(cluster, context.instance, table)
             for evaluated in judged:
-                if dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name) in context.selected_asset_check_keys:
+                if (
+                    dg.AssetCheckKey(evaluated.asset_key, evaluated.check_name)
+                    in context.selected_asset_check_keys
+                ):
                     yield dg.AssetCheckResult(
                         passed=evaluated.passed,
                         asset_key=evaluated.asset_key,
@@ -128,14 +148,17 @@ class GroupChecks:
     def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
         """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.
 
-        Of one of this very moment only the next look knows: what is stored in the same second may count as older.
+        Of one of this very moment only the next look knows: what is stored in the same second may count as
+            older.
         """
         known = [
             one
             for asset in (self.live, self.crash_lag)
             for one in instance.fetch_materializations(asset, limit=1).records
         ]
-        return max((one.storage_id for one in known if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS), default=0)
+        return max(
+            (one.storage_id for one in known if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS), default=0
+        )
 
     def evaluate(
         self,
@@ -164,7 +187,9 @@ class GroupChecks:
             open_transactions: what waits behind open transactions.
         """
         seen = observed.snapshot
-        ages = {short_run_id(record.dagster_run.run_id): now - _started_at(record) for record in observed.records}
+        ages = {
+            short_run_id(record.dagster_run.run_id): now - _started_at(record) for record in observed.records
+        }
         found = self._oldest_observed_at(observed, instance, pending)
         verdicts = {
             GROUP_ALIVE: health.group_alive(seen, ages, self.ghost_after_seconds, requested=requested),
@@ -178,7 +203,9 @@ class GroupChecks:
             ),
         }
         if self.table is not None:
-            verdicts[EXACT] = health.no_missing_rows(seen, forgotten, table.unavailable_reason if table else "")
+            verdicts[EXACT] = health.no_missing_rows(
+                seen, forgotten, table.unavailable_reason if table else ""
+            )
         if self.has_dead_letters:
             letters = table.dead_letters(observed.pending) if table else PendingDeadLetters()
             verdicts[DEAD_LETTERS] = health.dead_letters_waiting(
@@ -196,20 +223,26 @@ class GroupChecks:
         alone = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed[:_MAX_KEYS])
         found = [one.timestamp for one in instance.fetch_observations(alone, limit=1, ascending=True).records]
         newest = instance.fetch_observations(self.crash_lag, limit=_MAX_OBSERVATIONS).records
-        of_these = [one.timestamp for one in newest if not jumped_partitions(one.asset_observation).isdisjoint(owed)]
+        of_these = [
+            one.timestamp for one in newest if not jumped_partitions(one.asset_observation).isdisjoint(owed)
+        ]
         if not of_these and not found and len(newest) == _MAX_OBSERVATIONS:
             of_these = [newest[-1].timestamp]  # it was longer ago than all these
         return min((*found, *of_these), default=None)
 
     def _evaluation(self, name: str, verdict: Verdict, look: GroupObservation) -> dg.AssetCheckEvaluation:
         last = (
-            {"last_live_run": dg.MetadataValue.dagster_run(look.records[0].dagster_run.run_id)} if look.records else {}
+            {"last_live_run": dg.MetadataValue.dagster_run(look.records[0].dagster_run.run_id)}
+            if look.records
+            else {}
         )
         return dg.AssetCheckEvaluation(
             asset_key=self._asset_of(name),
             check_name=name,
             passed=verdict.severity is Severity.FINE,
-            severity=dg.AssetCheckSeverity.ERROR if verdict.severity is Severity.ERROR else dg.AssetCheckSeverity.WARN,
+            severity=dg.AssetCheckSeverity.ERROR
+            if verdict.severity is Severity.ERROR
+            else dg.AssetCheckSeverity.WARN,
             description=verdict.message,
             metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
         )

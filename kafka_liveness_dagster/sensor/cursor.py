@@ -1,4 +1,7 @@
-"""What does the group sensor remember between ticks? Only what it has already told: everything else is looked up."""
+"""What does the group sensor remember between ticks?
+
+Only what it has already told: everything else is looked up.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,14 @@ class WindowProgress(NamedTuple):
     """What a tick tells of windows.
 
     Attributes:
-        done_until: the end of the last window that was dealt with, in seconds since the epoch; 0 before the first.
+        done_until: the end of the last window that was dealt with, in seconds since the epoch; 0 before the
+            first.
         watched_since: since when the group is at work and looked at, likewise; 0 while it is not.
         last_late_event: the last event of late records that was dealt with.
         identity: of the windows that this is about.
         status_text: how far the windows are, and what the next one waits for.
-        first_window_start: the begin of the first window that does not end before the group's first record; 0 until
-            one was passed.
+        first_window_start: the begin of the first window that does not end before the group's first record; 0
+            until one was passed.
     """
 
     events: Sequence[dg.AssetMaterialization] = ()
@@ -50,8 +54,8 @@ class GroupCursor(BaseModel, frozen=True):
         checks_stored_at: when, seconds since the epoch.
         checked_materialization: the storage id of the last materialization before that.
         pending_hash: of the pending ranges whose partitions were last read from Dagster; 0 for none.
-        windows_done_until: the end of the last window that was processed, in seconds since the epoch; this and the next
-            four are the fields of ``WindowProgress``.
+        windows_done_until: the end of the last window that was processed, in seconds since the epoch; this
+            and the next four are the fields of ``WindowProgress``.
         group_state: None before the first tick; this and the rest are the fields of
             ``core.event_detection.SensorMemory``.
         member_runs: names of the members by their keys, and so are the next two.
@@ -92,7 +96,10 @@ class GroupCursor(BaseModel, frozen=True):
             self.group_state,
             {
                 **{key: SeenMember(name) for key, name in self.member_runs.items()},
-                **{key: SeenMember(name, is_of_other_instance=True) for key, name in self.other_instance_runs.items()},
+                **{
+                    key: SeenMember(name, is_of_other_instance=True)
+                    for key, name in self.other_instance_runs.items()
+                },
                 **{key: SeenMember(name, is_foreign=True) for key, name in self.external_members.items()},
             },
             {
@@ -193,13 +200,21 @@ def _decode_absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, in
     return run, (int(one.since), int(one.last_heartbeat_at), one.heartbeat, one.is_reported)
 
 
-def _member_names(memory: SensorMemory, *, is_elsewhere: bool = False, is_foreign: bool = False) -> dict[str, str]:
+def _member_names(
+    memory: SensorMemory, *, is_elsewhere: bool = False, is_foreign: bool = False
+) -> dict[str, str]:
     """The members of one kind."""
     kind = (is_elsewhere, is_foreign)
-    return {key: one.name for key, one in memory.members.items() if (one.is_of_other_instance, one.is_foreign) == kind}
+    return {
+        key: one.name
+        for key, one in memory.members.items()
+        if (one.is_of_other_instance, one.is_foreign) == kind
+    }
 
 
 def _departures_by_code(announced: Mapping[str, LeaveReason]) -> dict[str, str]:
     """The runs that left for each reason."""
     reasons = dict.fromkeys(announced.values())
-    return {reason.code: " ".join(run for run, why in announced.items() if why is reason) for reason in reasons}
+    return {
+        reason.code: " ".join(run for run, why in announced.items() if why is reason) for reason in reasons
+    }

@@ -1,12 +1,13 @@
 """Notice that the process of a live run ended, and end runs in Dagster for which no process works.
 
-Dagster's daemon comes by every 5 s: on average a crash would be noticed after half of that. The kernel tells whoever
-holds a pidfd the moment a process ends, whatever ended it. So a tick first watches the processes that are on its host,
-and looks at the group when one of them has ended, or shortly before the daemon comes by again: looks are as frequent as
-without it, and what needs no haste is told as early or late as before.
+Dagster's daemon comes by every 5 s: on average a crash would be noticed after half of that. The kernel tells
+whoever holds a pidfd the moment a process ends, whatever ended it. So a tick first watches the processes that
+are on its host, and looks at the group when one of them has ended, or shortly before the daemon comes by
+again: looks are as frequent as without it, and what needs no haste is told as early or late as before.
 
-A tick that stays keeps a thread of the daemon and one of the code server, so it is done only where the daemon has
-threads (``sensors: {use_threads: true}``), and by few at once: the other sensors of the code location have theirs.
+A tick that stays keeps a thread of the daemon and one of the code server, so it is done only where the daemon
+has threads (``sensors: {use_threads: true}``), and by few at once: the other sensors of the code location
+have theirs.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ class OrphanedRuns:
         runs = {**self.observed.snapshot.runs, **self.observed.snapshot.catch_up}
         for mark, absence in self.absences.items():
             if is_certainly_dead(
-                runs[mark], absence, self.now, ghost_after_seconds=self.after_seconds, always_report=self.always
+                runs[mark],
+                absence,
+                self.now,
+                ghost_after_seconds=self.after_seconds,
+                always_report=self.always,
             ):
                 why = f"{ghost_event(mark, runs[mark], absence, now=self.now)}: reported by {sensor_name}"
                 try:
@@ -99,13 +104,19 @@ def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: 
 
 
 def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:
-    """Give back what runs that are over left taken of an asset's pool: a run worker that was killed cannot."""
+    """Give back what runs that are over left taken of an asset's pool.
+
+    A run worker that was killed cannot.
+    """
     storage = instance.event_log_storage
     pool = getattr(asset.node_def, "pool", None)
     if pool is None or not storage.supports_global_concurrency_limits:
         return
     info = storage.get_concurrency_info(pool)
-    for run_id in {*(slot.run_id for slot in info.claimed_slots), *(step.run_id for step in info.pending_steps)}:
+    for run_id in {
+        *(slot.run_id for slot in info.claimed_slots),
+        *(step.run_id for step in info.pending_steps),
+    }:
         record = instance.get_run_record_by_id(run_id)
         is_over = record is None or record.dagster_run.is_finished
         if is_over and now - ((record.end_time if record else None) or 0.0) >= _SLOT_KEPT_SECONDS:
@@ -118,11 +129,13 @@ _MIN_WORKERS = 2 * _MAX_WATCHING
 _slots = threading.BoundedSemaphore(_MAX_WATCHING)
 
 
-def wait_for_process_exit(instance: dg.DagsterInstance, group_id: str, seconds: float = WATCH_SECONDS) -> bool:
+def wait_for_process_exit(
+    instance: dg.DagsterInstance, group_id: str, seconds: float = WATCH_SECONDS
+) -> bool:
     """Watch the live runs of a group that are at work on this host, until one's process ends or the time is over.
 
-    Does nothing where no process is known to be here, the daemon has no threads to spare, the system has no pidfd
-    (which is Linux's), or two other ticks of this code server are at it.
+    Does nothing where no process is known to be here, the daemon has no threads to spare, the system has no
+    pidfd (which is Linux's), or two other ticks of this code server are at it.
 
     Args:
         instance: knows the runs, and what the daemon is like.
@@ -132,7 +145,9 @@ def wait_for_process_exit(instance: dg.DagsterInstance, group_id: str, seconds: 
     Returns:
         Whether a process has ended.
     """
-    if not (hasattr(os, "pidfd_open") and _has_enough_threads(instance)) or not _slots.acquire(blocking=False):
+    if not (hasattr(os, "pidfd_open") and _has_enough_threads(instance)) or not _slots.acquire(
+        blocking=False
+    ):
         return False
     try:
         signs = (
@@ -145,7 +160,10 @@ def wait_for_process_exit(instance: dg.DagsterInstance, group_id: str, seconds: 
 
 
 def _has_enough_threads(instance: dg.DagsterInstance) -> bool:
-    """Whether the daemon evaluates enough sensors side by side; unless told how many, it has more than four threads."""
+    """Whether the daemon evaluates enough sensors side by side.
+
+    Unless told how many, it has more than four threads.
+    """
     settings = instance.get_sensor_settings() or {}
     return bool(settings.get("use_threads")) and (settings.get("num_workers") or _MIN_WORKERS) >= _MIN_WORKERS
 
@@ -154,7 +172,9 @@ def _wait_for_any_exit(processes: list[Process], seconds: float) -> bool:
     """Whether one of those that are on this host has ended, or does in time; at once where none is."""
     here = proc.this_namespace()
     words = (
-        [(process_status(process, here, proc.pid_entry(process.pid)), process) for process in processes] if here else []
+        [(process_status(process, here, proc.pid_entry(process.pid)), process) for process in processes]
+        if here
+        else []
     )
     if any(word is ProcessStatus.GONE for word, _ in words):
         return True

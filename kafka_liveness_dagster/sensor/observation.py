@@ -32,7 +32,12 @@ from kafka_liveness_dagster.core.departures import (
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
 from kafka_liveness_dagster.core.partition_keys import parse_key
-from kafka_liveness_dagster.core.partition_state import PartitionState, check_groups, check_identity, check_target
+from kafka_liveness_dagster.core.partition_state import (
+    PartitionState,
+    check_groups,
+    check_identity,
+    check_target,
+)
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 from kafka_liveness_dagster.core.run_ids import (
     dagster_run_id_of_client,
@@ -61,7 +66,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.partition_state import SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.group_description import CommittedOffset, GroupDescription, MemberDescription
+    from kafka_liveness_dagster.kafka.group_description import (
+        CommittedOffset,
+        GroupDescription,
+        MemberDescription,
+    )
 
 
 def split_by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
@@ -72,7 +81,9 @@ def split_by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecor
     return found
 
 
-def merge_newest_first(recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRecord]) -> list[dg.RunRecord]:
+def merge_newest_first(
+    recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRecord]
+) -> list[dg.RunRecord]:
     """The recent runs, and those in progress that are older: one for which nobody works may be."""
     known = {record.dagster_run.run_id for record in recent}
     return [*recent, *(record for record in in_progress if record.dagster_run.run_id not in known)]
@@ -93,7 +104,8 @@ def mark_other_instances(
 
     Runs that are not among the records are asked for, after the broker has listed the members.
 
-    Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is said.
+    Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is
+        said.
     """
     ids = {member.member_id: dagster_run_id_of_client(member.client_id) for member in told}
     known = {record.dagster_run.run_id for record in records}
@@ -101,15 +113,20 @@ def mark_other_instances(
     if wanted:
         known |= {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))}
     return tuple(
-        replace(member, is_of_other_instance=not member.is_static and ids[member.member_id] not in {None, *known})
+        replace(
+            member, is_of_other_instance=not member.is_static and ids[member.member_id] not in {None, *known}
+        )
         for member in seen
     )
 
 
-def refresh_runs(instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]) -> GroupSnapshot:
+def refresh_runs(
+    instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]
+) -> GroupSnapshot:
     """The same with what is known of the processes of its runs, and why those are away that are no members.
 
-    Dagster is asked last: a run that left between the two looks said why before it left, and a process that is gone
+    Dagster is asked last: a run that left between the two looks said why before it left, and a process that
+        is gone
     may have ended its run before it went.
     """
     members = seen.member_run_ids
@@ -207,8 +224,8 @@ class GroupObservation:
             topics: what it consumes.
             recent_runs: how many runs to look at, at least.
             ledger: the table.
-            must_read_ledger: ask it even where all commits vouch for themselves and nothing is owed: then it could
-                only tell of rows that it has lost, which waits for the next look that must.
+            must_read_ledger: ask it even where all commits vouch for themselves and nothing is owed: then it
+                could only tell of rows that it has lost, which waits for the next look that must.
 
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
@@ -222,10 +239,16 @@ class GroupObservation:
         )
         records = merge_newest_first(recent, in_progress["live"])
         partitions, group = _read_states(cluster, group_id, topics, witness=ledger, must_ask=must_read_ledger)
-        members = mark_other_instances(instance, map(_member_snapshot, group.members), group.members, records=records)
+        members = mark_other_instances(
+            instance, map(_member_snapshot, group.members), group.members, records=records
+        )
         seen = GroupSnapshot(_group_state(group), members, partitions, runs=runs_by_short_id(records))
         seen = replace(seen, catch_up=runs_by_short_id(in_progress["catch-up"]))
-        return cls(refresh_runs(instance, seen, (*records, *in_progress["catch-up"])), records, in_progress["catch-up"])
+        return cls(
+            refresh_runs(instance, seen, (*records, *in_progress["catch-up"])),
+            records,
+            in_progress["catch-up"],
+        )
 
     @cached_property
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
@@ -236,7 +259,9 @@ class GroupObservation:
         """What waits behind open transactions now, as ``kafka.timestamps.open_transactions`` tells it."""
         from kafka_liveness_dagster.kafka.timestamps import open_transactions  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        return open_transactions(cluster, group_id, {tp: seen.log_end for tp, seen in self.partitions.items()})
+        return open_transactions(
+            cluster, group_id, {tp: seen.log_end for tp, seen in self.partitions.items()}
+        )
 
     @property
     def live_in_progress(self) -> list[dg.DagsterRun]:
@@ -256,7 +281,10 @@ class GroupObservation:
     @property
     def external_commit_lines(self) -> list[str]:
         """A line for each partition with text of another client in a commit log."""
-        return [*replaced_log_lines(self.snapshot.partitions), *ignored_pending_lines(self.snapshot.partitions)]
+        return [
+            *replaced_log_lines(self.snapshot.partitions),
+            *ignored_pending_lines(self.snapshot.partitions),
+        ]
 
     @property
     def pending_hash(self) -> int:
@@ -264,7 +292,10 @@ class GroupObservation:
         return crc32(repr(self.pending).encode()) if self.pending else 0
 
     def still_pending(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
-        """The keys of which something is owed, in their order; with those of paused partitions, or without."""
+        """The keys of which something is owed, in their order.
+
+        With those of paused partitions, or without.
+        """
         owed = {
             tp: seen.outstanding
             for tp, seen in self.partitions.items()
@@ -286,7 +317,8 @@ def _read_states(
     first = cluster.commits(group_id, tps)
     marks = {tp: _decode_live_metadata(commit.metadata) for tp, commit in first.items()}
     owing = [tp for tp, mark in marks.items() if mark and mark.pending]
-    # Without a commit too: the broker deletes them with their topic, and the table knows of which one they were
+    # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
+    # were
     vouched = all((mark := marks.get(tp)) is not None and mark.origin is not None for tp in tps)
     if not (must_ask or owing) and vouched:
         witness = None
@@ -294,7 +326,9 @@ def _read_states(
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp]) for tp in tps}
+    facts = {
+        tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp]) for tp in tps
+    }
     if witness is not None:  # last: what is committed was written before that
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
@@ -311,7 +345,9 @@ def _partition_state(
 ) -> PartitionState:
     done = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
     log_start, log_end = bounds
-    return PartitionState(first.offset if first else None, mark, log_start, log_end=log_end, catch_up_log=done)
+    return PartitionState(
+        first.offset if first else None, mark, log_start, log_end=log_end, catch_up_log=done
+    )
 
 
 def _partition_snapshot(tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
@@ -328,7 +364,10 @@ def _decode_live_metadata(metadata: str) -> LiveCommitMetadata | None:
 
 
 def _group_state(group: GroupDescription) -> GroupState:
-    """KIP-848's own states have no name in the client yet: a group with members that is not stable is rebalancing."""
+    """KIP-848's own states have no name in the client yet.
+
+    A group with members that is not stable is rebalancing.
+    """
     return _STATES.get(group.state, GroupState.REBALANCING if group.members else GroupState.EMPTY)
 
 
@@ -340,5 +379,10 @@ def _member_snapshot(member: MemberDescription) -> MemberSnapshot:
     place = instance if run_id_of_instance(instance) else None
     is_static = instance is not None and place is None
     return MemberSnapshot(
-        member.member_id, name, member.partitions, is_foreign=run is None, is_static=is_static, group_instance_id=place
+        member.member_id,
+        name,
+        member.partitions,
+        is_foreign=run is None,
+        is_static=is_static,
+        group_instance_id=place,
     )

@@ -13,7 +13,11 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.departures import RunFate
 from kafka_liveness_dagster.core.events import event_identity
-from kafka_liveness_dagster.core.orphaned_runs import MAX_BACKOFF_SECONDS, restart_delay_seconds, should_start_live_run
+from kafka_liveness_dagster.core.orphaned_runs import (
+    MAX_BACKOFF_SECONDS,
+    restart_delay_seconds,
+    should_start_live_run,
+)
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.metadata import describe_departures
 from kafka_liveness_dagster.runs.tags import (
@@ -68,7 +72,9 @@ class EventHook:
                 requests += self._requested(event, key)
             except Exception as error:
                 log.exception("on_event of %s failed, nothing was requested for: %s", self.sensor_name, event)
-                failed.append(f"on_event failed with {type(error).__name__}, nothing was requested for: {event}")
+                failed.append(
+                    f"on_event failed with {type(error).__name__}, nothing was requested for: {event}"
+                )
         return requests, failed
 
     def _requested(self, event: GroupEvent, key: str) -> list[dg.RunRequest]:
@@ -110,10 +116,15 @@ class RunRequests:
         """
         seen = observed.snapshot
         wants = partial(
-            should_start_live_run, seen.partitions, seen.owners_without_member, max_live_runs=self.max_live_runs
+            should_start_live_run,
+            seen.partitions,
+            seen.owners_without_member,
+            max_live_runs=self.max_live_runs,
         )
         in_progress = _without_orphaned((run.run_id for run in observed.live_in_progress), orphaned)
-        failures, delayed = _restart_delay([*takewhile(lambda record: not _did_work(record), observed.records)], now)
+        failures, delayed = _restart_delay(
+            [*takewhile(lambda record: not _did_work(record), observed.records)], now
+        )
         wanted = wants(in_progress=in_progress)
         if wanted and not delayed:  # one may have been launched since the look
             in_progress = self._count_in_progress(instance, "live", orphaned)
@@ -165,7 +176,9 @@ class RunRequests:
         # A partition that fails every time must not keep the younger ones from being processed
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed_in_a_row(records))
         oldest = min(owed, key=lambda key: failed[key])
-        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})]
+        return [
+            dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})
+        ]
 
     def _count_in_progress(
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
@@ -182,7 +195,8 @@ def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """How many of the newest runs failed in a row, and whether it is too early for the next one."""
     failed = _failed_in_a_row(records)
-    since = abs(now - (failed[0].end_time or now)) if failed else 0.0  # of one to come on a clock that was set back
+    # Of one to come on a clock that was set back
+    since = abs(now - (failed[0].end_time or now)) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
 
 
@@ -194,7 +208,8 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
 def _did_work(record: dg.RunRecord) -> bool:
     """Whether a run did something before it ended, or was at work for longer than the longest delay.
 
-    What ended it does not end every run: a host that loses its workers one after the other is no mistake in them.
+    What ended it does not end every run: a host that loses its workers one after the other is no mistake in
+        them.
     """
     seconds = (record.end_time or 0.0) - (record.start_time or math.inf)
     return has_committed(record.dagster_run) or seconds > MAX_BACKOFF_SECONDS

@@ -1,7 +1,8 @@
 """What does a consumer group need now? A sensor that looks, tells what it saw, adds partitions and requests runs.
 
-Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's own runs;
-its memory only keeps it from telling a thing twice. It never joins nor commits; a tick done twice changes nothing.
+Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's
+own runs; its memory only keeps it from telling a thing twice. It never joins nor commits; a tick done twice
+changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, parse_key
 from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import storage_errors
-from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations, not_yet_materialized
+from kafka_liveness_dagster.sensor.asset_events import (
+    crash_lag_observations,
+    group_observations,
+    not_yet_materialized,
+)
 from kafka_liveness_dagster.sensor.checks import changed_evaluations, needs_reevaluation
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots, wait_for_process_exit
@@ -41,8 +46,8 @@ if TYPE_CHECKING:
 
 _OBSERVE_SECONDS = 60.0
 _SKIP_MESSAGE = (
-    "a sensor writes and commits none. This tick started no run and added no partition; the next one goes on from the "
-    "same cursor"
+    "a sensor writes and commits none. This tick started no run and added no partition; the next one goes "
+    "on from the same cursor"
 )
 
 
@@ -70,7 +75,8 @@ def build_group_sensor(
         live_job: job to request when there is lag, at once after a crash.
         crash_lag: the asset whose dynamic partitions mirror the owed ranges.
         crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
-        sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to the checks.
+        sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to
+            the checks.
         checks: asset checks to evaluate with the observations.
         table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
         windows: those of an asset with ``complete_every``; needs ``table``.
@@ -90,10 +96,14 @@ def build_group_sensor(
         crash_lag=crash_lag,
         ghost_after_seconds=sensor.ghost_after_seconds,
         fail_ghost_runs=sensor.fail_ghost_runs,
-        event_hook=EventHook(name, sensor.on_event, sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None),
+        event_hook=EventHook(
+            name, sensor.on_event, sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None
+        ),
         checks=checks,
         metrics=GroupMetrics(group_id),
-        windows=WindowMaterializer(windows=windows, group_id=group_id, target=table) if windows and table else None,
+        windows=WindowMaterializer(windows=windows, group_id=group_id, target=table)
+        if windows and table
+        else None,
     )
 
     @dg.sensor(
@@ -102,7 +112,9 @@ def build_group_sensor(
         minimum_interval_seconds=sensor.minimum_interval_seconds,
         default_status=sensor.default_status,
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
-        description=f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions.",
+        description=(
+            f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions."
+        ),
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         with storage_errors(_SKIP_MESSAGE):
@@ -111,7 +123,8 @@ def build_group_sensor(
             try:
                 kafka.create_missing_topics(topics, context.log.info)
                 cluster = kafka.cluster()
-            except ServicesDownError as error:  # a person wanted it: no failure, and no page of traceback every 5 s
+            # A person wanted it: no failure, and no page of traceback every 5 s
+            except ServicesDownError as error:
                 return dg.SkipReason(str(error))
             return watched.tick(
                 context, cluster, TableLedgerReader.from_resources(table, context.resources, resources.spark)
@@ -157,20 +170,28 @@ class _GroupSensor:
         instance = context.instance
         now = time.time()
         cursor = GroupCursor.decode(context.cursor).as_of(now)
-        for commit_log in (self.group_id, *([self.group_id + CATCH_UP_SUFFIX] if cursor.pending_hash else [])):
+        for commit_log in (
+            self.group_id,
+            *([self.group_id + CATCH_UP_SUFFIX] if cursor.pending_hash else []),
+        ):
             cluster.find_coordinator(commit_log)
         is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
         newest = self.checks.latest_storage_id(instance, now) if self.checks else 0
-        forgotten = needs_reevaluation(newest, cursor.checked_materialization, cursor.checks_stored_at, now=now)
+        forgotten = needs_reevaluation(
+            newest, cursor.checked_materialization, cursor.checks_stored_at, now=now
+        )
         windows = self.windows.load_progress(instance, cursor, now) if self.windows else WindowProgress()
         tells = self.windows is not None and self.windows.is_due(windows, now)
-        # Dagster first: a range that is materialised between the two looks must not come back as a new partition
+        # Dagster first: a range that is materialised between the two looks must not come back as a new
+        # partition
         known = self._read_keys(instance) if is_due and cursor.pending_hash else None
         look = self._observe(cluster, instance, table, must_read_ledger=is_due or forgotten or tells)
         if known is None and look.pending_hash not in {0, cursor.pending_hash}:
             known = self._read_keys(instance)
             look = self._observe(cluster, instance, table, must_read_ledger=forgotten or tells)
-        events, memory = detect_events(cursor.memory, look.snapshot, now, ghost_after_seconds=self.ghost_after_seconds)
+        events, memory = detect_events(
+            cursor.memory, look.snapshot, now, ghost_after_seconds=self.ghost_after_seconds
+        )
         keys = [] if known is None else new_keys(look.pending, known.existing, known.materialized)
         events += [CrashLagFound(key, parse_key(key).size) for key in keys]
         # Ranges that are no longer forgotten: the check may pass again
@@ -181,7 +202,9 @@ class _GroupSensor:
         ghosts = OrphanedRuns(
             look, memory.absent_runs, now, after_seconds=self.ghost_after_seconds, always=self.fail_ghost_runs
         )
-        has_ended = ghosts.end_dead_runs(instance, f"sensor {self.name} of group {self.group_id}", context.log)
+        has_ended = ghosts.end_dead_runs(
+            instance, f"sensor {self.name} of group {self.group_id}", context.log
+        )
         if has_ended or is_due:
             free_pool_slots(instance, self.crash_lag, now)
         wanted, why_not = self.requests.live_run(
@@ -233,7 +256,12 @@ class _GroupSensor:
             asset_events=[
                 *(
                     group_observations(
-                        self.group_id, self.topics, look, events=events, failed=failed, windows=windows.status_text
+                        self.group_id,
+                        self.topics,
+                        look,
+                        events=events,
+                        failed=failed,
+                        windows=windows.status_text,
                     )
                     if observe
                     else []
@@ -262,9 +290,14 @@ class _GroupSensor:
         )
 
     def _read_keys(self, instance: dg.DagsterInstance) -> _PartitionKeys:
-        """All that ever were are read to know of one: only while something is owed, and that is news or is told."""
+        """All that ever were are read to know of one.
+
+        Only while something is owed, and that is news or is told.
+        """
         existing = instance.get_dynamic_partitions(self._partitions_name)
-        return _PartitionKeys(existing, instance.get_materialized_partitions(self.crash_lag.key) if existing else set())
+        return _PartitionKeys(
+            existing, instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
+        )
 
     def _observe(
         self,
@@ -280,7 +313,8 @@ class _GroupSensor:
 
     @property
     def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
-        return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)  # SensorSettings has seen to it
+        # SensorSettings has seen to it
+        return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)
 
     @property
     def _partitions_name(self) -> str:

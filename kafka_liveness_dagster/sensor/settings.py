@@ -38,4 +38,7 @@ class SensorSettings(ValidatedSettings):
             yield f"windows of sensor {self.name} need the table whose rows they are told of: give table too"
         most = self.sensor.max_lag
         if most is not None and (self.checks is None or self.checks.max_lag != most):
-            yield f"max_lag of sensor means nothing to sensor {self.name}, its checks know it: leave max_lag={most} out"
+            yield (
+                f"max_lag of sensor means nothing to sensor {self.name}, its checks know it: leave "
+                f"max_lag={most} out"
+            )

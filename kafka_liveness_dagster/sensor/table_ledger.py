@@ -1,7 +1,9 @@
 """May a look at a group hold it against the table? Only if Spark answers at once: a look waits for nobody.
 
-One Spark session per process and address, kept for the next look, as is what a table said: it is read again when
-somebody has written to it. A server that does not answer is left alone for a while. Starts nothing, writes nothing.
+One Spark session per process and address, kept for the next look, as is what a table said: it is read again
+    when
+somebody has written to it. A server that does not answer is left alone for a while. Starts nothing, writes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _QUERY_SECONDS = 10.0
 _RETRY_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _retry_at: dict[str, tuple[float, float, str]] = {}
-_snapshots: dict[str, LedgerSnapshot] = {}  # by the table's name: another one of that name has other snapshots
+# By the table's name: another one of that name has other snapshots
+_snapshots: dict[str, LedgerSnapshot] = {}
 
 
 @dataclass
@@ -53,7 +56,11 @@ class TableLedgerReader:
 
     @classmethod
     def from_resources(
-        cls, table: str | None, resources: Any, spark_resource_key: str, connect_seconds: float = QUICK_CONNECT_SECONDS
+        cls,
+        table: str | None,
+        resources: Any,
+        spark_resource_key: str,
+        connect_seconds: float = QUICK_CONNECT_SECONDS,
     ) -> TableLedgerReader | None:
         """The table with the resources of this look; None where there is no table."""
         return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
@@ -64,8 +71,15 @@ class TableLedgerReader:
         return self._query(lambda: self._read_ledger(partitions))
 
     def dead_letters(self, pending: Sequence[OffsetRange]) -> PendingDeadLetters:
-        """Those of these offsets, after the look; none where nobody can tell, and ``unavailable_reason`` says why."""
-        found = self._query(lambda: self._pending_letters(pending)) if pending and not self.unavailable_reason else None
+        """Those of these offsets, after the look.
+
+        None where nobody can tell, and ``unavailable_reason`` says why.
+        """
+        found = (
+            self._query(lambda: self._pending_letters(pending))
+            if pending and not self.unavailable_reason
+            else None
+        )
         return found or PendingDeadLetters()
 
     def add_known(self, accounts: LedgerEntries) -> None:
@@ -85,7 +99,10 @@ class TableLedgerReader:
         return None
 
     def _dead_reason(self) -> str:
-        """Return whether the error is not the table's: the server can run no job at all. Empty where it can."""
+        """Return whether the error is not the table's: the server can run no job at all.
+
+        Empty where it can.
+        """
         from kafka_liveness_dagster.spark.connect.health import FIX, dead_reason  # noqa: PLC0415 - pyspark stays lazy
 
         with suppress(Exception):  # the server is busy or away: the error of the table is reported
@@ -98,7 +115,9 @@ class TableLedgerReader:
         from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
 
         session = self._session()
-        with connection_of(session).abort_after(_QUERY_SECONDS, f"{self.target} was asked for its dead letters"):
+        with connection_of(session).abort_after(
+            _QUERY_SECONDS, f"{self.target} was asked for its dead letters"
+        ):
             return DeadLetterTable.of_table(session, self.target).pending(owed)
 
     def _read_ledger(self, asked: Mapping[TopicPartition, Span]) -> LedgerEntries:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.core.windows import JudgedWindow, WindowStatus, are_processed, has_records, judge_window
+from kafka_liveness_dagster.core.windows import (
+    JudgedWindow,
+    WindowStatus,
+    are_processed,
+    has_records,
+    judge_window,
+)
 from kafka_liveness_dagster.metadata import LATE_RECORDS, format_count, late_ranges, window_metadata
 from kafka_liveness_dagster.sensor.cursor import WindowProgress
 
@@ -58,7 +64,11 @@ class WindowMaterializer:
             until = window.end
         newest = self.windows.materialized_until(instance)
         return WindowProgress(
-            (), until, newest if newest <= now and told else 0.0, last_late_event=0, identity=self.windows.identity
+            (),
+            until,
+            newest if newest <= now and told else 0.0,
+            last_late_event=0,
+            identity=self.windows.identity,
         )
 
     def is_due(self, progress: WindowProgress, now: float) -> bool:
@@ -95,7 +105,8 @@ class WindowMaterializer:
         due = deque(self._due_windows(told_to, now))
         give_up_at = time.monotonic() + _MAX_SECONDS
         known = instance.get_materialized_partitions(self.windows.key) if due else set()
-        while due and time.monotonic() <= give_up_at:  # Dagster ends a tick that is too long, and keeps nothing of it
+        # Dagster ends a tick that is too long, and keeps nothing of it
+        while due and time.monotonic() <= give_up_at:
             window = due.popleft()
             if window.key in known:
                 told_to = window.end
@@ -145,7 +156,8 @@ class WindowMaterializer:
     def _first_begin(self, cluster: Cluster, look: GroupObservation, window: Window, now: float) -> float:
         """Return the begin of the first window that does not end before the group's first record.
 
-        Bisection by Kafka's index: 16 requests pass the hours of years, where judging each takes one tick a hundred.
+        Bisection by Kafka's index: 16 requests pass the hours of years, where judging each takes one tick a
+        hundred.
 
         Args:
             cluster: knows which offsets are of a time.
@@ -160,15 +172,23 @@ class WindowMaterializer:
         behind = now - lateness
         while (middle := self.windows.window_at((before + behind) / 2).begin) > before:
             ends = window_ends(cluster, list(look.partitions), round(1000 * (middle + lateness)))
-            before, behind = (before, middle) if has_records(look.snapshot.partitions, ends) else (middle, behind)
+            before, behind = (
+                (before, middle) if has_records(look.snapshot.partitions, ends) else (middle, behind)
+            )
         return before
 
-    def _judge(self, cluster: Cluster, look: GroupObservation, window: Window, watched: float) -> JudgedWindow:
+    def _judge(
+        self, cluster: Cluster, look: GroupObservation, window: Window, watched: float
+    ) -> JudgedWindow:
         from kafka_liveness_dagster.kafka.timestamps import window_bounds  # noqa: PLC0415 - confluent_kafka stays lazy
 
         until = window.end + self.windows.allowed_lateness_seconds
-        begins, ends = window_bounds(cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until))
-        return judge_window(look.snapshot.partitions, begins, ends, started_in_group_lifetime=window.begin >= watched)
+        begins, ends = window_bounds(
+            cluster, list(look.partitions), round(1000 * window.begin), round(1000 * until)
+        )
+        return judge_window(
+            look.snapshot.partitions, begins, ends, started_in_group_lifetime=window.begin >= watched
+        )
 
     def _materialization(self, window: Window, found: JudgedWindow, now: float) -> dg.AssetMaterialization:
         offsets = format_count(sum(r.size for r in found.ranges), "offset")
@@ -187,7 +207,10 @@ class WindowMaterializer:
     def _late_updates(
         self, instance: dg.DagsterInstance, look: GroupObservation, seen: int
     ) -> tuple[list[dg.AssetMaterialization], int, list[str]]:
-        """Those that have got late records since they were told, when these are in the table; and those that wait."""
+        """Those that have got late records since they were told, when these are in the table.
+
+        And those that wait.
+        """
         if not self.windows.reopen_on_late:
             return [], seen, []
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, after_storage_id=seen or None)
@@ -202,13 +225,20 @@ class WindowMaterializer:
                 late[key] = record
             if not waiting:
                 seen = record.storage_id
-        again = (self._updated_materialization(instance, key, one) for key, one in late.items() if key not in waiting)
+        again = (
+            self._updated_materialization(instance, key, one)
+            for key, one in late.items()
+            if key not in waiting
+        )
         return [event for event in again if event is not None], seen, list(waiting)
 
     def _updated_materialization(
         self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord
     ) -> dg.AssetMaterialization | None:
-        """As it was told before, with what came since; None where that is known already, or it never was told."""
+        """As it was told before, with what came since.
+
+        None where that is known already, or it never was told.
+        """
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, asset_partitions=[key])
         found = instance.fetch_materializations(asked, limit=1).records
         before = found[0].asset_materialization if found and found[0].storage_id < late.storage_id else None

@@ -1,6 +1,7 @@
 """What was declared of a Kafka asset, or of a resource, and could a run work with it? Builds nothing.
 
-Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset` and its
+Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`
+    and its
 ``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
 """
 
@@ -21,7 +22,13 @@ from kafka_liveness_dagster.core.table_properties import (
     format_set_properties,
     refused_new_table_properties,
 )
-from kafka_liveness_dagster.kafka.security import HOST_NAME_CHECKS, MECHANISMS, PROTOCOLS, SETTING_NAMES, contradictions
+from kafka_liveness_dagster.kafka.security import (
+    HOST_NAME_CHECKS,
+    MECHANISMS,
+    PROTOCOLS,
+    SETTING_NAMES,
+    contradictions,
+)
 from kafka_liveness_dagster.kafka.settings import refused_settings
 from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.asset_arguments import key_prefix_of, refused_arguments
@@ -83,8 +90,8 @@ class KafkaAssetSettings(ValidatedSettings):
         """What no run could work with, although each setting alone is as it should be."""
         if (self.table is None) == (self.sink is None):
             yield (
-                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: give one, "
-                "table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
+                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: "
+                "give one, table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
             )
         if self.sink is not None:
             yield from self._sink_contradictions()
@@ -97,23 +104,28 @@ class KafkaAssetSettings(ValidatedSettings):
             )
         if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
             yield (
-                f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: each would "
-                "put the other out of the group. Leave group_instance_id of membership out, or max_live_runs of sensor "
-                "at 1"
+                f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: "
+                "each would put the other out of the group. Leave group_instance_id of membership out, or "
+                "max_live_runs of sensor at 1"
             )
         if self.resources.kafka == self.resources.spark:
             yield (
-                f"resources.kafka and resources.spark of asset {self.name} are both {self.resources.kafka!r}: "
-                "one resource cannot be both"
+                f"resources.kafka and resources.spark of asset {self.name} are both "
+                f"{self.resources.kafka!r}: one resource cannot be both"
             )
         if wrong := [*refused_arguments(self.arguments)]:
-            yield from (f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong)
+            yield from (
+                f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong
+            )
             return
         try:
             _ = self.transform_signature
         except InvalidSettingError as error:
             yield f"asset {self.name}: {error}"
-        own = [f"{self.identifier}{ending}" for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")]
+        own = [
+            f"{self.identifier}{ending}"
+            for ending in ("_job", "_crash_lag_job", "_checks_job", "_maintenance_job")
+        ]
         if twice := [job.name for job in self.sensor.event_jobs if job.name in own]:
             its = " and ".join(twice)
             yield f"sensor.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
@@ -121,8 +133,8 @@ class KafkaAssetSettings(ValidatedSettings):
     def _window_contradictions(self) -> Iterator[str]:
         if self.complete_every is None and (changed := self.completeness.non_defaults()):
             yield (
-                f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: give "
-                "complete_every='1h' too, or leave it out"
+                f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: "
+                "give complete_every='1h' too, or leave it out"
             )
         if self.complete_every is not None and self.completeness.start is None:
             yield (
@@ -139,8 +151,8 @@ class KafkaAssetSettings(ValidatedSettings):
             )
         if self.batching.on_bad_record == "dead_letter":
             yield (
-                f"asset {self.name} has a sink of its own, and no table beside which dead letters could be kept: leave "
-                "on_bad_record='dead_letter' of batching out"
+                f"asset {self.name} has a sink of its own, and no table beside which dead letters could be "
+                "kept: leave on_bad_record='dead_letter' of batching out"
             )
         if self.complete_every is not None:
             yield (
@@ -150,7 +162,10 @@ class KafkaAssetSettings(ValidatedSettings):
         for group in ("iceberg", "maintenance"):
             if changed := getattr(self, group).non_defaults():
                 known = ", ".join(changed)
-                yield f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it out"
+                yield (
+                    f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it "
+                    "out"
+                )
 
     @property
     def target(self) -> str:
@@ -216,7 +231,10 @@ class KafkaAssetSettings(ValidatedSettings):
 
     @property
     def max_in_flight(self) -> int:
-        """How many batches are written at a time: a user's sink is called in the run's thread, so with one."""
+        """How many batches are written at a time.
+
+        A user's sink is called in the run's thread, so with one.
+        """
         if self.batching.in_flight is None:
             return DEFAULT_IN_FLIGHT if self.sink is None else 1
         return self.batching.in_flight

@@ -1,4 +1,7 @@
-"""What of ``dg.asset`` may be said of a Kafka asset, too? By Dagster's names, of Dagster's types, judged by Dagster."""
+"""What of ``dg.asset`` may be said of a Kafka asset, too?
+
+By Dagster's names, of Dagster's types, judged by Dagster.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ class AssetArguments(TypedDict, total=False):
     """Arguments of ``dg.asset``, for the live asset and the crash lag asset alike where it is not said otherwise.
 
     Attributes:
-        key_prefix: of both assets; their jobs, sensor and pool are named after the whole key, ``eu__orders_job``.
+        key_prefix: of both assets; their jobs, sensor and pool are named after the whole key,
+            ``eu__orders_job``.
         description: of the live asset; the transform's docstring unless given.
         owners: users by e-mail, teams as ``team:name``.
         tags: to search and to filter by.

@@ -50,4 +50,6 @@ class CatchUpSettings(ValidatedSettings):
         """What no run could work with, although each setting alone is as it should be."""
         if strange := [one for one in self.reprocess if one not in self.ranges]:
             named = join_some(strange)
-            yield f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"
+            yield (
+                f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"
+            )

@@ -1,7 +1,8 @@
 """Which settings belong together? Each group is a small object with its own words and defaults, written once and here.
 
-``kafka_asset``, the sections of the component's YAML, ``KafkaLivenessResource.consumer`` and ``build_group_sensor`` all
-take these same objects. A docstring below a field is its description, also in the schema that editors read.
+``kafka_asset``, the sections of the component's YAML, ``KafkaLivenessResource.consumer`` and
+``build_group_sensor`` all take these same objects. A docstring below a field is its description, also in the
+schema that editors read.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
@@ -34,23 +35,28 @@ class SettingsGroup(ValidatedSettings, dg.Resolvable):
         cls.title = cls.__name__
 
     def __repr__(self) -> str:
-        return (
-            f"kl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.non_defaults().items())})"
-        )
+        return f"kl.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.non_defaults().items())})"
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """Dagster asks whether YAML may have it; the component's own section says what of it, and takes templates."""
+        """Dagster asks whether YAML may have it.
+
+        The component's own section says what of it, and takes templates.
+        """
         return BaseModel
 
     @classmethod
     def fields_with_descriptions(cls) -> dict[str, FieldInfo]:
         """The fields, each with its docstring as its description.
 
-        Read from the source, and only for who asks: pydantic's own ``use_attribute_docstrings`` reads it in every run
+        Read from the source, and only for who asks: pydantic's own ``use_attribute_docstrings`` reads it in
+            every run
         worker, which took a quarter of the package's import.
         """
-        told = {one.arg_name: cleandoc(one.description or "") for one in docstring_parser.parse_from_object(cls).params}
+        told = {
+            one.arg_name: cleandoc(one.description or "")
+            for one in docstring_parser.parse_from_object(cls).params
+        }
         fields = {name: copy(field) for name, field in cls.model_fields.items()}
         for name, field in fields.items():
             field.description = told[name]
@@ -71,19 +77,21 @@ class Batching(SettingsGroup):
 
     allocation: Literal["fair", "greedy"] = "fair"
     """``fair`` shares a live batch equally over the partitions, so that none waits for another; in batches of 50,000
-    offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four of them: shares
-    are equal over four batches, not within one. ``greedy`` fills it from one after
+    offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four of
+    them: shares are equal over four batches, not within one. ``greedy`` fills it from one after
     the other: fewer, longer ranges (KIP-41 has both)."""
     commit_interval_seconds: types.Seconds = 0.0
     """For fewer, larger commits: a record waits at most this long until its batch starts. A full batch
-    (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout. After a crash the
+    (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout. After a crash
+    the
     waiting records are crash lag."""
     max_batch_bytes: types.Bytes | None = None
     """What keys and values of a batch may weigh together, as far as the batches before it tell; the first one of a run
     is small. ``max_poll_records`` bounds it too."""
     in_flight: types.InFlight | None = None
     """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and begun, if
-    there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a ``sink``
+    there is enough data to fill it. Offsets are committed in order all the same. 2 for a table unless set; a
+    ``sink``
     of your own is called with one at a time."""
     on_slow_record: Literal["raise", "quarantine"] = "raise"
     """A batch that exceeds its budget is retried at half its size; with ``enable_parallel_rebalance`` it becomes crash
@@ -91,7 +99,8 @@ class Batching(SettingsGroup):
     (``raise``), or becomes a crash lag partition while the other offsets are processed (``quarantine``)."""
     on_bad_record: Literal["raise", "dead_letter"] = "raise"
     """A record by which the transform fails ends the run (``raise``). Or the batch is halved until such records are
-    found; they are kept in the table ``<table>_dead_letters``, become crash lag partitions, and the other records are
+    found; they are kept in the table ``<table>_dead_letters``, become crash lag partitions, and the other
+    records are
     processed (``dead_letter``)."""
     max_dead_letters: types.Count = 20
     """More of them in one batch, beside those that are dead letters already, are the transform's fault: the run ends,
@@ -108,7 +117,10 @@ class CrashLag(SettingsGroup):
     auto_catch_up: types.Flag = False
     """The sensor starts a run for each crash lag partition by itself, one at a time, oldest first."""
     max_age_seconds: types.Seconds | None = None
-    """If a range is pending for longer, the asset check ``crash_lag_age`` warns; without it the check only reports."""
+    """If a range is pending for longer, the asset check ``crash_lag_age`` warns.
+
+    Without it the check only reports.
+    """
     backfill_policy: types.Policy | None = None
     """Into how many runs Dagster cuts a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n`` partitions
     a run; one run for each stretch of neighbouring partitions unless set."""
@@ -124,7 +136,8 @@ class Offsets(SettingsGroup):
     (``write_off``)."""
     on_missing_rows: Literal["raise", "crash_lag"] = "raise"
     """If the table has lost rows of committed offsets (it was dropped, replaced or rolled back), the run ends with the
-    ranges (``raise``). Or the ranges that the broker still has become crash lag partitions, and the others are reported
+    ranges (``raise``). Or the ranges that the broker still has become crash lag partitions, and the others
+    are reported
     as lost (``crash_lag``): roll a table back and backfill it to repair what a transform did."""
 
 
@@ -136,7 +149,8 @@ class Membership(SettingsGroup):
     rebalances are answered while Spark works, and the process timeout begins anew with every finished Spark task."""
     group_instance_id: types.MemberId | None = None
     """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not leave the
-    group when it closes or is too slow, and others get its partitions a session timeout later. For one live run at a
+    group when it closes or is too slow, and others get its partitions a session timeout later. For one live
+    run at a
     time. Without it a run is a dynamic member, whose place its successor takes if it dies."""
 
 
@@ -152,12 +166,16 @@ class Sensor(SettingsGroup):
     """``RUNNING`` starts the sensor with the code location; else switch it on in the UI."""
     on_event: types.Hook | None = None
     """Told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
-    RunRequests it returns are started. One without a ``run_key`` gets one of its event, so that a repeated tick starts
+    RunRequests it returns are started. One without a ``run_key`` gets one of its event, so that a repeated
+    tick starts
     nothing twice."""
     event_jobs: types.Jobs = ()
     """Jobs that ``on_event`` may request; with a single one, requests need not name it."""
     max_lag: types.Lag | None = None
-    """With more offsets to read than this the asset check ``lag`` warns; without it the check only reports."""
+    """With more offsets to read than this the asset check ``lag`` warns.
+
+    Without it the check only reports.
+    """
     ghost_after_seconds: types.Seconds = 120.0
     """A live run that is at work but no member of its group for so long is reported and no longer counts: another is
     requested. One whose process is gone for sure does not count at once, and is reported as failed."""
@@ -178,7 +196,10 @@ class Iceberg(SettingsGroup):
     sort_by: types.SortFields = ()
     """Columns by which rows are sorted within files, like ``placed_at DESC``."""
     table_properties: types.Properties = {}  # noqa: RUF012 - pydantic copies it
-    """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's own."""
+    """Iceberg's table properties, like ``write.target-file-size-bytes``.
+
+    They come before this package's own.
+    """
 
 
 class Maintenance(SettingsGroup):
@@ -195,7 +216,10 @@ class Maintenance(SettingsGroup):
     """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there. A table with a longer
     ``history.expire.max-snapshot-age-ms`` keeps them so long, and one with ``gc.enabled=false`` keeps all."""
     max_snapshots: types.Count = 1_000
-    """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them again."""
+    """Of younger ones those beyond so many, when they are an hour old.
+
+    Each commit writes all of them again.
+    """
     orphan_file_age_seconds: types.OrphanAge | None = 259_200.0
     """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
 
@@ -215,7 +239,8 @@ class Completeness(SettingsGroup):
     it (``late_records``) anyway."""
     mark_empty: types.Flag = True
     """An hour without a record is marked complete, too: else it stays missing, and nobody can tell it from an hour
-    that waits. ``False`` is for slow topics whose downstream runs need no empty hours. Hours before the group's first
+    that waits. ``False`` is for slow topics whose downstream runs need no empty hours. Hours before the
+    group's first
     record are never marked."""
 
 

@@ -1,4 +1,7 @@
-"""What does a transform ask for beside its batch? ``(context, batch, geo: Geo, customers)``, as an asset may."""
+"""What does a transform ask for beside its batch?
+
+``(context, batch, geo: Geo, customers)``, as an asset may.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ class TransformSignature(NamedTuple):
 
     Attributes:
         context: whether the run's context comes before the batch.
-        parameters: by name, which Dagster gives: resources by their annotation, else what an asset of the name has.
+        parameters: by name, which Dagster gives: resources by their annotation, else what an asset of the
+            name has.
     """
 
     context: bool
@@ -44,7 +48,10 @@ class TransformSignature(NamedTuple):
     def bind(
         self, transform: Callable[..., Any], context: dg.AssetExecutionContext, others: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        """The transform as a function of its batch alone, with its name; of the others it gets what it asks for."""
+        """The transform as a function of its batch alone, with its name.
+
+        Of the others it gets what it asks for.
+        """
         first = [context] if self.context else []
         asked = {one.name: others[one.name] for one in self.parameters}
 
@@ -72,7 +79,9 @@ def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) ->
         before, wanted = (" behind its context", "context, batch") if is_with_context else ("", "batch")
         raise InvalidSettingError(f"the transform {name} takes no batch{before}: wanted def {name}({wanted})")
     named = {
-        one.name: one for one in found[1:] if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        one.name: one
+        for one in found[1:]
+        if one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     }
     if missing := [one for one in inputs if one not in named]:
         raise InvalidSettingError(
@@ -85,18 +94,23 @@ def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) ->
     )
 
 
-def _check_parameter(one: Parameter, transform: Callable[..., Any], name: str, inputs: Collection[str]) -> Parameter:
+def _check_parameter(
+    one: Parameter, transform: Callable[..., Any], name: str, inputs: Collection[str]
+) -> Parameter:
     annotation = one.annotation
     if isinstance(annotation, str):
         holder: Any = lambda: None  # noqa: E731 - of one annotation: those of the others may not be there
         holder.__annotations__ = {one.name: annotation}
         try:
-            annotation = get_type_hints(holder, globalns=_namespace_of(transform), include_extras=True)[one.name]
+            annotation = get_type_hints(holder, globalns=_namespace_of(transform), include_extras=True)[
+                one.name
+            ]
         except NameError:
             if one.name not in inputs:
                 raise InvalidSettingError(
-                    f"{one.name} of the transform {name} is annotated with {annotation}, which is not there when the "
-                    "code runs, so nobody knows whether it is a resource: import it outside of `if TYPE_CHECKING`"
+                    f"{one.name} of the transform {name} is annotated with {annotation}, which is not there "
+                    "when the code runs, so nobody knows whether it is a resource: import it outside of "
+                    "`if TYPE_CHECKING`"
                 ) from None
             annotation = Parameter.empty
     return Parameter(one.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)

@@ -51,7 +51,9 @@ class Constraint:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The type's own schema, and ours around it: a variable is a text or a number to pydantic."""
         checked = core_schema.no_info_wrap_validator_function(self._checked, handler(source))
-        return core_schema.custom_error_schema(checked, CONSTRAINT_ERROR, custom_error_message=self.description)
+        return core_schema.custom_error_schema(
+            checked, CONSTRAINT_ERROR, custom_error_message=self.description
+        )
 
     def _checked(self, value: Any, check_type: Callable[[Any], Any]) -> Any:
         if isinstance(value, ENV_VARS) and not self.or_variable:
@@ -135,7 +137,9 @@ def _dagster_name(most: int) -> Constraint:
             return False
         return True
 
-    return Constraint(f"1 to {most} letters (a-z, A-Z), digits and _, and no word of Python's or Dagster's own", fits)
+    return Constraint(
+        f"1 to {most} letters (a-z, A-Z), digits and _, and no word of Python's or Dagster's own", fits
+    )
 
 
 def _is_resource_key(text: str) -> bool:
@@ -145,8 +149,15 @@ def _is_resource_key(text: str) -> bool:
 
 
 def _is_range(value: OffsetRange) -> bool:
-    whole = all(type(one) is int for one in (value.partition, value.start, value.end)) and isinstance(value.topic, str)
-    return whole and names.TOPIC.matches(value.topic) and value.partition <= MAX_PARTITION and value.end <= MAX_OFFSET
+    whole = all(type(one) is int for one in (value.partition, value.start, value.end)) and isinstance(
+        value.topic, str
+    )
+    return (
+        whole
+        and names.TOPIC.matches(value.topic)
+        and value.partition <= MAX_PARTITION
+        and value.end <= MAX_OFFSET
+    )
 
 
 def _is_cron(text: str) -> bool:
@@ -169,11 +180,16 @@ Bytes = Annotated[int, Ge(1), Le(2**63 - 1), Constraint("a whole number of bytes
 Files = Annotated[int, Ge(2), Le(_MAX_INT), Constraint(f"a whole number of files from 2 to {_MAX_INT:,}")]
 Records = Annotated[Count | Literal["auto"], Constraint(f"a whole number from 1 to {_MAX_INT:,}, or 'auto'")]
 InFlight = Annotated[
-    int, Ge(1), Le(2), Constraint("1 or 2: more would keep Spark no busier, and a crash would repeat them all")
+    int,
+    Ge(1),
+    Le(2),
+    Constraint("1 or 2: more would keep Spark no busier, and a crash would repeat them all"),
 ]
 OffsetCount = Annotated[int, Ge(1), Le(MAX_OFFSET), Constraint("a whole number of offsets, at least 1")]
 Lag = Annotated[int, Ge(0), Le(MAX_OFFSET), Constraint("a whole number of offsets, 0 or more")]
-Seconds = Annotated[float, Ge(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds from 0 to {_MAX_SECONDS:,}")]
+Seconds = Annotated[
+    float, Ge(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds from 0 to {_MAX_SECONDS:,}")
+]
 Budget = Annotated[
     float,
     Gt(0),
@@ -189,10 +205,14 @@ Url = Annotated[str, text_type(names.URL, or_variable=True)]
 Topic = Annotated[str, text_type(names.TOPIC)]
 OwedTopic = Annotated[str, text_type(names.PENDING_TOPIC)]
 Topics = Annotated[
-    tuple[Topic, ...], BeforeValidator(_collection_of("a topic, or a list of topics")), AfterValidator(_topics)
+    tuple[Topic, ...],
+    BeforeValidator(_collection_of("a topic, or a list of topics")),
+    AfterValidator(_topics),
 ]
 OwedTopics = Annotated[
-    tuple[OwedTopic, ...], BeforeValidator(_collection_of("a topic, or a list of topics")), AfterValidator(_topics)
+    tuple[OwedTopic, ...],
+    BeforeValidator(_collection_of("a topic, or a list of topics")),
+    AfterValidator(_topics),
 ]
 GroupId = Annotated[str, text_type(names.GROUP_ID)]
 MemberId = Annotated[str, text_type(names.MEMBER_ID)]
@@ -202,13 +222,15 @@ SensorName = Annotated[str, _dagster_name(_MAX_NAME_CHARS + len("_sensor"))]
 GroupName = Annotated[
     str,
     Constraint(
-        "letters (a-z, A-Z), digits and _, with / between the parts", lambda text: bool(_GROUP_NAME.fullmatch(text))
+        "letters (a-z, A-Z), digits and _, with / between the parts",
+        lambda text: bool(_GROUP_NAME.fullmatch(text)),
     ),
 ]
 ResourceKey = Annotated[
     str,
     Constraint(
-        "a name for a variable (a-z, A-Z, digits and _), not beginning with _, nor 'io_manager'", _is_resource_key
+        "a name for a variable (a-z, A-Z, digits and _), not beginning with _, nor 'io_manager'",
+        _is_resource_key,
     ),
 ]
 AnyCallable = Annotated[Callable[..., Any], Constraint("something to call")]
@@ -224,10 +246,14 @@ PartitionFields = Annotated[
 SortFields = Annotated[
     tuple[Annotated[str, text_type(SORT_FIELD)], ...], BeforeValidator(_collection_of("a list of columns"))
 ]
-Properties = Annotated[dict[str, str], Constraint("names of Iceberg's table properties, each with its value as text")]
+Properties = Annotated[
+    dict[str, str], Constraint("names of Iceberg's table properties, each with its value as text")
+]
 Jobs = Annotated[Sequence[Job], BeforeValidator(_collection_of("a list of jobs"))]
 Policy = Annotated[InstanceOf[dg.BackfillPolicy], Constraint("a dg.BackfillPolicy")]
-ScheduleStatus = Annotated[dg.DefaultScheduleStatus, Constraint("a dg.DefaultScheduleStatus: RUNNING or STOPPED")]
+ScheduleStatus = Annotated[
+    dg.DefaultScheduleStatus, Constraint("a dg.DefaultScheduleStatus: RUNNING or STOPPED")
+]
 Cron = Annotated[str, Constraint("a cron expression like '17 * * * *', or a word like '@daily'", _is_cron)]
 WindowStart = Annotated[str, Constraint("a time like '2026-11-01' or '2026-11-01-05:00'", is_window_start)]
 TimeZone = Annotated[str, Constraint("an IANA time zone like 'UTC' or 'Europe/Amsterdam'", is_timezone)]
@@ -236,7 +262,8 @@ OrphanAge = Annotated[
     Ge(_DAY_SECONDS),
     Le(_MAX_SECONDS),
     Constraint(
-        f"a number of seconds from {_DAY_SECONDS:,} (a day) on: younger files may be of a batch that is written"
+        f"a number of seconds from {_DAY_SECONDS:,} (a day) on: younger files may be of a batch that is "
+        "written"
     ),
 ]
 SensorStatus = Annotated[dg.DefaultSensorStatus, Constraint("a dg.DefaultSensorStatus: RUNNING or STOPPED")]

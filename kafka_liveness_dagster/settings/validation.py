@@ -66,7 +66,10 @@ class ValidatedSettings(BaseModel):
             for setting, value in group.non_defaults().items():
                 if setting not in used:
                     whose = self.title_of(dict(self))
-                    yield f"{setting} of {name} means nothing to {whose}: leave {setting}={_display_value(value)} out"
+                    yield (
+                        f"{setting} of {name} means nothing to {whose}: leave "
+                        f"{setting}={_display_value(value)} out"
+                    )
 
     @classmethod
     def check_known(cls, given: Mapping[str, Any], whose: str) -> None:
@@ -119,13 +122,17 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def __init__(self, **given: Any) -> None:
         fields = type(self).model_fields
         known = self.settings_class.model_fields
-        default = {name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known}
+        default = {
+            name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known
+        }
         its_own = fields.keys() - known  # of a class made of ours
         self.settings_class(**default | {name: value for name, value in given.items() if name not in its_own})
         super().__init__(**given)
 
 
-def validated(by: type[ValidatedSettings]) -> Callable[[Callable[_Params, _Return]], Callable[_Params, _Return]]:
+def validated(
+    by: type[ValidatedSettings],
+) -> Callable[[Callable[_Params, _Return]], Callable[_Params, _Return]]:
     """A function whose arguments of these names are checked before anything is done with them; lists become tuples.
 
     Raises:
@@ -158,14 +165,18 @@ def resolve_env_vars(value: Any) -> Any:
     if not isinstance(value, dg.EnvVar):
         return value
     if (found := value.get_value()) is None:
-        raise InvalidSettingError(f"environment variable {value.env_var_name} is not set, and a resource needs it")
+        raise InvalidSettingError(
+            f"environment variable {value.env_var_name} is not set, and a resource needs it"
+        )
     return found
 
 
 @functools.cache
 def _with_optional_fields(settings: type[ValidatedSettings]) -> type[BaseModel]:
     """The same settings, none of which has to be there."""
-    each: dict[str, Any] = {name: (field.rebuild_annotation(), None) for name, field in settings.model_fields.items()}
+    each: dict[str, Any] = {
+        name: (field.rebuild_annotation(), None) for name, field in settings.model_fields.items()
+    }
     return create_model(settings.__name__, __config__=settings.model_config, **each)
 
 
@@ -185,7 +196,9 @@ def title_with_name(what: str, name: Any) -> str:
     return f"{what} {name if is_fine and not isinstance(name, ENV_VARS) else _display_value(name)}"
 
 
-def settings_error(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str) -> InvalidSettingError:
+def settings_error(
+    error: ValidationError, fields: Mapping[str, FieldInfo], whose: str
+) -> InvalidSettingError:
     """What pydantic found wrong in these fields, a line each."""
     return InvalidSettingError("\n".join(_sentences(error, fields, whose)))
 
@@ -196,7 +209,9 @@ def unknown_setting_error(name: object, known: Iterable[str], whose: str) -> str
     return f"{display(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
 
 
-def _sentences(error: ValidationError, fields: Mapping[str, FieldInfo], whose: str, section: str = "") -> list[str]:
+def _sentences(
+    error: ValidationError, fields: Mapping[str, FieldInfo], whose: str, section: str = ""
+) -> list[str]:
     return list(dict.fromkeys(_sentence(detail, fields, whose, section=section) for detail in error.errors()))
 
 
@@ -210,7 +225,9 @@ def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section:
         return f"{name} of {whose} is missing"
     if detail["type"] in ("extra_forbidden", "invalid_key"):
         return unknown_setting_error(name, fields, f"{section} of {whose}" if section else whose)
-    setting = "".join((f"{section}." * bool(section), str(name), *(f"[{p!r}]" for p in inside if p != "[key]")))
+    setting = "".join(
+        (f"{section}." * bool(section), str(name), *(f"[{p!r}]" for p in inside if p != "[key]"))
+    )
     wanted = detail["msg"] if detail["type"] == CONSTRAINT_ERROR else detail.get("ctx", {}).get("expected")
     wanted = wanted or detail["msg"].removeprefix("Input should be ")
     if isinstance(detail["input"], ENV_VARS):

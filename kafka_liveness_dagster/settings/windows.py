@@ -1,4 +1,7 @@
-"""Which windows of time does an asset have: hours, quarters of an hour, days? Dagster's own time-window partitions."""
+"""Which windows of time does an asset have: hours, quarters of an hour, days?
+
+Dagster's own time-window partitions.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,9 @@ class Windows:
             return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
         if self.every == "1d":
             return dg.DailyPartitionsDefinition(start_date=start, timezone=zone)
-        return dg.TimeWindowPartitionsDefinition(start=start, fmt=_TIME_FORMAT, cron_schedule=_QUARTERS, timezone=zone)
+        return dg.TimeWindowPartitionsDefinition(
+            start=start, fmt=_TIME_FORMAT, cron_schedule=_QUARTERS, timezone=zone
+        )
 
     @property
     def identity(self) -> str:
@@ -91,7 +96,10 @@ class Windows:
         return Window(key, found.start.timestamp(), found.end.timestamp())
 
     def window_at(self, moment: float) -> Window:
-        """The window in which something happened, in seconds since the epoch; it may lie before the first one."""
+        """The window in which something happened, in seconds since the epoch.
+
+        It may lie before the first one.
+        """
         return self.window_of_key(self.definition.get_partition_key_for_timestamp(moment))
 
     def ended_windows(self, since: float, until: float, max_windows: int) -> list[Window]:

@@ -4,7 +4,8 @@
 >>> summarize(PySparkException("Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"))
 'x.E: disk is full'
 
-Iceberg wraps what they say several times, and Spark shows the outermost: "Failed to close current writer". What helps
+Iceberg wraps what they say several times, and Spark shows the outermost: "Failed to close current writer".
+    What helps
 is in the innermost.
 
 >>> from pyspark.errors import PySparkException
@@ -31,7 +32,11 @@ from kafka_liveness_dagster.spark.errors import (
     StorageError,
     TableUnreadableError,
 )
-from kafka_liveness_dagster.spark.row_guard import has_existing_rows, metadata_column_advice, row_outside_ranges
+from kafka_liveness_dagster.spark.row_guard import (
+    has_existing_rows,
+    metadata_column_advice,
+    row_outside_ranges,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,13 +63,17 @@ class RefusedCommit:
 
 
 NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
-_NO_SESSION = ("NO_ACTIVE_SESSION", *(f"INVALID_HANDLE.SESSION_{what}" for what in ("CHANGED", "CLOSED", "NOT_FOUND")))
+_NO_SESSION = (
+    "NO_ACTIVE_SESSION",
+    *(f"INVALID_HANDLE.SESSION_{what}" for what in ("CHANGED", "CLOSED", "NOT_FOUND")),
+)
 _CREATED_CONCURRENTLY = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "FIELD_ALREADY_EXISTS",
     "SCHEMA_NOT_FOUND",
 )  # or gone: a namespace
-_OF_ICEBERG = (  # which has no conditions: the class of an exception, how its message begins, and what it means
+# Which has no conditions: the class of an exception, how its message begins, and what it means
+_OF_ICEBERG = (
     (
         "ValidationException",
         "Cannot delete file where some, but not all, rows match",
@@ -82,16 +91,21 @@ _OF_ICEBERG = (  # which has no conditions: the class of an exception, how its m
         "Deleted manifest",
         RetryReason.OTHER_WRITER,
     ),  # a lane's commit merged them: its 100th since the last
-    ("ValidationException", "Cannot determine history", RetryReason.OTHER_WRITER),  # our snapshot was expired meanwhile
-    ("AlreadyExistsException", "", RetryReason.OTHER_WRITER),  # the table, made by somebody else since we looked
-    ("CommitFailedException", "", RetryReason.OTHER_WRITER),  # lost every race for the table's metadata pointer
+    # Our snapshot was expired meanwhile
+    ("ValidationException", "Cannot determine history", RetryReason.OTHER_WRITER),
+    # The table, made by somebody else since we looked
+    ("AlreadyExistsException", "", RetryReason.OTHER_WRITER),
+    # Lost every race for the table's metadata pointer
+    ("CommitFailedException", "", RetryReason.OTHER_WRITER),
     ("UncheckedSQLException", "", RetryReason.CATALOG),
 )
 _MAX_CHARS = 300
 _TASK = re.compile(r"^Job aborted.*?Lost task .*?\): ", re.DOTALL)
 _STACK = "\n\nJVM stacktrace:"
 _CONVERTS = re.compile(r"^\tat [\w.$]*\bKafkaRecordToRowConverter\b", re.MULTILINE)
-_KAFKA_READ_CLASS = re.compile(r"org\.apache\.(?:kafka\.(?!clients\.producer\.)|spark\.sql\.kafka010\.)[\w.$]*\Z")
+_KAFKA_READ_CLASS = re.compile(
+    r"org\.apache\.(?:kafka\.(?!clients\.producer\.)|spark\.sql\.kafka010\.)[\w.$]*\Z"
+)
 _DATA_LOSS_CONDITIONS = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
 _TOPIC_GONE_EXCEPTIONS = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
 _PROCESS_LOST = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
@@ -125,13 +139,19 @@ def is_cancelled(error: BaseException | None) -> bool:
 
 
 def is_server_error(error: PySparkException) -> bool:
-    """Whether Spark did not fail at this work but is away, or was told to stop: whoever watches the job names it."""
+    """Whether Spark did not fail at this work but is away, or was told to stop.
+
+    Whoever watches the job names it.
+    """
     known = is_unavailable(error) or is_session_gone(error) or is_process_lost(error) or is_cancelled(error)
     return known or type(error) is SparkConnectGrpcException
 
 
 def is_unavailable(error: BaseException | None) -> bool:
-    """Whether the server was lost: pyspark 4.0 keeps no status code, and says in the end that it has tried enough."""
+    """Whether the server was lost.
+
+    Pyspark 4.0 keeps no status code, and says in the end that it has tried enough.
+    """
     if type(error) is SparkConnectGrpcException:
         return f"status = {StatusCode.UNAVAILABLE}" in str(error)
     return isinstance(error, PySparkException) and error.getCondition() == "RETRIES_EXCEEDED"
@@ -140,7 +160,8 @@ def is_unavailable(error: BaseException | None) -> bool:
 def is_session_gone(error: BaseException | None) -> bool:
     """Whether the server does not know the session: it was started anew, or has ended it.
 
-    PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's details.
+    PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's
+    details.
     """
     return isinstance(error, PySparkException) and error.getCondition() in _NO_SESSION
 
@@ -148,12 +169,14 @@ def is_session_gone(error: BaseException | None) -> bool:
 def is_process_lost(error: BaseException | None) -> bool:
     """Whether Spark, or an executor of it, ended under the work: out of memory most of the time.
 
-    Its server answers for some seconds after that, and says of all it is asked that its SparkContext is stopped.
+    Its server answers for some seconds after that, and says of all it is asked that its SparkContext is
+    stopped.
     """
     if not isinstance(error, PySparkException):
         return False
     if any(
-        kind == "java.lang.OutOfMemoryError" or said.startswith("Cannot call methods on a stopped SparkContext")
+        kind == "java.lang.OutOfMemoryError"
+        or said.startswith("Cannot call methods on a stopped SparkContext")
         for kind, said in server_exceptions(error)
     ):
         return True
@@ -166,8 +189,8 @@ def lost_server_error(error: PySparkException, connection: SparkConnection) -> S
     if is_process_lost(error):
         why = f"it ended, or an executor of it ({summarize(error)})"
         memory = (
-            "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a cluster "
-            "spark.executor.memory) in the server's settings, or lower max_poll_records"
+            "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a "
+            "cluster spark.executor.memory) in the server's settings, or lower max_poll_records"
         )
     elif is_session_gone(error) and connection.is_released:
         why = "this process ended its session"
@@ -180,9 +203,8 @@ def lost_server_error(error: PySparkException, connection: SparkConnection) -> S
     else:
         return None
     return SparkUnreachableError(
-        f"Spark at {connection.address} was lost in the middle of a batch: {why}: nothing was committed, and the batch "
-        "comes "
-        f"again; {memory}"
+        f"Spark at {connection.address} was lost in the middle of a batch: {why}: nothing was committed, "
+        f"and the batch comes again; {memory}"
     )
 
 
@@ -196,12 +218,18 @@ def is_timestamp_error(error: PySparkException) -> bool:
 
 
 def is_source_options_error(error: PySparkException) -> bool:
-    """Whether Spark's Kafka source refuses its options, which it looks at when it plans: no record's fault."""
+    """Whether Spark's Kafka source refuses its options, which it looks at when it plans.
+
+    No record's fault.
+    """
     return bool(_OPTIONS.search(str(error)))
 
 
 def is_data_deleted(error: PySparkException) -> bool:
-    """Whether brokers no longer have what Spark's Kafka source was to read: records, a partition, the topic."""
+    """Whether brokers no longer have what Spark's Kafka source was to read.
+
+    Records, a partition, the topic.
+    """
     is_lost = (error.getCondition() or "").startswith(_DATA_LOSS_CONDITIONS)
     return is_lost or any(
         _KAFKA_READ_CLASS.match(kind) and kind.endswith(_TOPIC_GONE_EXCEPTIONS) for kind, _ in _unwrap(error)
@@ -216,15 +244,23 @@ def is_read_failure(error: PySparkException) -> bool:
 def _unwrap(error: PySparkException) -> list[tuple[str, str]]:
     """The exceptions; where one only carries another of Kafka's, that one."""
     return [
-        (inner, text) if kind.endswith("ExecutionException") and _KAFKA_READ_CLASS.match(inner) else (kind, said)
+        (inner, text)
+        if kind.endswith("ExecutionException") and _KAFKA_READ_CLASS.match(inner)
+        else (kind, said)
         for kind, said in server_exceptions(error)
         for inner, _, text in [said.partition(": ")]
     ]
 
 
 def is_table_missing(error: PySparkException, table: str) -> bool:
-    """Whether there is no table of that name, as SQL takes it; one that a view or a transform reads is another."""
-    return error.getCondition() == NOT_FOUND and (error.getMessageParameters() or {}).get("relationName") == table
+    """Whether there is no table of that name, as SQL takes it.
+
+    One that a view or a transform reads is another.
+    """
+    return (
+        error.getCondition() == NOT_FOUND
+        and (error.getMessageParameters() or {}).get("relationName") == table
+    )
 
 
 def is_column_added_concurrently(message: str) -> bool:
@@ -255,7 +291,11 @@ def retry_reason(error: PySparkException, table: str, quoted: str) -> RefusedCom
         for of_iceberg, beginning, why in _OF_ICEBERG:
             if kind.rpartition(".")[2] == of_iceberg and said.startswith(beginning):
                 return RefusedCommit(why, str(error))
-    return RefusedCommit(RetryReason.COMMIT_STATE_UNKNOWN, str(error)) if is_commit_state_unknown(error) else None
+    return (
+        RefusedCommit(RetryReason.COMMIT_STATE_UNKNOWN, str(error))
+        if is_commit_state_unknown(error)
+        else None
+    )
 
 
 def is_commit_state_unknown(error: PySparkException) -> bool:
@@ -275,12 +315,20 @@ def server_exceptions(error: PySparkException) -> Iterator[tuple[str, str]]:
     return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))
 
 
-_UNAVAILABLE = ("RESTException", "ServiceFailureException", "ServiceUnavailableException", "UncheckedSQLException")
+_UNAVAILABLE = (
+    "RESTException",
+    "ServiceFailureException",
+    "ServiceUnavailableException",
+    "UncheckedSQLException",
+)
 _REFUSES = ("ForbiddenException", "NotAuthorizedException")
 _NO_NAMESPACE = "NoSuchNamespaceException"
 _STORE_ERRORS = "software.amazon.awssdk."
 _FILE_ACCESS_ERRORS = ("java.io.", "java.nio.file.", "org.apache.hadoop.fs.")
-_FILE_ERRORS = ("org.apache.iceberg.exceptions.RuntimeIOException", "org.apache.iceberg.exceptions.NotFoundException")
+_FILE_ERRORS = (
+    "org.apache.iceberg.exceptions.RuntimeIOException",
+    "org.apache.iceberg.exceptions.NotFoundException",
+)
 _ICEBERG_AT_WORK = "\tat org.apache.iceberg."
 _DISK_FULL = ("No space left on device", "Disk quota exceeded", "There is not enough space on the disk")
 _FREE_SPACE = "free space on the disk of spark.local.dir of the Spark server, or lower `max_poll_records`"
@@ -301,9 +349,8 @@ def storage_write_error(error: PySparkException, table: str, ranges: str) -> Sto
     if (found := _storage_problem(error, table)) is None:
         return None
     return StorageError(
-        f"{ranges} could not be written to {table}: {found.message}: the table has all of the batch or nothing, no "
-        "offset "
-        f"of it was committed, and it comes again; {found.remedy}"
+        f"{ranges} could not be written to {table}: {found.message}: the table has all of the batch or "
+        f"nothing, no offset of it was committed, and it comes again; {found.remedy}"
     )
 
 
@@ -313,9 +360,8 @@ def disk_full_error(error: PySparkException, ranges: str) -> StorageError | None
     if not _is_full(found):
         return None
     return StorageError(
-        f"{ranges} could not be processed: a disk that Spark works on is full ({_root_cause(found)}): nothing of it "
-        "was "
-        f"written or committed, and it comes again; {_FREE_SPACE}"
+        f"{ranges} could not be processed: a disk that Spark works on is full ({_root_cause(found)}): "
+        f"nothing of it was written or committed, and it comes again; {_FREE_SPACE}"
     )
 
 
@@ -324,7 +370,8 @@ def storage_read_error(error: PySparkException, table: str) -> TableUnreadableEr
     if (found := _storage_problem(error, table)) is None:
         return None
     return TableUnreadableError(
-        f"{table} could not be read: {found.message}: nothing is known of it, and nothing was changed; {found.remedy}"
+        f"{table} could not be read: {found.message}: nothing is known of it, and nothing was changed; "
+        f"{found.remedy}"
     )
 
 
@@ -340,7 +387,10 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
         (
             is_commit_state_unknown(error),
             f"its catalog {catalog} did not say whether it took the commit",
-            f"what landed is replaced then; look whether the catalog is well, and at its address in {settings}",
+            (
+                "what landed is replaced then; look whether the catalog is well, and at its address in "
+                f"{settings}"
+            ),
         ),
         (
             _is_full(found),
@@ -350,17 +400,26 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
         (
             any(kind.startswith(_STORE_ERRORS) for kind, _ in found) or is_of_table,
             "its store does not take or give files",
-            f"look whether it answers, at its rights and space, and at address, keys and region in {settings}",
+            (
+                "look whether it answers, at its rights and space, and at address, keys and region in "
+                f"{settings}"
+            ),
         ),
         (
             any(said == _MISSING_CLIENT for _, said in found),
             "the Spark server lacks the client of its store",
-            f"put it on the class path that has Iceberg (for S3: iceberg-aws-bundle), or mend io-impl in {settings}",
+            (
+                "put it on the class path that has Iceberg (for S3: iceberg-aws-bundle), or mend io-impl in "
+                f"{settings}"
+            ),
         ),
         (
             not names.isdisjoint(_REFUSES),
             f"its catalog {catalog} refuses this",
-            f"look at the login in {settings}, and at what it may do: read, write, create tables and namespaces",
+            (
+                f"look at the login in {settings}, and at what it may do: read, write, create tables and "
+                "namespaces"
+            ),
         ),
         (
             _NO_NAMESPACE in names,

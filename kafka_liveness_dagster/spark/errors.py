@@ -41,11 +41,17 @@ class UnreadableRecordError(KafkaLivenessError):
 
 
 class SparkFailedError(KafkaLivenessError):
-    """Spark could not compute or write a batch: the table has all of it or nothing, and nothing was committed."""
+    """Spark could not compute or write a batch.
+
+    The table has all of it or nothing, and nothing was committed.
+    """
 
 
 class StorageError(SparkFailedError):
-    """The table's catalog or its store is away, or refuses: what the batch wrote is in the table as a whole or not."""
+    """The table's catalog or its store is away, or refuses.
+
+    What the batch wrote is in the table as a whole or not.
+    """
 
 
 class KafkaSourceError(SparkFailedError):

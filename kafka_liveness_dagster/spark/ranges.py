@@ -13,7 +13,14 @@ from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    union,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,12 +66,16 @@ def merge_ranges(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
 def subtract(ranges: Iterable[OffsetRange], removed: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """The offsets of ``ranges`` that are not in ``removed``."""
     out = _spans_by_partition(removed)
-    return _offset_ranges({at: difference(spans, out.get(at, ())) for at, spans in _spans_by_partition(ranges).items()})
+    return _offset_ranges(
+        {at: difference(spans, out.get(at, ())) for at, spans in _spans_by_partition(ranges).items()}
+    )
 
 
 def one_per_partition(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
     """The ranges dealt out so that each layer has one a partition: what one read, or one file, can hold."""
-    by_partition = [list(parts) for _, parts in groupby(merge_ranges(ranges), key=lambda part: part.topic_partition)]
+    by_partition = [
+        list(parts) for _, parts in groupby(merge_ranges(ranges), key=lambda part: part.topic_partition)
+    ]
     return [[part for part in layer if part is not None] for layer in zip_longest(*by_partition)]
 
 
@@ -86,7 +97,11 @@ def widen_to_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) 
 def describe(ranges: Iterable[OffsetRange]) -> str:
     """The ranges for people and snapshot properties: ``orders:3:70-120,orders:4:0-9``, cut when very long."""
     text = ",".join(map(str, ranges))
-    return text if len(text) <= _MAX_DESCRIPTION_CHARS else text[:_MAX_DESCRIPTION_CHARS].rpartition(",")[0] + ",…"
+    return (
+        text
+        if len(text) <= _MAX_DESCRIPTION_CHARS
+        else text[:_MAX_DESCRIPTION_CHARS].rpartition(",")[0] + ",…"
+    )
 
 
 def _widen_spans(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:

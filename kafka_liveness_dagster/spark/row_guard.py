@@ -32,17 +32,17 @@ def require_rows_in_ranges(frame: DataFrame, ranges: Sequence[OffsetRange]) -> D
     keys = ", ".join(f"coalesce(string(`{name}`), 'null')" for name in ("topic", "partition", "offset"))
     where = f"concat_ws(':', {keys})"
     return frame.where(
-        f"CASE WHEN {ranges_condition(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}', {where})) AS "
-        "boolean) END"
+        f"CASE WHEN {ranges_condition(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}', "
+        f"{where})) AS boolean) END"
     )
 
 
 def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
     """Whether a row's offset is in one of these ranges, as SQL; null where its partition has none.
 
-    The numbers are looked up in arrays by the partition. Written as they are they would be part of the code that Spark
-    generates: each batch would have code of its own, compiled anew and run cold, for half of a small batch's time. Each
-    array ends with a null: those without any have other code.
+    The numbers are looked up in arrays by the partition. Written as they are they would be part of the code
+    that Spark generates: each batch would have code of its own, compiled anew and run cold, for half of a
+    small batch's time. Each array ends with a null: those without any have other code.
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange
     >>> print(ranges_condition([OffsetRange("t", 0, 7, 12)]))
@@ -70,8 +70,9 @@ def _bounds_array(by_partition: Mapping[int, int]) -> str:
 def row_outside_ranges(error: PySparkException) -> str:
     """The row at which a frame failed, as ``topic:partition:offset``; empty when the error is another one.
 
-    Spark gives what was raised in a field, or as the cause that an error's text names on a line of its own. The rest
-    of the text is no place to look: an error of any kind may show the plan, in which a row's message stands too.
+    Spark gives what was raised in a field, or as the cause that an error's text names on a line of its own.
+    The rest of the text is no place to look: an error of any kind may show the plan, in which a row's message
+    stands too.
     """
     said = _raised_row(error)
     return said.removeprefix(OUTSIDE_BATCH) if said.startswith(OUTSIDE_BATCH) else ""
@@ -79,17 +80,25 @@ def row_outside_ranges(error: PySparkException) -> str:
 
 def metadata_column_advice(row: str) -> str:
     """What helps against such a row."""
-    of_nothing = "; an aggregate gives a row of no records, too, unless it has GROUP BY topic, partition and offset"
+    of_nothing = (
+        "; an aggregate gives a row of no records, too, unless it has GROUP BY topic, partition and offset"
+    )
     return f"keep topic, partition and offset as they are in the batch{of_nothing if 'null' in row else ''}"
 
 
 def has_existing_rows(error: PySparkException) -> bool:
-    """Whether rows were to be appended of offsets that the table has already; told like ``row_outside_ranges``."""
+    """Whether rows were to be appended of offsets that the table has already.
+
+    Told like ``row_outside_ranges``.
+    """
     return _raised_row(error) == ROWS_EXIST
 
 
 def _raised_row(error: PySparkException) -> str:
-    """What a row raised; where one side of a join failed it is the cause of an error that has no condition."""
+    """What a row raised.
+
+    Where one side of a join failed it is the cause of an error that has no condition.
+    """
     if error.getCondition() == "USER_RAISED_EXCEPTION":
         return str((error.getMessageParameters() or {}).get("errorMessage", ""))
     caused = _CAUSED_BY.search(str(error))

@@ -1,7 +1,7 @@
 """What must a sink of your own do? Hold exactly these rows of these offsets, whatever it held of them before.
 
-The built-in sink is ``spark.table.write``. This module is the seam for any other; ``docs/sinks.md`` has two of them.
-Knows no storage, and imports nothing of Spark before a batch is written.
+The built-in sink is ``spark.table.write``. This module is the seam for any other; ``docs/sinks.md`` has two
+of them. Knows no storage, and imports nothing of Spark before a batch is written.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> Replacement(None, (OffsetRange("orders", 3, 70, 120),), lambda: None).condition
@@ -33,12 +33,14 @@ class Replacement:
     """One batch on its way into a sink: these rows instead of all that the sink holds of these ranges.
 
     Attributes:
-        rows: what the transform made of the batch: topic, partition, offset and whatever else; none, one or many rows
-            an offset. Spark computes them when they are used, and again with every use. A row outside of the ranges
-            fails the job that comes upon it. The session is ``rows.sparkSession``.
-        ranges: the offsets of the batch, half-open, at least one range; several partitions and topics are possible.
-        raise_if_fenced: raises when this process may not write any more: it is fenced, or Spark was cancelled. Call it
-            before every step that others can see, the one that commits above all, and before each new attempt.
+        rows: what the transform made of the batch: topic, partition, offset and whatever else; none, one or
+            many rows an offset. Spark computes them when they are used, and again with every use. A row
+            outside of the ranges fails the job that comes upon it. The session is ``rows.sparkSession``.
+        ranges: the offsets of the batch, half-open, at least one range; several partitions and topics are
+            possible.
+        raise_if_fenced: raises when this process may not write any more: it is fenced, or Spark was
+            cancelled. Call it before every step that others can see, the one that commits above all, and
+            before each new attempt.
     """
 
     rows: DataFrame
@@ -54,17 +56,19 @@ class Replacement:
 class Sink(Protocol):
     """Anything that can be called with a :class:`Replacement`; ``kafka_asset(sink=...)``.
 
-    Called once for each attempt at a batch, in the thread of the run; offsets are committed after it returned. A batch
-    whose offsets were not committed comes again: the same offsets, though not in the same batches.
+    Called once for each attempt at a batch, in the thread of the run; offsets are committed after it
+    returned. A batch whose offsets were not committed comes again: the same offsets, though not in the same
+    batches.
 
-    1. When it returns, the sink holds exactly ``rows`` of the offsets in ``ranges``: also where that is no row, and
-       whatever it held before, from batches with other boundaries too.
+    1. When it returns, the sink holds exactly ``rows`` of the offsets in ``ranges``: also where that is no
+       row, and whatever it held before, from batches with other boundaries too.
     2. Rows of other offsets stay as they are.
-    3. When it raises, or the process dies in it, readers find the former state, or the new one, or one that is mended
-       when the ranges are written again. Any exception ends the run, and the next run begins with the same offsets.
+    3. When it raises, or the process dies in it, readers find the former state, or the new one, or one that
+       is mended when the ranges are written again. Any exception ends the run, and the next run begins with
+       the same offsets.
     4. It comes to an end when ``raise_if_fenced`` raises, and lets that exception pass.
-    5. Two processes may call it at once: with disjoint ranges, as the two lanes do; and, since Spark goes on with what
-       a dead client began, with the same ones. Say what yours guarantees then.
+    5. Two processes may call it at once: with disjoint ranges, as the two lanes do; and, since Spark goes on
+       with what a dead client began, with the same ones. Say what yours guarantees then.
 
     Use Spark in the thread you are called in: what other threads begin is not cancelled at the deadline.
     """
@@ -72,10 +76,10 @@ class Sink(Protocol):
     def __call__(self, replacement: Replacement, /) -> int | None:
         """Replace; give the number of rows when it is known, for people to see."""
 
-    # A sink may also have ``covered(ranges)``: which of these offsets it holds, offsets without rows included; what it
-    # leaves out was never written, or was lost. None says that it cannot tell. With it a crash lag partition is green
-    # only when the sink says so, and what somebody else's commit made the group forget is owed again. Without it the
-    # two commit logs are all there is to ask.
+    # A sink may also have ``covered(ranges)``: which of these offsets it holds, offsets without rows
+    # included; what it leaves out was never written, or was lost. None says that it cannot tell. With it a
+    # crash lag partition is green only when the sink says so, and what somebody else's commit made the group
+    # forget is owed again. Without it the two commit logs are all there is to ask.
 
 
 def replace_rows(
@@ -94,8 +98,8 @@ def replace_rows(
         may_go_on: raises when this process may not write any more.
 
     Raises:
-        TableSchemaError: the rows lack topic, partition and offset, or two columns have one name; the sink was not
-            called.
+        TableSchemaError: the rows lack topic, partition and offset, or two columns have one name; the sink
+            was not called.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         UnreadableRecordError: Spark cannot read one of the records.
         Exception: whatever the sink raised.
@@ -129,7 +133,9 @@ class SinkLedgerAdapter:
     def add_known(self, accounts: LedgerEntries) -> None:
         """A sink is told nothing: the reported offsets are known while this process runs."""
         self._known.update(
-            merge_entries((self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in accounts.items()}))
+            merge_entries(
+                (self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in accounts.items()})
+            )
         )
 
     def assume_written(self, accounts: LedgerEntries) -> None:
@@ -154,7 +160,9 @@ class SinkWrite:
         frame = self.make_frame()
         require_row_columns(frame, f"the rows for {sink_name(self.sink)}")
         self.may_go_on()
-        replacement = Replacement(require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on)
+        replacement = Replacement(
+            require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on
+        )
         return lambda: self.sink(replacement)
 
     def execute_with_retries(self, execute: Callable[[], int | None]) -> WriteResult:
@@ -172,8 +180,8 @@ class SinkWrite:
         except PySparkException as error:
             if row := row_outside_ranges(error):
                 raise RowsOutsideBatchError(
-                    f"the transform gave a row of {row}, which is not in the batch {describe(self.ranges)} for "
-                    f"{sink_name(self.sink)}: {metadata_column_advice(row)}"
+                    f"the transform gave a row of {row}, which is not in the batch {describe(self.ranges)} "
+                    f"for {sink_name(self.sink)}: {metadata_column_advice(row)}"
                 ) from error
             if isinstance(self.make_frame, TransformedBatch) and (
                 unreadable := self.make_frame.unreadable_record(error)

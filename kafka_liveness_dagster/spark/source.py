@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "kafka.isolation.level": "read_committed",  # Spark's own default would read aborted transactions
-    # A task reads thousands of records of one partition: Kafka's 500 a poll and 1 MB a fetch are a round trip too many
+    # A task reads thousands of records of one partition: Kafka's 500 a poll and 1 MB a fetch are a round trip
+    # too many
     "kafka.max.poll.records": "5000",
     "kafka.fetch.max.bytes": str(100 * 2**20),
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
-    # At the log end a fetch waits for more, and the look at the log bounds that Spark takes beside it waits behind it:
-    # with Kafka's 500 ms a batch of 800 records on 8 partitions took 2.1 s, so 0.1 s. What we read is there already.
-    # A consumer that closes waits so long too, and above 64 partitions each task has its own: 12 ms with 5, 9 with 1
+    # At the log end a fetch waits for more, and the look at the log bounds that Spark takes beside it waits
+    # behind it: with Kafka's 500 ms a batch of 800 records on 8 partitions took 2.1 s, so 0.1 s. What we read
+    # is there already. A consumer that closes waits so long too, and above 64 partitions each task has its
+    # own: 12 ms with 5, 9 with 1
     "kafka.fetch.max.wait.ms": "1",
 }
 OFFSETS_PER_TASK = 10_000
@@ -45,8 +47,14 @@ OFFSETS_PER_TASK = 10_000
 RANGES_PER_TASK = 16
 """At most so many small ranges share a task, whose readers all stay open until it ends."""
 SMALL_BATCH_OFFSETS = 500
-"""Offsets of a range at most, on average, for that: as many records as Kafka's consumer gives at a poll by default."""
-_SHARED_OPTIONS = {"kafka.max.poll.records": str(SMALL_BATCH_OFFSETS), "kafka.max.partition.fetch.bytes": str(2**20)}
+"""Offsets of a range at most, on average, for that.
+
+As many records as Kafka's consumer gives at a poll by default.
+"""
+_SHARED_OPTIONS = {
+    "kafka.max.poll.records": str(SMALL_BATCH_OFFSETS),
+    "kafka.max.partition.fetch.bytes": str(2**20),
+}
 _TASKS_PER_CORE = 4  # a core that is done with an easy one takes the next
 _CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
@@ -68,10 +76,10 @@ def read_ranges(
         ranges: half-open; those that overlap are read once.
         kafka_options: options of Spark's Kafka source, their prefix included: ``kafka.bootstrap.servers``,
             security, fetch sizes; what ``DEFAULTS`` sets may be set otherwise.
-        min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server works
-            on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one, unless there are
-            many of at most ``SMALL_BATCH_OFFSETS``: those share tasks, ``RANGES_PER_TASK`` at most, as long as all
-            cores have some.
+        min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server
+            works on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one,
+            unless there are many of at most ``SMALL_BATCH_OFFSETS``: those share tasks, ``RANGES_PER_TASK``
+            at most, as long as all cores have some.
 
     Raises:
         InvalidSettingError: no range was given, or ``kafka.bootstrap.servers`` is missing.
@@ -81,12 +89,15 @@ def read_ranges(
     if not ranges:
         raise InvalidSettingError("no offset ranges to read: skip the batch when it is empty")
     if "kafka.bootstrap.servers" not in kafka_options:
-        raise InvalidSettingError("kafka_options lack 'kafka.bootstrap.servers': name the brokers to read from")
+        raise InvalidSettingError(
+            "kafka_options lack 'kafka.bootstrap.servers': name the brokers to read from"
+        )
     dealt = one_per_partition(ranges)
     total = sum(part.size for layer in dealt for part in layer)
     tasks = _task_count(session, total) if min_partitions is None else min_partitions
     frames = (
-        _read_layer(session, layer, kafka_options, min_partitions=_split_evenly(tasks, layer, total)) for layer in dealt
+        _read_layer(session, layer, kafka_options, min_partitions=_split_evenly(tasks, layer, total))
+        for layer in dealt
     )
     return functools.reduce(lambda left, right: left.unionByName(right), frames)
 
@@ -136,12 +147,19 @@ def _read_layer(
     tasks = max(min_partitions, _min_tasks(session, layer))
     is_shared = 2 * tasks <= len(layer)
     theirs = {**DEFAULTS, **(_SHARED_OPTIONS if is_shared else {}), **kafka_options}
-    frame = session.read.format("kafka").options(**{"kafka.group.id": source_group_id(theirs), **theirs, **ours}).load()
+    frame = (
+        session.read.format("kafka")
+        .options(**{"kafka.group.id": source_group_id(theirs), **theirs, **ours})
+        .load()
+    )
     return frame.coalesce(tasks) if is_shared else frame
 
 
 def _min_tasks(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
-    """How few tasks may read these ranges: one for each costs as much as some hundred records do, and writes a file."""
+    """How few tasks may read these ranges.
+
+    One for each costs as much as some hundred records do, and writes a file.
+    """
     if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL_BATCH_OFFSETS * len(layer):
         return len(layer)
     return max(_TASKS_PER_CORE * _cached_cores(session), math.ceil(len(layer) / RANGES_PER_TASK))
@@ -150,16 +168,19 @@ def _min_tasks(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
 def source_group_id(kafka_options: Mapping[str, str]) -> str:
     """One group id for one way to reach a cluster: the source assigns and commits nothing, so it has no members.
 
-    With a constant id executors reuse their pooled consumers: reading a small batch fell from 0.25 s to 0.07 s. They
-    are pooled by group id and partition, and when their settings differ (a new password, a second cluster with a topic
-    of that name) Spark fails and writes both settings, secrets included, into its log and its error.
+    With a constant id executors reuse their pooled consumers: reading a small batch fell from 0.25 s to 0.07
+        s. They
+    are pooled by group id and partition, and when their settings differ (a new password, a second cluster
+    with a topic of that name) Spark fails and writes both settings, secrets included, into its log and its
+    error.
     """
     return f"{_GROUP}-{_hash_options(tuple(sorted(kafka_options.items())))}"
 
 
 @functools.lru_cache(maxsize=64)
 def _hash_options(options: tuple[tuple[str, str], ...]) -> str:
-    # scrypt, and 32 bits of it: whoever sees the group id at the broker must not be able to try passwords with it
+    # scrypt, and 32 bits of it: whoever sees the group id at the broker must not be able to try passwords
+    # with it
     return hashlib.scrypt(repr(options).encode(), salt=_GROUP.encode(), n=2**12, r=8, p=1, dklen=4).hex()
 
 

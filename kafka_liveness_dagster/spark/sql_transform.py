@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def run_select(batch: DataFrame, sql: str) -> DataFrame:
     """The rows of ``sql`` over a batch.
 
-    The batch travels inside the query: a temporary view would be the session's, where the next batch, or one in
+    The batch travels inside the query: a temporary view would be the session's, where the next batch, or one
+        in
     another thread, would replace it under a frame that Spark has not run yet.
     """
     return batch.sparkSession.sql(with_placeholder(sql), batch=batch)
@@ -26,7 +27,9 @@ def run_select(batch: DataFrame, sql: str) -> DataFrame:
 def with_placeholder(sql: str) -> str:
     """The SELECT as Spark's ``sql(..., batch=frame)`` takes it: one placeholder, all other braces doubled.
 
-    As a subquery it may have a WITH of its own, and cannot be anything but a query: CREATE or DROP is a syntax error.
+    As a subquery it may have a WITH of its own, and cannot be anything but a query: CREATE or DROP is a
+        syntax error.
     """
     only = sql.strip().removesuffix(";").replace("{", "{{").replace("}", "}}")
-    return f"WITH batch AS (SELECT * FROM {{batch}}) SELECT * FROM (\n{only}\n)"  # a comment ends with its line
+    # A comment ends with its line
+    return f"WITH batch AS (SELECT * FROM {{batch}}) SELECT * FROM (\n{only}\n)"

@@ -1,7 +1,7 @@
 """What does the user's transform make of a batch? Rows, or an error that says whose it is.
 
-Called in the run's thread, once for each attempt at a batch. Reads nothing by itself, unless a record has to be found
-that Spark cannot read.
+Called in the run's thread, once for each attempt at a batch. Reads nothing by itself, unless a record has to
+be found that Spark cannot read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from kafka_liveness_dagster.spark.error_classification import (
     is_timestamp_error,
     summarize,
 )
-from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError, TransformError, UnreadableRecordError
+from kafka_liveness_dagster.spark.errors import (
+    KafkaSourceError,
+    StorageError,
+    TransformError,
+    UnreadableRecordError,
+)
 from kafka_liveness_dagster.spark.row_count import RowSums, with_sums
 from kafka_liveness_dagster.spark.source import read_ranges
 
@@ -83,7 +88,10 @@ class TransformedBatch:
             KafkaSourceError: the server cannot read from Kafka.
         """
         batch = self._read(self.ranges)
-        if wanted := [*(_BYTES_SUM if self.measures_bytes else ()), *(_OLDEST_MIN if self.measures_oldest else ())]:
+        if wanted := [
+            *(_BYTES_SUM if self.measures_bytes else ()),
+            *(_OLDEST_MIN if self.measures_oldest else ()),
+        ]:
             batch, sums = with_sums(batch, *map(F.expr, wanted))
             self._sums[:] = [sums]
         return self._rows_of(batch)
@@ -129,9 +137,13 @@ class TransformedBatch:
                 raise self._stopped_error() from error
             if isinstance(error, PySparkException):
                 self._raise_if_not_transform(error, batch)  # met by a query of the transform itself
-            raise self._source_options_error(f"raised {_error_name(error)}", _remedy(error, self.transform)) from error
+            raise self._source_options_error(
+                f"raised {_error_name(error)}", _remedy(error, self.transform)
+            ) from error
         if not isinstance(rows, DataFrame):
-            raise self._source_options_error(f"returned {_type_name(rows)} instead of a DataFrame", _hint(rows))
+            raise self._source_options_error(
+                f"returned {_type_name(rows)} instead of a DataFrame", _hint(rows)
+            )
         if rows.sparkSession is not self.session:
             raise self._source_options_error(
                 "returned a DataFrame of another Spark session", "make it of the batch it is given"
@@ -144,7 +156,8 @@ class TransformedBatch:
         if connection_of(self.session).is_released:
             raise self._stopped_error()
         if isinstance(rows, DataFrame):
-            _ = rows.schema  # Spark tells an unknown column or table only now; it is kept for those who ask again
+            # Spark tells an unknown column or table only now; it is kept for those who ask again
+            _ = rows.schema
             _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
         return rows
 
@@ -156,8 +169,8 @@ class TransformedBatch:
     def oldest_ms(self) -> int | None:
         """The oldest timestamp of its records, since the epoch; None where an older one may be among them.
 
-        Spark reads fewer records than there are offsets where the transform takes a part of them, as by a LIMIT; and
-        where some offsets have no record, as in a topic with transactions or a compacted one.
+        Spark reads fewer records than there are offsets where the transform takes a part of them, as by a
+        LIMIT; and where some offsets have no record, as in a topic with transactions or a compacted one.
         """
         sums = self._read_sums
         if sums is None or sums.rows_read < sum(r.size for r in self.ranges):
@@ -208,11 +221,12 @@ class TransformedBatch:
             where = first if self._has_failure(first) else second
         return UnreadableRecordError(
             f"the record at offset {where[0].start} of {where[0].topic_partition} has a timestamp above "
-            f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold: its batch fails whatever the transform does, and "
-            f"nothing of it was written or committed. Let the group pass it (enable_parallel_rebalance does with the "
-            f"next live run, kafka-consumer-groups --reset-offsets --to-offset {where[0].end} without): it is crash "
-            f"lag then. `kafka-liveness write-off GROUP {where[0]} --reason …` closes it, a backfill processes what "
-            "else was passed. message.timestamp.after.max.ms on the topic keeps others out"
+            f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold: its batch fails whatever the "
+            "transform does, and nothing of it was written or committed. Let the group pass it "
+            "(enable_parallel_rebalance does with the next live run, kafka-consumer-groups --reset-offsets "
+            f"--to-offset {where[0].end} without): it is crash lag then. `kafka-liveness write-off GROUP "
+            f"{where[0]} --reason …` closes it, a backfill processes what else was passed. "
+            "message.timestamp.after.max.ms on the topic keeps others out"
         )
 
     def _has_failure(self, ranges: Sequence[OffsetRange]) -> bool:
@@ -237,10 +251,15 @@ class TransformedBatch:
 
     def _data_deleted_error(self, error: PySparkException) -> KafkaSourceError:
         is_topic = not (error.getCondition() or "").startswith("KAFKA_DATA_LOSS")
-        what = "their topic or partition is no longer there" if is_topic else "the broker deleted records of them"
+        what = (
+            "their topic or partition is no longer there"
+            if is_topic
+            else "the broker deleted records of them"
+        )
         return KafkaSourceError(
             f"Spark could not read {join_some(self.ranges, max_items=1)}: {what} since they were planned "
-            f"({summarize(error)}): nothing of the batch was written or committed; raise the topic's retention",
+            f"({summarize(error)}): nothing of the batch was written or committed; raise the topic's "
+            "retention",
             is_lost=True,
         )
 
@@ -248,9 +267,9 @@ class TransformedBatch:
         servers = self.options.get("kafka.bootstrap.servers")
         return KafkaSourceError(
             f"the Spark server got no answer, or a refusal, from Kafka at {servers} for "
-            f"{join_some(self.ranges, max_items=1)} "
-            f"({summarize(error)}): nothing of the batch was written or committed, and it comes again; the brokers' "
-            "advertised.listeners have to be reached from Spark's machines too, and the login needs READ on the topic"
+            f"{join_some(self.ranges, max_items=1)} ({summarize(error)}): nothing of the batch was written "
+            "or committed, and it comes again; the brokers' advertised.listeners have to be reached from "
+            "Spark's machines too, and the login needs READ on the topic"
         )
 
     def _stopped_error(self) -> TransformError:
@@ -260,16 +279,16 @@ class TransformedBatch:
 
     def _source_error(self, error: PySparkException) -> KafkaSourceError:
         return KafkaSourceError(
-            f"the Spark server cannot read from Kafka ({summarize(error)}): nothing was read or written; it needs "
-            "Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and options of the "
-            "Kafka resource that this one knows"
+            f"the Spark server cannot read from Kafka ({summarize(error)}): nothing was read or written; it "
+            "needs Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and "
+            "options of the Kafka resource that this one knows"
         )
 
     def _source_options_error(self, what: str, remedy: str) -> TransformError:
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__)
         return TransformError(
-            f"{name} {what} for {join_some(self.ranges, max_items=1)}: nothing of the batch was written or committed; "
-            f"{remedy}"
+            f"{name} {what} for {join_some(self.ranges, max_items=1)}: nothing of the batch was written or "
+            f"committed; {remedy}"
         )
 
 
@@ -278,14 +297,17 @@ def _remedy(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> st
         return "the column is batch['offset']: batch.offset is a method of DataFrame"
     if isinstance(error, TypeError) and _OBSERVED_TWICE in str(error):
         return (
-            "where an Observation is in a frame that is used twice PySpark fails (SPARK-56322): observe by a name, "
-            "frame.observe('name', ...), or after the union or join"
+            "where an Observation is in a frame that is used twice PySpark fails (SPARK-56322): observe by "
+            "a name, frame.observe('name', ...), or after the union or join"
         )
     return "mend the transform; the batch comes again"
 
 
 def _took_method_for_column(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> bool:
-    """Whether a method was taken for a column: of a batch's columns ``offset`` alone is the name of one, too."""
+    """Whether a method was taken for a column.
+
+    Of a batch's columns ``offset`` alone is the name of one, too.
+    """
     names = getattr(getattr(transform, "__code__", None), "co_names", ())
     return (
         isinstance(error, (TypeError, AttributeError))
@@ -303,7 +325,9 @@ def _error_name(error: Exception) -> str:
 
 def _type_name(given: Any) -> str:
     return (
-        "None" if given is None else f"a {type(given).__module__}.{type(given).__qualname__}".replace("builtins.", "")
+        "None"
+        if given is None
+        else f"a {type(given).__module__}.{type(given).__qualname__}".replace("builtins.", "")
     )
 
 

@@ -1,1 +1,4 @@
-"""What is measured: one table of metrics, traces of batches, and whatever OpenTelemetry SDK there is to be told."""
+"""What is measured.
+
+One table of metrics, traces of batches, and whatever OpenTelemetry SDK there is to be told.
+"""

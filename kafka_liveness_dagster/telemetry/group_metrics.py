@@ -73,8 +73,12 @@ def measure_topics(
 
     found = {}
     for topic, seen in _group_by_topic(partitions).items():
-        positions = {one.topic_partition: one.log_start if one.committed is None else one.committed for one in seen}
-        behind = seconds_behind(cluster, group_id, positions, ends={one.topic_partition: one.log_end for one in seen})
+        positions = {
+            one.topic_partition: one.log_start if one.committed is None else one.committed for one in seen
+        }
+        behind = seconds_behind(
+            cluster, group_id, positions, ends={one.topic_partition: one.log_end for one in seen}
+        )
         first = {one.topic_partition: at for one in seen if (at := _first_pending(one)) is not None}
         owed = timestamps(cluster, group_id, first) if first else {}
         waits = [one for one in open_transactions if one.topic_partition.topic == topic]
@@ -109,7 +113,9 @@ def gauge_points(
         of = tuple(labels_of(group_id, one.topic_partition, by_partition=by_partition).items())
         sums[LAG.name][of] += one.lag
         sums[PENDING.name][of] += one.pending_offsets
-        sums[EXPIRED.name][of] += sum(max(0, min(span.end, one.log_start) - span.start) for span in one.unprocessed)
+        sums[EXPIRED.name][of] += sum(
+            max(0, min(span.end, one.log_start) - span.start) for span in one.unprocessed
+        )
     for metric in (LAG, PENDING, EXPIRED):
         yield from (Point(metric, value, dict(of)) for of, value in sums[metric.name].items())
     for topic, seen in _group_by_topic(partitions).items():
@@ -145,7 +151,10 @@ class GroupMetrics:
         *,
         cluster_for_times: bool,
     ) -> None:
-        """Set the gauges of one tick and count its events, if metrics are on; ``cluster_for_times`` gives ages."""
+        """Set the gauges of one tick and count its events, if metrics are on.
+
+        ``cluster_for_times`` gives ages.
+        """
         if not is_enabled():
             return
         for event in events:
@@ -162,7 +171,9 @@ class GroupMetrics:
             except KafkaLivenessError as error:  # what is measured is no reason to fail a tick
                 self._times = {}
                 log.warning("how old the records of group %s are is not known: %s", self._group_id, error)
-        set_gauges(self._group_id, list(gauge_points(self._group_id, members, partitions, topic_times=self._times)))
+        set_gauges(
+            self._group_id, list(gauge_points(self._group_id, members, partitions, topic_times=self._times))
+        )
 
 
 def _group_by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[PartitionSnapshot]]:
@@ -174,5 +185,9 @@ def _group_by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[P
 
 def _first_pending(one: PartitionSnapshot) -> int | None:
     """The first offset that is owed and that the broker has."""
-    there = [span.start for span in one.unprocessed if expiry(span, one.log_start, one.log_end) is not Expiry.EXPIRED]
+    there = [
+        span.start
+        for span in one.unprocessed
+        if expiry(span, one.log_start, one.log_end) is not Expiry.EXPIRED
+    ]
     return max(one.log_start, min(there)) if there else None

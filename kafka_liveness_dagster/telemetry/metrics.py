@@ -1,7 +1,7 @@
 """Which metrics are there? All of them, in one table: what is told, drawn or documented is named here and nowhere else.
 
-Names and labels are those of OpenTelemetry's semantic conventions for messaging where they have one; the others begin
-with ``kafka_liveness.``.
+Names and labels are those of OpenTelemetry's semantic conventions for messaging where they have one; the
+others begin with ``kafka_liveness.``.
 
 >>> FENCES.name, FENCES.prometheus, LAG_TIME.prometheus
 ('kafka_liveness.fences', 'kafka_liveness_fences_total', 'kafka_liveness_lag_time_seconds')
@@ -56,7 +56,9 @@ class Metric:
     def prometheus(self) -> str:
         """Its name in Prometheus; a histogram's series add ``_bucket``, ``_sum`` and ``_count``."""
         return (
-            prometheus_name(self.name) + _UNITS.get(self.unit, "") + ("_total" if self.instrument == "counter" else "")
+            prometheus_name(self.name)
+            + _UNITS.get(self.unit, "")
+            + ("_total" if self.instrument == "counter" else "")
         )
 
 
@@ -74,7 +76,10 @@ PROCESS_DURATION = Metric(
     "messaging.process.duration",
     "histogram",
     "s",
-    description="Seconds from the plan of a batch to its commit. From the commit of the batch before if that is later.",
+    description=(
+        "Seconds from the plan of a batch to its commit. From the commit of the batch before if that is "
+        "later."
+    ),
     labels=_BROKER_LABELS,
     recorded_by="runs",
 )
@@ -82,9 +87,10 @@ CLIENT_DURATION = Metric(
     "messaging.client.operation.duration",
     "histogram",
     "s",
-    description="Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the "
-    "wait for records is "
-    "not included. `commit` commits the offsets of a batch.",
+    description=(
+        "Seconds of a request to the group's broker. `poll` reads the log ends and plans a batch; the wait "
+        "for records is not included. `commit` commits the offsets of a batch."
+    ),
     labels=_BROKER_LABELS,
     recorded_by="runs",
 )
@@ -93,9 +99,8 @@ PHASE_DURATION = Metric(
     "histogram",
     "s",
     description="Seconds that a committed batch spent in a phase. `transform` reads the table's metadata and "
-    "calls the transform. "
-    "`write` is Spark's read, computation, write and table commit, retries included. `dead letters` finds the bad "
-    "records and writes the others.",
+    "calls the transform. `write` is Spark's read, computation, write and table commit, retries included. "
+    "`dead letters` finds the bad records and writes the others.",
     labels=(GROUP, LANE, PHASE),
     recorded_by="runs",
 )
@@ -111,7 +116,9 @@ ROWS = Metric(
     "kafka_liveness.written.rows",
     "counter",
     "{row}",
-    description="Rows that committed batches wrote to the table or the sink. Absent if the sink does not count rows.",
+    description=(
+        "Rows that committed batches wrote to the table or the sink. Absent if the sink does not count rows."
+    ),
     labels=(GROUP, LANE),
     recorded_by="runs",
 )
@@ -164,8 +171,10 @@ LAG_TIME = Metric(
     "kafka_liveness.lag.time",
     "gauge",
     "s",
-    description="Seconds from the newest processed record to the newest record in the log, by their timestamps. "
-    "Absent if unknown.",
+    description=(
+        "Seconds from the newest processed record to the newest record in the log, by their timestamps. "
+        "Absent if unknown."
+    ),
     labels=(GROUP, TOPIC),
     recorded_by="sensor",
 )
@@ -173,7 +182,9 @@ PENDING = Metric(
     "kafka_liveness.crash_lag.offsets",
     "gauge",
     "{offset}",
-    description="Offsets of crash lag that are pending: the live lane skipped ahead and no lane has processed them.",
+    description=(
+        "Offsets of crash lag that are pending: the live lane skipped ahead and no lane has processed them."
+    ),
     labels=(GROUP, TOPIC, PARTITION),
     recorded_by="sensor",
 )
@@ -181,8 +192,10 @@ PENDING_AGE = Metric(
     "kafka_liveness.crash_lag.age",
     "gauge",
     "s",
-    description="Seconds since the timestamp of the oldest pending record that the broker still has; 0 if none "
-    "is pending.",
+    description=(
+        "Seconds since the timestamp of the oldest pending record that the broker still has; 0 if none is "
+        "pending."
+    ),
     labels=(GROUP, TOPIC),
     recorded_by="sensor",
 )
@@ -190,8 +203,10 @@ OPEN_TRANSACTION_OFFSETS = Metric(
     "kafka_liveness.open_transaction.offsets",
     "gauge",
     "{offset}",
-    description="Offsets behind an open transaction. No read_committed consumer receives them, and lag does not "
-    "count them.",
+    description=(
+        "Offsets behind an open transaction. No read_committed consumer receives them, and lag does not "
+        "count them."
+    ),
     labels=(GROUP, TOPIC),
     recorded_by="sensor",
 )
@@ -199,7 +214,9 @@ OPEN_TRANSACTION_AGE = Metric(
     "kafka_liveness.open_transaction.age",
     "gauge",
     "s",
-    description="Seconds since the timestamp of the first record of the oldest open transaction; 0 if there is none.",
+    description=(
+        "Seconds since the timestamp of the first record of the oldest open transaction; 0 if there is none."
+    ),
     labels=(GROUP, TOPIC),
     recorded_by="sensor",
 )
@@ -223,9 +240,10 @@ EVENTS = Metric(
     "kafka_liveness.group.events",
     "counter",
     "{event}",
-    description="Events of the group by name: `RebalanceCompleted`, `CrashLagFound`, …; `MemberLeft` with its "
-    "reason. Rebalances "
-    "between two sensor ticks count as one.",
+    description=(
+        "Events of the group by name: `RebalanceCompleted`, `CrashLagFound`, …; `MemberLeft` with its "
+        "reason. Rebalances between two sensor ticks count as one."
+    ),
     labels=(GROUP, EVENT, REASON),
     recorded_by="sensor",
 )

@@ -1,10 +1,10 @@
 """Send metrics and traces to OpenTelemetry: record, trace the phases of a batch, set up exporters.
 
-Only OpenTelemetry's API is told, and only where it is loaded already: who has set an SDK up has loaded it. Nothing that
-is told ever fails, or waits.
+Only OpenTelemetry's API is told, and only where it is loaded already: who has set an SDK up has loaded it.
+Nothing that is told ever fails, or waits.
 
-Dagster starts run workers and code servers, so OpenTelemetry's own variables are the one way to tell all of them. Never
-waits for a collector and never fails because of one: only what is configured wrongly is an error.
+Dagster starts run workers and code servers, so OpenTelemetry's own variables are the one way to tell all of
+them. Never waits for a collector and never fails because of one: only what is configured wrongly is an error.
 
 A trace is made when its batch has ended: then all of it is known, whichever threads it was done by.
 """
@@ -86,8 +86,13 @@ def suppress_errors(what: str) -> Iterator[None]:
 
 
 def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = None) -> dict[str, str]:
-    """The labels of a partition's numbers; the partition itself only when it is asked for, by default by the user."""
-    asked = os.environ.get(BY_PARTITION, "").strip().lower() == "true" if by_partition is None else by_partition
+    """The labels of a partition's numbers.
+
+    The partition itself only when it is asked for, by default by the user.
+    """
+    asked = (
+        os.environ.get(BY_PARTITION, "").strip().lower() == "true" if by_partition is None else by_partition
+    )
     return {GROUP: group_id, TOPIC: tp.topic, **({PARTITION: str(tp.partition)} if asked else {})}
 
 
@@ -167,9 +172,14 @@ def set_up() -> None:
     A Prometheus endpoint whose port is taken is told of, and tried again with the next call.
 
     Raises:
-        InvalidSettingError: the SDK is not installed, or the environment names an exporter that is not, or is no good.
+        InvalidSettingError: the SDK is not installed, or the environment names an exporter that is not, or is
+            no good.
     """
-    asked = {signal: names for signal in ("TRACES", "METRICS") if (names := _exporter_names(f"OTEL_{signal}_EXPORTER"))}
+    asked = {
+        signal: names
+        for signal in ("TRACES", "METRICS")
+        if (names := _exporter_names(f"OTEL_{signal}_EXPORTER"))
+    }
     if not asked or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return
     try:
@@ -202,7 +212,9 @@ def flush() -> None:
         is_done.set()
 
     threading.Thread(target=send, name="kafka-liveness-flush", daemon=True).start()
-    threading.Thread(target=is_done.wait, args=(FLUSH_SECONDS,), name="kafka-liveness-flushed", daemon=False).start()
+    threading.Thread(
+        target=is_done.wait, args=(FLUSH_SECONDS,), name="kafka-liveness-flushed", daemon=False
+    ).start()
 
 
 def _exporter_names(variable: str) -> list[str]:
@@ -220,14 +232,19 @@ def _create_exporter(signal: str, name: str) -> Any:
     if name == "otlp":
         said = os.environ.get(protocol) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
         if (wanted := _OTLP.get(said.strip(), "")) == "":
-            raise InvalidSettingError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {said}: there are {' and '.join(_OTLP)}")
+            raise InvalidSettingError(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {said}: there are {' and '.join(_OTLP)}"
+            )
     if wanted not in known:
         raise InvalidSettingError(
             f"{variable} names {name}, and no exporter of that name is installed: there are "
-            f"{', '.join(sorted({'otlp', *known} - set(_OTLP.values())))}; {_EXTRA} brings otlp and prometheus"
+            f"{', '.join(sorted({'otlp', *known} - set(_OTLP.values())))}; {_EXTRA} brings otlp and "
+            "prometheus"
         )
     try:
-        return _prometheus_reader() if (signal, wanted) == ("METRICS", "prometheus") else known[wanted].load()()
+        return (
+            _prometheus_reader() if (signal, wanted) == ("METRICS", "prometheus") else known[wanted].load()()
+        )
     except Exception as error:
         raise InvalidSettingError(
             f"{variable}={name} cannot be set up: {error}; look at its OTEL_ variables"
@@ -245,8 +262,9 @@ def _prometheus_reader() -> Any:
         start_http_server(port, host)
     except OSError as error:
         _warn_once(
-            f"no Prometheus endpoint at {host}:{port} in this process ({error}): nothing of it is scraped. Each "
-            "process needs its own (OTEL_EXPORTER_PROMETHEUS_PORT); a run comes and goes: let it export to otlp"
+            f"no Prometheus endpoint at {host}:{port} in this process ({error}): nothing of it is scraped. "
+            "Each process needs its own (OTEL_EXPORTER_PROMETHEUS_PORT); a run comes and goes: let it "
+            "export to otlp"
         )
         return None
     return PrometheusMetricReader()
@@ -270,7 +288,10 @@ def _set_tracer_provider(exporters: Sequence[Any]) -> None:
 
 
 def _set_meter_provider(found: Sequence[Any]) -> None:
-    """Nothing where nothing is found. A Prometheus reader is not flushed: its next scrape would have all twice."""
+    """Nothing where nothing is found.
+
+    A Prometheus reader is not flushed: its next scrape would have all twice.
+    """
     from opentelemetry import metrics  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader  # noqa: PLC0415
@@ -350,7 +371,11 @@ def record_trace(
 
 
 def _record_spans(
-    found: Any, name: str, phases: BatchPhases, attributes: Mapping[str, str | int], failed: BaseException | None
+    found: Any,
+    name: str,
+    phases: BatchPhases,
+    attributes: Mapping[str, str | int],
+    failed: BaseException | None,
 ) -> None:
     made_by = tracer()
     root = made_by.start_span(

@@ -63,8 +63,12 @@ def _arguments(argv):
     parser.add_argument("--seed", type=int, default=1, help="decides the faults (1)")
     parser.add_argument("--rate", type=float, default=40.0, help="orders a second, over 4 partitions (40)")
     names = [one.name for one in FAULTS]
-    parser.add_argument("--only", action="append", choices=names, metavar="FAULT", help="only this fault; repeatable")
-    parser.add_argument("--plant", choices=PLANTS, help="delete a row, or append it twice, before the last read")
+    parser.add_argument(
+        "--only", action="append", choices=names, metavar="FAULT", help="only this fault; repeatable"
+    )
+    parser.add_argument(
+        "--plant", choices=PLANTS, help="delete a row, or append it twice, before the last read"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folder even if all is well")
     return parser.parse_args(argv)
 
@@ -113,7 +117,10 @@ def _run(arguments, home):
     catch_up = "sensor" if arguments.seed // 2 % 2 else "people"
     snapshots = "append" if arguments.seed // 4 % 2 else "overwrite"
     told = _ProgressLog()
-    told(f"seed {arguments.seed}: {protocol} protocol, {snapshots} snapshots, crash lag done by {catch_up}; in {home}")
+    told(
+        f"seed {arguments.seed}: {protocol} protocol, {snapshots} snapshots, crash lag done by {catch_up}; "
+        f"in {home}"
+    )
     with ChaosEnvironment(home, protocol, catch_up, snapshots, arguments.rate) as stage:
         told("broker, Spark, feed and Dagster are started")
         warm = stage.seconds_to_fresh(_WARM_UP)

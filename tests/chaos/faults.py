@@ -1,7 +1,8 @@
 """What is done to the pipeline, and how soon each partition has to be fresh again after it.
 
-Each bound is a sum of what has to happen, one after the other, in the worst case; counted from the moment in which
-everything that was taken away is there again. What is work takes longer on a machine that has other work.
+Each bound is a sum of what has to happen, one after the other, in the worst case; counted from the moment in
+which everything that was taken away is there again. What is work takes longer on a machine that has other
+work.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Fault(NamedTuple):
     """One kind of harm.
 
     ``waits`` are as long on every machine, ``works`` is for two cores that have nothing else to do.
-    ``seconds`` are between what is taken away and its return; ``strike(stage, seconds, lot)`` returns then, with what
-    it did, or with nothing if there was nobody to do it to. ``lot`` in [0, 1) chooses whom.
+    ``seconds`` are between what is taken away and its return; ``strike(stage, seconds, lot)`` returns then,
+    with what it did, or with nothing if there was nobody to do it to. ``lot`` in [0, 1) chooses whom.
     """
 
     name: str
@@ -186,9 +187,13 @@ def _another_group(stage, seconds, lot):
     group = f"{GROUP}-copy"
     session = connect(stage.judged.spark_remote, timeout_seconds=30.0)
     witness = TableLedger(IcebergTable(TABLE), lambda: session, group_id=group)
-    kafka = kl.KafkaLivenessResource(bootstrap_servers=stage.judged.bootstrap_servers, group_protocol="classic")
+    kafka = kl.KafkaLivenessResource(
+        bootstrap_servers=stage.judged.bootstrap_servers, group_protocol="classic"
+    )
     try:
-        with kafka.consumer(topics=["orders"], group_id=group, ledger=witness, max_batch_seconds=60) as consumer:
+        with kafka.consumer(
+            topics=["orders"], group_id=group, ledger=witness, max_batch_seconds=60
+        ) as consumer:
             consumer.poll(30)
     except GroupMismatchError:
         return f"a run of group {group} was refused"
@@ -206,7 +211,13 @@ FAULTS = (
     Fault("run stopped, shorter than its session", *_RUN, "as if it were killed", _SHORT, _stop_run),
     Fault("run stopped, longer than its session", *_RUN, "as if it were killed", _LONG, _stop_run),
     Fault("backfill killed", *_RUN, "the live lane does not notice", (0, 2), _kill_backfill),
-    Fault("broker killed", *_FOUND, "a session to be found again, a run", (0, 10), _restart_broker(signal.SIGKILL)),
+    Fault(
+        "broker killed",
+        *_FOUND,
+        "a session to be found again, a run",
+        (0, 10),
+        _restart_broker(signal.SIGKILL),
+    ),
     Fault("broker restarted", *_FOUND, "the same", (0, 10), _restart_broker(signal.SIGTERM)),
     Fault("broker silent", *_FOUND, "the same", (3, 20), _silence("broker", "resume")),
     Fault(
@@ -217,10 +228,14 @@ FAULTS = (
         _silence("broker", "forget"),
     ),
     Fault("Spark killed", *_COLD, "a run, a cold server", (0, 10), _kill_spark),
-    Fault("Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "resume")),
+    Fault(
+        "Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "resume")
+    ),
     Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),
     Fault("stray commit in the second log", *_RUN, "a look; start, batch", (0, 0), _stray_commit),
-    Fault("table rolled back", *_NEXT, "the run fails, the next one finds the rows missing", (0, 0), _roll_back),
+    Fault(
+        "table rolled back", *_NEXT, "the run fails, the next one finds the rows missing", (0, 0), _roll_back
+    ),
     Fault("snapshots expired", *_RUN, "nothing is lost", (0, 0), _expire),
     Fault("another group at the table", *_RUN, "it is refused", (0, 0), _another_group),
     Fault("power lost", RUN_WAITS, RUN_WORKS + AGAIN, "Dagster starts, a run", (0, 5), _power_loss),

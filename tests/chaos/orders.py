@@ -1,7 +1,7 @@
 """The code location that is harassed: the README's pipeline with two live runs, and times so short that much fits.
 
-``dagster dev -f`` gets a copy of it. Who starts it says the group protocol, who does the crash lag, and whether new
-offsets are appended. The table is maintained every minute.
+``dagster dev -f`` gets a copy of it. Who starts it says the group protocol, who does the crash lag, and
+whether new offsets are appended. The table is maintained every minute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 
 GROUP, TABLE = "orders-etl", "lake.shop.orders"
-SESSION, HEARTBEAT, BUDGET = 6.0, 1.5, 30.0  # seconds; the first two are the group's own, on the broker, under KIP-848
+# Seconds; the first two are the group's own, on the broker, under KIP-848
+SESSION, HEARTBEAT, BUDGET = 6.0, 1.5, 30.0
 CLASSIC = {"session_timeout_seconds": SESSION, "heartbeat_interval_seconds": HEARTBEAT}
 PROTOCOL = os.environ.get("CHAOS_PROTOCOL", "classic")
 

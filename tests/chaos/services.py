@@ -32,7 +32,9 @@ class Broker:
         settings = self._home / "kafka" / "server.properties"
         text = settings.read_text()
         for name, address in (("listeners", self._behind), ("advertised.listeners", self.proxy.port)):
-            text = re.sub(rf"^({name}=.*)$", rf"\1,PROXIED://{LOOPBACK}:{address}", text, count=1, flags=re.MULTILINE)
+            text = re.sub(
+                rf"^({name}=.*)$", rf"\1,PROXIED://{LOOPBACK}:{address}", text, count=1, flags=re.MULTILINE
+            )
         text = text.replace("BROKER:PLAINTEXT", "BROKER:PLAINTEXT,PROXIED:PLAINTEXT")
         settings.write_text(text)
         self._child = processes.start_process(launch, self._home / "logs" / "kafka.log")
@@ -78,5 +80,7 @@ class Spark:
 def addresses(broker, spark, *, proxied):
     """Where the services are, for the pipeline or for its judges."""
     if proxied:
-        return replace(spark.direct, bootstrap_servers=f"{LOOPBACK}:{broker.proxy.port}", spark_remote=spark.remote)
+        return replace(
+            spark.direct, bootstrap_servers=f"{LOOPBACK}:{broker.proxy.port}", spark_remote=spark.remote
+        )
     return replace(spark.direct, bootstrap_servers=f"{LOOPBACK}:{broker.port}")

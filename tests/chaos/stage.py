@@ -1,4 +1,7 @@
-"""Everything that is on the stage: services, a feed, ``dagster dev`` with the pipeline, and how fresh the table is."""
+"""Everything that is on the stage.
+
+Services, a feed, ``dagster dev`` with the pipeline, and how fresh the table is.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,9 @@ class ChaosEnvironment:
 
     def load_table(self):
         """Return the table as pyiceberg has it now, without Spark."""
-        catalog = SqlCatalog(self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse)
+        catalog = SqlCatalog(
+            self.judged.catalog_name, uri=self.judged.catalog_uri, warehouse=self.judged.warehouse
+        )
         return catalog.load_table(TABLE)
 
     def observe(self):
@@ -111,11 +116,15 @@ class ChaosEnvironment:
     def ends(self):
         """The next offset of each partition that the feed will hear of."""
         return {
-            p: max((o for q, o in list(self.feed.acknowledged) if q == p), default=-1) + 1 for p in range(PARTITIONS)
+            p: max((o for q, o in list(self.feed.acknowledged) if q == p), default=-1) + 1
+            for p in range(PARTITIONS)
         }
 
     def seconds_to_fresh(self, patience):
-        """How long until each partition has a row that was produced from now on; None when it takes longer."""
+        """How long until each partition has a row that was produced from now on.
+
+        None when it takes longer.
+        """
         since, waiting = time.monotonic(), self.ends()
         while waiting:
             waiting = {p: end for p, end in waiting.items() if not self._has(p, end)}

@@ -1,4 +1,7 @@
-"""Was anything lost, doubled or late? Told by the rows, read without Spark, and by the product's own deep audit."""
+"""Was anything lost, doubled or late?
+
+Told by the rows, read without Spark, and by the product's own deep audit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _AUDIT = "from kafka_liveness_dagster.cli.main import main; main()"
 
 
 class FaultResult(NamedTuple):
-    """A fault that was done, how long it took until the lane was fresh (None: it never was), and how long it may."""
+    """A fault that was done, how long it took until the lane was fresh (None.
+
+    It never was), and how long it may.
+    """
 
     fault: Fault
     seconds: float | None
@@ -55,9 +61,20 @@ def settle(stage, patience, say):
 
 
 def audit(stage):
-    """``kafka-liveness audit --deep``: whether it certifies, and its sentence. The history has the certificate."""
+    """``kafka-liveness audit --deep``: whether it certifies, and its sentence.
+
+    The history has the certificate.
+    """
     at = stage.judged
-    asked = [GROUP, "--deep", "--json", "--bootstrap-servers", at.bootstrap_servers, "--spark", at.spark_remote]
+    asked = [
+        GROUP,
+        "--deep",
+        "--json",
+        "--bootstrap-servers",
+        at.bootstrap_servers,
+        "--spark",
+        at.spark_remote,
+    ]
     done = subprocess.run(
         [sys.executable, "-c", _AUDIT, "audit", *asked], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -73,7 +73,8 @@ def test_the_search_ends_with_the_first_one_too_many(most):
         pytest.param(lambda part: sum(r.size for r in part) > 3, id="more than three"),
         pytest.param(lambda part: {(3, 70), (3, 71)} <= set(offsets(part)), id="two together"),
         pytest.param(
-            lambda part: (4, 9) in offsets(part) or {(3, 70), (3, 71)} <= set(offsets(part)), id="and one alone"
+            lambda part: (4, 9) in offsets(part) or {(3, 70), (3, 71)} <= set(offsets(part)),
+            id="and one alone",
         ),
     ],
 )
@@ -115,7 +116,11 @@ def test_the_error_names_them():
 
 def test_a_batch_says_what_of_it_is_done_and_what_is_owed():
     """Whatever it leaves out."""
-    left_out = (OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 3, 100, 101), OffsetRange("orders", 4, 9, 10))
+    left_out = (
+        OffsetRange("orders", 3, 70, 71),
+        OffsetRange("orders", 3, 100, 101),
+        OffsetRange("orders", 4, 9, 10),
+    )
     batch = Batch(tuple(BATCH), 60.0, skipped=left_out)
     assert list(map(str, batch.processed)) == ["orders:3:71-100", "orders:3:101-120", "orders:4:0-7"]
     assert batch.pending_of(TopicPartition("orders", 3)) == (Span(70, 71), Span(100, 101))
@@ -129,4 +134,6 @@ def test_a_partition_owes_what_its_commit_has_room_for():
     assert owned.with_pending((Span(75, 76), Span(90, 91))).pending == (Span(70, 76), Span(90, 91))
     assert owned.with_pending(()) is owned
     assert owned.fits_commit_metadata((Span(90, 91),))
-    assert not owned.fits_commit_metadata(tuple(Span(n * 100_000_000, n * 100_000_000 + 1) for n in range(1, 300)))
+    assert not owned.fits_commit_metadata(
+        tuple(Span(n * 100_000_000, n * 100_000_000 + 1) for n in range(1, 300))
+    )

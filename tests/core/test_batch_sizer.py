@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.batch_planning import Batch, plan_ranges
-from kafka_liveness_dagster.core.batch_size import INITIAL_OFFSETS, LARGEST_RECORD_BYTES, BatchSizer, SlowRecordError
+from kafka_liveness_dagster.core.batch_size import (
+    INITIAL_OFFSETS,
+    LARGEST_RECORD_BYTES,
+    BatchSizer,
+    SlowRecordError,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
 
@@ -36,7 +41,14 @@ def test_a_batch_weighs_what_it_may():
     """By what the records before weighed: heavier ones count at once, lighter ones half."""
     sizer = BatchSizer(1_000, max_bytes=10 * LARGEST_RECORD_BYTES)
     assert sizer.bound == 10, "as if each were the largest that Kafka takes"
-    for record_bytes, bound in [(None, 10), (50_000, 209), (100_000, 104), (50_000, 139), (10, 279), (0, 559)]:
+    for record_bytes, bound in [
+        (None, 10),
+        (50_000, 209),
+        (100_000, 104),
+        (50_000, 139),
+        (10, 279),
+        (0, 559),
+    ]:
         sizer.record_success(batch((0, 10)), 1.0, record_bytes)
         assert sizer.bound == bound
     sizer.record_success(batch((0, 10)), 1.0, 10**9)
@@ -50,7 +62,10 @@ BUDGET = 60.0
 
 
 def work(sizer, speeds, overhead=0.4, lag=10**9):
-    """Batches of a lane that does so many offsets a second: the share of its budget that each took, 1 for too slow."""
+    """Batches of a lane that does so many offsets a second.
+
+    The share of its budget that each took, 1 for too slow.
+    """
     shares = []
     for speed in speeds:
         size = min(lag, sizer.bound)
@@ -139,7 +154,10 @@ def test_the_error_names_topic_partition_and_offset_with_the_remedy():
     ceiling=st.integers(1, 100),
 )
 def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
-    """The shares of a failed batch are dealt again as before: halving ends at the poison, however many partitions."""
+    """The shares of a failed batch are dealt again as before.
+
+    Halving ends at the poison, however many partitions.
+    """
     partition = poison.draw(st.integers(0, len(lags) - 1))
     offset = poison.draw(st.integers(0, lags[partition] - 1))
     bad = OffsetRange("orders", partition, offset, offset + 1)

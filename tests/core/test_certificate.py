@@ -34,7 +34,13 @@ UNKNOWN = LedgerEntry(is_complete=False)
 
 def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, second=SECOND, topic_id="a"):
     return PartitionState(
-        committed, mark, log_start, log_end=log_end, catch_up_log=second, ledger_entry=account, topic_id=topic_id
+        committed,
+        mark,
+        log_start,
+        log_end=log_end,
+        catch_up_log=second,
+        ledger_entry=account,
+        topic_id=topic_id,
     )
 
 
@@ -64,7 +70,10 @@ CERTIFIED = {
         certificate(account=replace(UNTIL_70, written_off=(Span(70, 120),))),
         f"{ONCE}, but for 50 written off (70-120)",
     ),
-    "told as lost, but there after all": (certificate(second=replace(SECOND, written_off=(Span(70, 120),))), ONCE),
+    "told as lost, but there after all": (
+        certificate(second=replace(SECOND, written_off=(Span(70, 120),))),
+        ONCE,
+    ),
     "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
         certificate(mark=replace(OURS, pending=(Span(70, 120),), reprocess=Span(70, 120))),
@@ -117,17 +126,32 @@ CERTIFIED = {
     ),
 }
 NOT_CERTIFIED = {
-    "forgotten": (certificate(mark=None, account=UNTIL_70), "50 offsets missing (70-120): forgotten by a commit"),
+    "forgotten": (
+        certificate(mark=None, account=UNTIL_70),
+        "50 offsets missing (70-120): forgotten by a commit",
+    ),
     "forgotten, where the table cannot tell": (
         certificate(mark=None, account=UNKNOWN),
-        "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table cannot tell",
+        (
+            "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
+            "cannot tell"
+        ),
     ),
     "forgotten, where there is no table": (
         certificate(mark=None, account=None),
-        "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table cannot tell",
+        (
+            "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
+            "cannot tell"
+        ),
     ),
-    "lost by the table": (certificate(account=UNTIL_70), "(70-120): they were committed after their rows were written"),
-    "a table that is gone": (certificate(account=LedgerEntry()), "120 offsets missing (0-120): they were committed"),
+    "lost by the table": (
+        certificate(account=UNTIL_70),
+        "(70-120): they were committed after their rows were written",
+    ),
+    "a table that is gone": (
+        certificate(account=LedgerEntry()),
+        "120 offsets missing (0-120): they were committed",
+    ),
     "made anew": (certificate(topic_id="b"), "topic orders was deleted and made anew"),
     "made anew, and committed no more": (
         certificate(None, None, second=CatchUpCommitMetadata(), topic_id="b"),
@@ -168,10 +192,15 @@ def test_what_is_not_accounted_for_is_not_certified(found, says):
 
 
 @pytest.mark.parametrize(
-    "found", [found for found, _ in (*CERTIFIED.values(), *NOT_CERTIFIED.values())], ids=[*CERTIFIED, *NOT_CERTIFIED]
+    "found",
+    [found for found, _ in (*CERTIFIED.values(), *NOT_CERTIFIED.values())],
+    ids=[*CERTIFIED, *NOT_CERTIFIED],
 )
 def test_every_offset_of_its_life_is_in_one_place(found):
-    """In the table, by the commits' word, owed, lost or missing: nothing is left over, and nothing there twice."""
+    """In the table, by the commits' word, owed, lost or missing.
+
+    Nothing is left over, and nothing there twice.
+    """
     if found.state.committed is None:
         return
     parts = (found.in_table, found.by_commits_only, found.pending, found.written_off, found.missing_rows)
@@ -187,7 +216,8 @@ def test_what_rows_say_besides_is_told():
         compacted=True,
     )  # fmt: skip
     assert certificate(rows=seen).verdict == (
-        f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in every "
+        f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in "
+        "every "
         "column, of 1 offset (5-6); rows without a record any more, of 1 offset (1-2): the topic is compacted"
     )
     assert certificate(rows=RowComparison(3)).verdict == f"{ONCE}; 3 rows were compared"
@@ -231,7 +261,8 @@ def test_what_several_snapshots_wrote_is_told():
     st.dictionaries(
         st.builds(TopicPartition, st.sampled_from(["orders", "a.b-c_1"]), st.integers(0, 300)),
         st.lists(
-            st.builds(lambda start, n: Span(start, start + n), st.integers(0, 10**9), st.integers(1, 9)), max_size=3
+            st.builds(lambda start, n: Span(start, start + n), st.integers(0, 10**9), st.integers(1, 9)),
+            max_size=3,
         ),
         max_size=150,
     )
@@ -286,15 +317,16 @@ def test_the_group_is_certified_when_all_its_partitions_are():
     failed = group(well, certificate(account=UNTIL_70))
     assert not failed.is_certified
     assert failed.verdict.startswith(
-        "NOT certified: group etl, table lake.shop.orders: 1 of 2 partitions. orders:3: 50 offsets missing (70-120)"
+        "NOT certified: group etl, table lake.shop.orders: 1 of 2 partitions. orders:3: 50 offsets missing "
+        "(70-120)"
     )
 
 
 def test_of_a_sink_only_both_logs_are_certified():
     """Nobody looked at what it holds, and the sentence does not say so."""
     assert group(certificate(account=None), is_table=False).verdict == (
-        "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed, as both commit "
-        "logs say, 120 in all"
+        "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed, as "
+        "both commit logs say, 120 in all"
     )
 
 

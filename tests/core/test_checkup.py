@@ -1,4 +1,7 @@
-"""What is told of a deployment: each row changes one fact of one that is well, and one answer changes with it."""
+"""What is told of a deployment.
+
+Each row changes one fact of one that is well, and one answer changes with it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ CLUSTER = kafka_rules.CLUSTER, {
     "unclean.leader.election.enable": "false",
     "auto.create.topics.enable": "false",
 }  # fmt: skip
-COMMITS = kafka_rules.OFFSETS_TOPIC, {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False}
+COMMITS = (
+    kafka_rules.OFFSETS_TOPIC,
+    {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False},
+)
 GROUP = kafka_rules.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
 BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "nothing that waits is about to expire")}
 TOPIC = (
@@ -225,7 +231,10 @@ def test_what_could_not_be_asked_is_never_well():
     """All rules at once where the question was refused; one by one where a fact is missing."""
     rules, facts = CLUSTER
     [finding] = run_rules("kafka", rules, Unavailable("this login needs DESCRIBE_CONFIGS on the cluster"))
-    assert (finding.outcome, finding.result.advice) == (UNKNOWN, "this login needs DESCRIBE_CONFIGS on the cluster")
+    assert (finding.outcome, finding.result.advice) == (
+        UNKNOWN,
+        "this login needs DESCRIBE_CONFIGS on the cluster",
+    )
     assert finding.check == "settings"
     assert all(rule.check in finding.message for rule in rules)
     [alone] = run_rules("kafka", rules[:1], Unavailable("by nobody"))
@@ -255,10 +264,13 @@ def test_dagsters_defaults_stand_for_what_is_not_set():
     """An empty file is Dagster as it comes; limits may be in their old places."""
     rules, _ = INSTANCE
     told = {
-        one.check: one.outcome for one in run_rules("dagster", rules, {**facts_with_defaults({}), "groups": ("a", "b")})
+        one.check: one.outcome
+        for one in run_rules("dagster", rules, {**facts_with_defaults({}), "groups": ("a", "b")})
     }
     assert [name for name, outcome in told.items() if outcome is Outcome.OK] == ["limits", "retries"]
-    assert facts_with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == facts_with_defaults({})
+    assert facts_with_defaults({"run_queue": None, "concurrency": 3, "storage": None}) == facts_with_defaults(
+        {}
+    )
     old = facts_with_defaults(
         {"run_coordinator": {"class": "QueuedRunCoordinator", "config": {"max_concurrent_runs": 3}}}
     )

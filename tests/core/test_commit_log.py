@@ -1,4 +1,7 @@
-"""The two commit logs of KIP-333: what is written is read, nothing owed is forgotten, nothing undone is covered."""
+"""The two commit logs of KIP-333.
+
+What is written is read, nothing owed is forgotten, nothing undone is covered.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,21 @@ from kafka_liveness_dagster.core.commit_metadata import (
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
-from kafka_liveness_dagster.core.offsets import MAX_OFFSET, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import (
+    MAX_OFFSET,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    union,
+)
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionState, TopicRecreatedError
-from kafka_liveness_dagster.core.resume import NoCommittedOffsetError, ResumeDecision, ResumePolicy, decide_resume
+from kafka_liveness_dagster.core.resume import (
+    NoCommittedOffsetError,
+    ResumeDecision,
+    ResumePolicy,
+    decide_resume,
+)
 from kafka_liveness_dagster.core.run_ids import short_run_id
 
 TP = TopicPartition("orders", 3)
@@ -41,9 +56,13 @@ MANY_SPANS = st.builds(  # up to 300 spans of 9 to 19 digits: around and beyond 
     st.integers(0, 300),
     st.integers(1, 10**6),
 )
-ORIGINS = st.builds(GroupOrigin, st.integers(0, 2**62), st.from_regex(r"([A-Za-z0-9_-]{22})?", fullmatch=True))
+ORIGINS = st.builds(
+    GroupOrigin, st.integers(0, 2**62), st.from_regex(r"([A-Za-z0-9_-]{22})?", fullmatch=True)
+)
 RUNS = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
-AGAIN = st.none() | st.builds(lambda at, count: Span(at, at + count), st.integers(0, 2**60), st.integers(1, 99))
+AGAIN = st.none() | st.builds(
+    lambda at, count: Span(at, at + count), st.integers(0, 2**60), st.integers(1, 99)
+)
 MARKS = st.builds(LiveCommitMetadata, st.sampled_from(OwnerState), RUNS, WIDE_SPANS) | st.builds(
     LiveCommitMetadata, st.sampled_from(OwnerState), RUNS, WIDE_SPANS, reprocess=AGAIN, origin=ORIGINS
 )
@@ -75,14 +94,16 @@ def paused(*owed):
     return LiveCommitMetadata(OwnerState.PAUSED, RUN, spans(*owed))
 
 
-# --- the metadata ---------------------------------------------------------------------------------------------------
+# --- the metadata -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("mark", "text"),
     [
         pytest.param(running(), "kl1 running 0badcafe @-", id="at work, nothing owed"),
-        pytest.param(running((70, 120), (140, 190)), "kl1 running 0badcafe @- 70-120,140-190", id="after two crashes"),
+        pytest.param(
+            running((70, 120), (140, 190)), "kl1 running 0badcafe @- 70-120,140-190", id="after two crashes"
+        ),
         pytest.param(released((70, 120)), "kl1 released 0badcafe @- 70-120", id="in good order, still owing"),
         pytest.param(paused((70, 120)), "kl1 paused 0badcafe @- 70-120", id="held in both lanes"),
         pytest.param(
@@ -117,7 +138,10 @@ def test_a_mark_is_read_back_from_its_text(mark):
 
 def test_without_a_table_nothing_is_to_be_done_again():
     """Only the two logs say what is done, and the second one is rewritten."""
-    assert LiveCommitMetadata(OwnerState.RUNNING, RUN, (), reprocess=Span(0, 120)).encode() == "kl1 running 0badcafe @-"
+    assert (
+        LiveCommitMetadata(OwnerState.RUNNING, RUN, (), reprocess=Span(0, 120)).encode()
+        == "kl1 running 0badcafe @-"
+    )
 
 
 @given(WIDE_SPANS | MANY_SPANS)
@@ -197,7 +221,10 @@ def test_reading_a_second_log_never_fails_otherwise(offset, text):
 
 @given(st.integers(0, 2**62), WIDE_SPANS | MANY_SPANS)
 def test_a_done_log_is_read_back_from_its_text(watermark, done):
-    """decode(encode(log)) == log as long as it fits; what does not fit is forgotten from the top, never invented."""
+    """decode(encode(log)) == log as long as it fits.
+
+    What does not fit is forgotten from the top, never invented.
+    """
     text = CatchUpCommitMetadata(watermark, done).encode()
     read = CatchUpCommitMetadata.decode(watermark, text)
     assert len(text.encode()) <= MAX_METADATA_BYTES
@@ -208,8 +235,13 @@ def test_a_done_log_is_read_back_from_its_text(watermark, done):
 
 @given(MANY_SPANS, MANY_SPANS)
 def test_what_was_told_gives_way_last(done, told):
-    """What is done is left out from the top, then what was told from the bottom: the table's ledger has it by then."""
-    text = CatchUpCommitMetadata(0, done, told, origin=GroupOrigin(0, "id"), target="lake.shop.orders").encode()
+    """What is done is left out from the top, then what was told from the bottom.
+
+    The table's ledger has it by then.
+    """
+    text = CatchUpCommitMetadata(
+        0, done, told, origin=GroupOrigin(0, "id"), target="lake.shop.orders"
+    ).encode()
     read = CatchUpCommitMetadata.decode(0, text)
     assert len(text.encode()) <= MAX_METADATA_BYTES
     assert read.done == done[: len(read.done)]
@@ -249,7 +281,7 @@ def test_the_second_logs_text():
         CatchUpCommitMetadata.decode(120, "kl1 done @- written-off 30-40")
 
 
-# --- the second log -------------------------------------------------------------------------------------------------
+# --- the second log -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,9 +330,15 @@ def test_the_second_logs_text():
             id="120-140 was never owed: pass it",
         ),
         pytest.param(
-            CatchUpCommitMetadata(120), [(70, 120)], [(70, 120)], CatchUpCommitMetadata(120), id="done twice is done"
+            CatchUpCommitMetadata(120),
+            [(70, 120)],
+            [(70, 120)],
+            CatchUpCommitMetadata(120),
+            id="done twice is done",
         ),
-        pytest.param(CatchUpCommitMetadata(120), [], [], CatchUpCommitMetadata(120), id="nothing owed moves nothing"),
+        pytest.param(
+            CatchUpCommitMetadata(120), [], [], CatchUpCommitMetadata(120), id="nothing owed moves nothing"
+        ),
         pytest.param(
             CatchUpCommitMetadata(190),
             [(70, 120)],
@@ -336,7 +374,10 @@ def test_the_watermark_only_rises_and_stays_within_what_was_owed(owed, steps):
         log = after
 
 
-@given(SPANS, st.lists(SPANS, max_size=4).flatmap(lambda parts: st.tuples(st.just(parts), st.permutations(parts))))
+@given(
+    SPANS,
+    st.lists(SPANS, max_size=4).flatmap(lambda parts: st.tuples(st.just(parts), st.permutations(parts))),
+)
 def test_the_order_of_completion_does_not_matter(owed, histories):
     """The same ranges done in any order leave the same log: backfills finish in any order."""
     logs = []
@@ -378,7 +419,7 @@ def test_a_lost_write_costs_rework_and_no_data(owed, done):
     assert not difference(newer.outstanding(owed), older.outstanding(owed))
 
 
-# --- what an assignment means ---------------------------------------------------------------------------------------
+# --- what an assignment means -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -404,7 +445,11 @@ def test_a_lost_write_costs_rework_and_no_data(owed, done):
         ),
         pytest.param(
             PartitionState(
-                140, running((70, 120)), 0, log_end=190, catch_up_log=CatchUpCommitMetadata(90, spans((100, 110)))
+                140,
+                running((70, 120)),
+                0,
+                log_end=190,
+                catch_up_log=CatchUpCommitMetadata(90, spans((100, 110))),
             ),
             PARALLEL,
             ResumeDecision(190, spans((90, 100), (110, 120), (140, 190)), skipped=Span(140, 190)),
@@ -459,7 +504,10 @@ def test_a_lost_write_costs_rework_and_no_data(owed, done):
             id="lag 50 = min_crash_lag 50: skipped",
         ),
         pytest.param(
-            PartitionState(70, running(), 0, log_end=70), PARALLEL, ResumeDecision(70), id="crashed with nothing to do"
+            PartitionState(70, running(), 0, log_end=70),
+            PARALLEL,
+            ResumeDecision(70),
+            id="crashed with nothing to do",
         ),
         pytest.param(
             PartitionState(70, running(), 0, log_end=70),
@@ -473,7 +521,9 @@ def test_a_lost_write_costs_rework_and_no_data(owed, done):
             ResumeDecision(120, spans((70, 120)), skipped=Span(70, 120)),
             id="committed at the log start: nothing expired yet",
         ),
-        pytest.param(PartitionState(None, None, 5, log_end=120), PARALLEL, ResumeDecision(5), id="no commit, earliest"),
+        pytest.param(
+            PartitionState(None, None, 5, log_end=120), PARALLEL, ResumeDecision(5), id="no commit, earliest"
+        ),
         pytest.param(
             PartitionState(None, None, 5, log_end=120),
             ResumePolicy(auto_offset_reset="latest"),
@@ -527,7 +577,10 @@ def test_a_log_that_is_not_where_it_was_left_is_an_error(facts, policy, error, w
 
 
 def test_a_token_that_does_not_fit_is_not_half_written():
-    """Owed ranges beyond 4,095 bytes: resume in order, owe what was owed, and say what could not be skipped."""
+    """Owed ranges beyond 4,095 bytes.
+
+    Resume in order, owe what was owed, and say what could not be skipped.
+    """
     many = tuple(Span(10**9 + 20 * n, 10**9 + 20 * n + 10) for n in range(185))
     assert fits_commit_metadata(many)  # 22 + 185 * 22 - 1 = 4,091 bytes
     lag = Span(many[-1].end + 10, many[-1].end + 60)
@@ -546,7 +599,9 @@ def test_a_token_that_does_not_fit_is_not_half_written():
 )
 def test_a_poisoned_offset_is_owed_and_passed(poison, position, owed):
     """The live lane goes on behind an offset that stopped it, in the same commit that owes it."""
-    facts = PartitionState(70, LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(20, 30),)), log_start=0, log_end=120)
+    facts = PartitionState(
+        70, LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(20, 30),)), log_start=0, log_end=120
+    )
     found = decide_resume(TP, facts, ResumePolicy(), poison)
     assert (found.position, found.pending) == (position, owed)
 
@@ -563,7 +618,10 @@ def test_a_poisoned_offset_that_cannot_be_owed_is_not_passed():
 
 
 def test_a_second_log_from_before_a_reset_is_not_believed():
-    """Its watermark is never above the first log; where it is, the group was reset and nothing of it is done."""
+    """Its watermark is never above the first log.
+
+    Where it is, the group was reset and nothing of it is done.
+    """
     facts = PartitionState(20, running(), 0, log_end=250, catch_up_log=CatchUpCommitMetadata(200))
     answer = decide_resume(TP, facts, PARALLEL)
     assert answer.pending == spans((20, 250))
@@ -594,7 +652,9 @@ def test_nothing_below_the_first_log_is_forgotten(owed, done, mark, lag, policy)
     at = max((s.end for s in owed), default=0)
     second = CatchUpCommitMetadata().mark_done(owed, intersection(owed, done))
     answer = decide_resume(
-        TP, PartitionState(at, LiveCommitMetadata(mark, RUN, owed), 0, log_end=at + lag, catch_up_log=second), policy
+        TP,
+        PartitionState(at, LiveCommitMetadata(mark, RUN, owed), 0, log_end=at + lag, catch_up_log=second),
+        policy,
     )
     skipped = offsets([answer.skipped]) if answer.skipped else set()
     assert offsets(answer.pending) == offsets(second.outstanding(owed)) | skipped
@@ -612,7 +672,9 @@ def test_resuming_twice_owes_nothing_twice(owed, lag, policy):
     )
     again = decide_resume(
         TP,
-        PartitionState(once.position, LiveCommitMetadata(OwnerState.RUNNING, RUN, once.pending), 0, log_end=at + lag),
+        PartitionState(
+            once.position, LiveCommitMetadata(OwnerState.RUNNING, RUN, once.pending), 0, log_end=at + lag
+        ),
         policy,
     )
     assert again == ResumeDecision(once.position, once.pending)
@@ -679,7 +741,9 @@ def test_what_a_live_lane_read_begins_where_it_began(offset, done):
 @pytest.mark.parametrize("group_id", ["", "orders.catch-up"])
 def test_a_group_that_could_be_taken_for_a_second_log_is_refused(group_id):
     """The second log has a reserved name."""
-    with pytest.raises(InvalidSettingError, match=r"wanted 1 to 249 printable .*, not ending in '\.catch-up'"):
+    with pytest.raises(
+        InvalidSettingError, match=r"wanted 1 to 249 printable .*, not ending in '\.catch-up'"
+    ):
         check_group_id(group_id)
 
 
@@ -698,12 +762,12 @@ def test_any_other_group_is_fine():
 def test_every_run_has_a_mark_its_commits_are_read_back_by(run_id, mark):
     """Whatever a run is called, its mark is 8 hex digits, the same every time."""
     assert short_run_id(run_id) == mark
-    assert LiveCommitMetadata.decode(LiveCommitMetadata(OwnerState.RUNNING, mark).encode()) == LiveCommitMetadata(
-        OwnerState.RUNNING, mark
-    )
+    assert LiveCommitMetadata.decode(
+        LiveCommitMetadata(OwnerState.RUNNING, mark).encode()
+    ) == LiveCommitMetadata(OwnerState.RUNNING, mark)
 
 
-# --- what was chosen ------------------------------------------------------------------------------------------------
+# --- what was chosen ----------------------------------------------------------------------------------------
 
 SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="write_off")
 
@@ -711,7 +775,9 @@ SKIP = ResumePolicy(enable_parallel_rebalance=True, on_data_loss="write_off")
 @pytest.mark.parametrize("mark", [None, running(), running((20, 30)), released(), paused()])
 def test_expired_data_is_an_error_unless_it_may_be_skipped(mark):
     """The error has both offsets, what is gone, and the way on."""
-    with pytest.raises(DataExpiredError, match=r"committed at 70 but its log starts at 90: 20 offsets.*on_data_loss"):
+    with pytest.raises(
+        DataExpiredError, match=r"committed at 70 but its log starts at 90: 20 offsets.*on_data_loss"
+    ):
         decide_resume(TP, PartitionState(70, mark, 90, log_end=120), PARALLEL)
 
 
@@ -743,7 +809,9 @@ def test_expired_data_is_an_error_unless_it_may_be_skipped(mark):
             ResumeDecision(90, lost=spans((70, 90)), paused=True),
             id="paused meanwhile",
         ),
-        pytest.param(PartitionState(70, released(), 70, log_end=120), ResumeDecision(70), id="70 is still there"),
+        pytest.param(
+            PartitionState(70, released(), 70, log_end=120), ResumeDecision(70), id="70 is still there"
+        ),
     ],
 )
 def test_what_skipping_expired_data_means(facts, answer):
@@ -785,7 +853,7 @@ def test_a_paused_partition_stays_where_it_is(policy):
     assert decide_resume(TP, facts, policy) == ResumeDecision(140, spans((70, 120)), paused=True)
 
 
-# --- text of other clients ------------------------------------------------------------------------------------------
+# --- text of other clients ----------------------------------------------------------------------------------
 
 BEYOND_INT64 = [
     pytest.param("0-999999999999999999999999999999", id="thirty digits"),
@@ -797,7 +865,11 @@ BEYOND_INT64 = [
 @pytest.mark.parametrize("numbers", BEYOND_INT64)
 def test_numbers_beyond_int64_are_no_offsets(numbers):
     """No broker has them; a range of them would fail every tick of the sensor."""
-    for text in (f"kl1 running {RUN} @- {numbers}", f"kl1 running {RUN} @0 {numbers}", f"kl1 running {RUN} @{2**63}"):
+    for text in (
+        f"kl1 running {RUN} @- {numbers}",
+        f"kl1 running {RUN} @0 {numbers}",
+        f"kl1 running {RUN} @{2**63}",
+    ):
         with pytest.raises(ExternalCommitError):
             LiveCommitMetadata.decode(text)
     for text in (f"kl1 done @- {numbers}", f"kl1 done @0 written-off {numbers}", f"kl1 done @{2**63}"):
@@ -847,9 +919,12 @@ def test_an_external_commit_marks_no_pending_offset_as_done(text):
 )
 def test_the_error_names_the_commit_and_the_command_that_removes_it(log, command):
     """Group, log, partition, offset and text; the text is shortened to a line."""
-    text = str(external_commit_error("orders-etl", TP, ExternalCommit(log, 120, "x" * 3_000), "broker-1:9092"))
+    text = str(
+        external_commit_error("orders-etl", TP, ExternalCommit(log, 120, "x" * 3_000), "broker-1:9092")
+    )
     assert text.startswith(
-        f"the {log} commit log of group orders-etl has an external commit: orders:3, offset 120, metadata 'xxx"
+        f"the {log} commit log of group orders-etl has an external commit: orders:3, offset 120, metadata "
+        "'xxx"
     )
     assert "Fix: give the other program its own group_id" in text
     assert f"`kafka-consumer-groups --bootstrap-server broker-1:9092 {command}" in text
@@ -859,7 +934,13 @@ def test_the_error_names_the_commit_and_the_command_that_removes_it(log, command
 @pytest.mark.parametrize("log", ["first", "second"])
 @pytest.mark.parametrize(
     ("text", "is_newer"),
-    [("kl2 done @0", True), ("kl12 running", True), ("kl1 done @0 5-4", False), ("kl0 done", False), ("", False)],
+    [
+        ("kl2 done @0", True),
+        ("kl12 running", True),
+        ("kl1 done @0 5-4", False),
+        ("kl0 done", False),
+        ("", False),
+    ],
 )
 def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
     """It may have more than any ledger: a downgrade touches nothing."""

@@ -34,10 +34,15 @@ def judge(one, begin, end, *, is_of_our_time=False):
             "a commit that says where orders:0 began",
             id="expired unread",
         ),
-        pytest.param(partition(origin=None), 60, "a commit that says where orders:0 began", id="a stranger's commit"),
+        pytest.param(
+            partition(origin=None), 60, "a commit that says where orders:0 began", id="a stranger's commit"
+        ),
         pytest.param(partition(outstanding=(Span(70, 80),)), 60, "", id="owed behind it"),
         pytest.param(
-            partition(outstanding=(Span(50, 80),)), 60, "10 offsets of orders:0, 10 of them owed", id="cut by a crash"
+            partition(outstanding=(Span(50, 80),)),
+            60,
+            "10 offsets of orders:0, 10 of them owed",
+            id="cut by a crash",
         ),
         pytest.param(
             partition(outstanding=(Span(1, 2), Span(90, 95))),
@@ -45,8 +50,12 @@ def judge(one, begin, end, *, is_of_our_time=False):
             "1 offsets of orders:0, 1 of them owed",
             id="owed long before",
         ),
-        pytest.param(partition(missing_rows=(Span(10, 20),)), 60, "10 offsets of orders:0", id="lost by the table"),
-        pytest.param(partition(log_end=90, committed=90), 100, "10 offsets of orders:0", id="in an open transaction"),
+        pytest.param(
+            partition(missing_rows=(Span(10, 20),)), 60, "10 offsets of orders:0", id="lost by the table"
+        ),
+        pytest.param(
+            partition(log_end=90, committed=90), 100, "10 offsets of orders:0", id="in an open transaction"
+        ),
     ],
 )
 def test_what_it_waits_for(one, end, waits_for):
@@ -65,7 +74,11 @@ def test_what_it_waits_for(one, end, waits_for):
         pytest.param(partition(origin=40), 30, True, False, id="the group began within"),
         pytest.param(partition(origin=40), None, False, True, id="nothing of it, and older records before"),
         pytest.param(
-            partition(origin=10, log_start=50), 50, False, False, id="may have expired before it was looked at"
+            partition(origin=10, log_start=50),
+            50,
+            False,
+            False,
+            id="may have expired before it was looked at",
         ),
         pytest.param(partition(origin=10, log_start=50), 50, True, True, id="expired since"),
         pytest.param(partition(origin=10, log_start=50), 51, False, True, id="something older is left"),
@@ -86,7 +99,9 @@ def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
         pytest.param([partition(origin=100)], [100], True, id="no record since the group began"),
         pytest.param([partition(origin=40)], [41], False, id="the group's first record"),
         pytest.param([partition(log_start=100)], [100], False, id="expired since"),
-        pytest.param([partition(), partition(tp=PAYMENTS)], [0, 1], False, id="a record in another partition"),
+        pytest.param(
+            [partition(), partition(tp=PAYMENTS)], [0, 1], False, id="a record in another partition"
+        ),
     ],
 )
 def test_a_window_before_the_first_record_is_not_judged(several, ends, is_before):
@@ -113,7 +128,10 @@ def test_what_it_tells():
     """The ranges, none of a partition without records, and what of them nobody processed."""
     orders, payments = partition(written_off=(Span(45, 47), Span(99, 100))), partition(tp=PAYMENTS)
     found = judge_window(
-        [orders, payments], {ORDERS: 40, PAYMENTS: None}, {ORDERS: 60, PAYMENTS: 100}, started_in_group_lifetime=False
+        [orders, payments],
+        {ORDERS: 40, PAYMENTS: None},
+        {ORDERS: 60, PAYMENTS: 100},
+        started_in_group_lifetime=False,
     )
     assert (found.ranges, found.written_off) == ((OffsetRange("orders", 0, 40, 60),), 2)
 
@@ -124,13 +142,18 @@ def test_what_expired_unprocessed_may_have_been_of_it():
     assert judge(one, 50, 60, is_of_our_time=True).written_off == 30
     assert judge(one, 55, 60, is_of_our_time=True).written_off == 0, "something older than the window is left"
     assert (
-        judge(partition(log_start=100, written_off=(Span(20, 50),)), None, 100, is_of_our_time=True).written_off == 30
+        judge(
+            partition(log_start=100, written_off=(Span(20, 50),)), None, 100, is_of_our_time=True
+        ).written_off
+        == 30
     )
 
 
 def test_the_worst_is_named_and_the_others_counted():
     several = [partition(committed=40), partition(committed=90, tp=PAYMENTS)]
-    found = judge_window(several, {ORDERS: 0, PAYMENTS: 0}, {ORDERS: 60, PAYMENTS: 100}, started_in_group_lifetime=True)
+    found = judge_window(
+        several, {ORDERS: 0, PAYMENTS: 0}, {ORDERS: 60, PAYMENTS: 100}, started_in_group_lifetime=True
+    )
     assert found.waiting_for == "20 offsets of orders:0; 10 offsets of 1 more partitions"
 
 

@@ -46,12 +46,20 @@ SHARES = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("lag", "bound", "last", "taken"),
     [
-        pytest.param({A: 1000, B: 1000, C: 1000}, 300, None, {A: 100, B: 100, C: 100}, id="KIP-41: a third each"),
-        pytest.param({A: 1000, B: 1000, C: 0}, 300, None, {A: 150, B: 150}, id="KIP-41: C is empty, A and B share"),
-        pytest.param({A: 1000, B: 1000, C: 40}, 300, None, {A: 130, B: 130, C: 40}, id="C's unused 60 go to both"),
+        pytest.param(
+            {A: 1000, B: 1000, C: 1000}, 300, None, {A: 100, B: 100, C: 100}, id="KIP-41: a third each"
+        ),
+        pytest.param(
+            {A: 1000, B: 1000, C: 0}, 300, None, {A: 150, B: 150}, id="KIP-41: C is empty, A and B share"
+        ),
+        pytest.param(
+            {A: 1000, B: 1000, C: 40}, 300, None, {A: 130, B: 130, C: 40}, id="C's unused 60 go to both"
+        ),
         pytest.param({A: 10, B: 20, C: 30}, 300, None, {A: 10, B: 20, C: 30}, id="the bound is no target"),
         pytest.param({A: 100, B: 100, C: 100}, 300, None, {A: 100, B: 100, C: 100}, id="lag equals share"),
-        pytest.param({A: 9, B: 9, C: 9}, 5, None, {A: 2, B: 2, C: 1}, id="the odd two go to the first in line"),
+        pytest.param(
+            {A: 9, B: 9, C: 9}, 5, None, {A: 2, B: 2, C: 1}, id="the odd two go to the first in line"
+        ),
         pytest.param({A: 9, B: 9, C: 9}, 5, B, {A: 2, B: 1, C: 2}, id="after B it is C's turn, then A's"),
         pytest.param({A: 9, B: 9}, 1, A, {B: 1}, id="one offset: A had the last one"),
         pytest.param({A: 9, B: 9}, 1, B, {A: 1}, id="one offset: round again"),
@@ -71,7 +79,9 @@ def test_fair_share_by_example(lag, bound, last, taken):
     [
         pytest.param({A: 1000, B: 1000}, 300, None, {A: 300}, A, id="KIP-41: all 300 from A"),
         pytest.param({A: 1000, B: 1000}, 300, A, {B: 300}, B, id="KIP-41: begin where the last one left off"),
-        pytest.param({A: 100, B: 1000}, 300, None, {A: 100, B: 200}, B, id="still space: what is left from B"),
+        pytest.param(
+            {A: 100, B: 1000}, 300, None, {A: 100, B: 200}, B, id="still space: what is left from B"
+        ),
         pytest.param({A: 300, B: 1000}, 300, None, {A: 300}, A, id="full after A: B is not favoured"),
         pytest.param({A: 10, B: 10}, 300, B, {A: 10, B: 10}, B, id="all of it"),
         pytest.param({}, 300, B, {}, B, id="nothing to give, nothing forgotten"),
@@ -129,7 +139,10 @@ def test_nobody_with_lag_waits_longer_than_one_round(share, lag, bound, last):
 
 @pytest.mark.parametrize("backlog", [50, 1_000_000])
 def test_a_batch_of_many_partitions_is_not_cut_into_small_shares(backlog):
-    """64 ranges of 15 instead of 1,000 of one; those that get none are next. Where all fits, all is in one batch."""
+    """64 ranges of 15 instead of 1,000 of one; those that get none are next.
+
+    Where all fits, all is in one batch.
+    """
     pending = {TopicPartition("orders", p): (Span(0, backlog),) for p in range(1_000)}
     bound, last, served = (100_000 if backlog == 50 else 1_000), None, []
     for _ in range(16):
@@ -144,7 +157,9 @@ def test_a_batch_of_many_partitions_is_not_cut_into_small_shares(backlog):
         assert all(spans[0].start > 0 for spans in pending.values()), "each had its turn"
 
 
-@pytest.mark.parametrize(("bound", "a_batch"), [(LARGE_BATCH_OFFSETS - 1, 8), (LARGE_BATCH_OFFSETS, 2), (500_000, 2)])
+@pytest.mark.parametrize(
+    ("bound", "a_batch"), [(LARGE_BATCH_OFFSETS - 1, 8), (LARGE_BATCH_OFFSETS, 2), (500_000, 2)]
+)
 def test_a_large_batch_has_a_quarter_of_those_that_wait(bound, a_batch):
     """Each has its turn in four batches, and as much by then; what is fresh and fits is in each batch."""
     waiting = {TopicPartition("orders", p): (Span(0, 10_000_000),) for p in range(8)}
@@ -176,7 +191,11 @@ def test_a_waiting_partition_is_served_whatever_the_others_do(rounds, bound, las
     assert served > 0
 
 
-@given(counts=st.lists(st.integers(1, 9), min_size=2, max_size=5), bound=st.integers(1, 7), last=st.none() | PARTITIONS)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    bound=st.integers(1, 7),
+    last=st.none() | PARTITIONS,
+)
 def test_the_odd_ones_even_out(counts, bound, last):
     """Over n plans of the same n hungry partitions, nobody is more than one offset ahead."""
     lag = {TopicPartition("orders", p): 1000 for p in range(len(counts))}
@@ -257,7 +276,10 @@ def test_what_is_not_committed_is_dealt_again_as_it_was():
     ],
 )
 def test_a_batch_waits_for_records_until_its_time_is_over(records, seconds, is_met):
-    """Small batches cost a snapshot each, so a batch may wait; without a time it waits for its number alone."""
+    """Small batches cost a snapshot each, so a batch may wait.
+
+    Without a time it waits for its number alone.
+    """
     assert BatchRequest(500, min_records=500, max_wait_seconds=60.0).is_satisfied(records, seconds) is is_met
     assert BatchRequest(500, min_records=500).is_satisfied(records, seconds) is (records >= 500)
     assert BatchRequest(500).is_satisfied(records, seconds) is (records > 0)

@@ -37,11 +37,16 @@ class Looks:
         while self.now < until:
             self.now += 5.0
             seen = (
-                replace(run, heartbeat_at=int(self.now // HEARTBEAT_SECONDS)) if run.heartbeat_at == "ticking" else run
+                replace(run, heartbeat_at=int(self.now // HEARTBEAT_SECONDS))
+                if run.heartbeat_at == "ticking"
+                else run
             )
             present = [RUN] if member else []
             self.absent, told = find_orphaned(
-                update_absences(self.absent, {RUN: seen}, present, self.now), {RUN: seen}, self.now, GHOST_SECONDS
+                update_absences(self.absent, {RUN: seen}, present, self.now),
+                {RUN: seen},
+                self.now,
+                GHOST_SECONDS,
             )
             self.told += told
         keeps = RUN not in not_counted_as_live({RUN: seen}, self.absent, self.now, GHOST_SECONDS)
@@ -73,8 +78,12 @@ def test_a_process_that_is_gone_keeps_no_place():
     [
         pytest.param(LIVE, True, 24 * HOUR, id="a member, whatever its batch takes"),
         pytest.param(ticking(), False, 300, id="joins late: its broker, its table or its resources are slow"),
-        pytest.param(replace(LIVE, heartbeat_at=None, fenced_for_seconds=None), False, 300, id="the same without tags"),
-        pytest.param(ticking(process=ProcessStatus.ALIVE), False, 300, id="away after a poll timeout, in a long batch"),
+        pytest.param(
+            replace(LIVE, heartbeat_at=None, fenced_for_seconds=None), False, 300, id="the same without tags"
+        ),
+        pytest.param(
+            ticking(process=ProcessStatus.ALIVE), False, 300, id="away after a poll timeout, in a long batch"
+        ),
         pytest.param(LIVE, False, 85, id="a broker's restart took it out; one sign of life is late"),
         pytest.param(replace(LIVE, started=False), False, 24 * HOUR, id="queued, or starting"),
         pytest.param(replace(LIVE, fate=RunFate.SUCCEEDED), False, 24 * HOUR, id="over"),
@@ -94,11 +103,15 @@ def test_who_works_keeps_its_place(run, member, seconds):
     [
         pytest.param(LIVE, 125, id="in another container: no sign of life"),
         pytest.param(replace(LIVE, process=ProcessStatus.ALIVE), 125, id="frozen: its process is there"),
-        pytest.param(ticking(process=ProcessStatus.ALIVE), 315, id="hangs: it would have come back by now (KIP-62)"),
+        pytest.param(
+            ticking(process=ProcessStatus.ALIVE), 315, id="hangs: it would have come back by now (KIP-62)"
+        ),
         pytest.param(replace(LIVE, heartbeat_at=None), 315, id="gives none: an op of the user's own"),
         pytest.param(CATCH_UP, 125, id="a catch-up run in another container"),
         pytest.param(
-            replace(CATCH_UP, heartbeat_at=None), 315, id="a catch-up run that was killed before it said anything"
+            replace(CATCH_UP, heartbeat_at=None),
+            315,
+            id="a catch-up run that was killed before it said anything",
         ),
         pytest.param(replace(LIVE, fate=RunFate.CANCELING), 125, id="killed while it was canceled"),
     ],
@@ -117,7 +130,9 @@ def test_a_run_of_which_nobody_can_be_asked_is_over_after_an_hour_of_silence():
     looks = Looks()
     assert looks.at(LIVE, seconds=CERTAINLY_DEAD_SECONDS) == REPLACED
     assert looks.at(LIVE, seconds=10) == OVER
-    assert Looks().at(replace(LIVE, process=ProcessStatus.ALIVE), seconds=2 * CERTAINLY_DEAD_SECONDS) == REPLACED
+    assert (
+        Looks().at(replace(LIVE, process=ProcessStatus.ALIVE), seconds=2 * CERTAINLY_DEAD_SECONDS) == REPLACED
+    )
     assert Looks().at(replace(LIVE, heartbeat_at=None), seconds=2 * CERTAINLY_DEAD_SECONDS) == REPLACED, (
         "it never said anything"
     )
@@ -136,7 +151,10 @@ def test_a_run_that_comes_back_has_its_place_again():
 
 
 def test_a_run_that_says_no_more_is_not_silent():
-    """Its op is done and others of the same run go on: it is no member, and is replaced when it would be missed."""
+    """Its op is done and others of the same run go on.
+
+    It is no member, and is replaced when it would be missed.
+    """
     looks, done = Looks(), replace(LIVE, heartbeat_at=None)
     assert looks.at(LIVE, member=True) == WORKS
     assert looks.at(done, seconds=305) == WORKS
@@ -154,9 +172,17 @@ def test_a_run_whose_step_in_the_lane_has_ended_is_over_with_its_process():
 def test_runs_that_hang_are_not_piled_up():
     """Each that is alive and hangs has one successor; those that are dead do not count against that."""
     hangs = replace(LIVE, process=ProcessStatus.ALIVE)
-    runs = {f"{n:08x}": hangs for n in range(4)} | {RUN: LIVE, OTHER: replace(LIVE, process=ProcessStatus.GONE)}
+    runs = {f"{n:08x}": hangs for n in range(4)} | {
+        RUN: LIVE,
+        OTHER: replace(LIVE, process=ProcessStatus.GONE),
+    }
     absent = dict.fromkeys([*runs, "deadbeef"], Absence(0.0, 0.0, 0))
-    assert not_counted_as_live(runs, absent, 400.0, GHOST_SECONDS, max_alive=2) == [RUN, OTHER, "00000000", "00000001"]
+    assert not_counted_as_live(runs, absent, 400.0, GHOST_SECONDS, max_alive=2) == [
+        RUN,
+        OTHER,
+        "00000000",
+        "00000001",
+    ]
 
 
 def test_every_ghost_is_over_if_that_is_wanted():
@@ -169,4 +195,7 @@ def test_every_ghost_is_over_if_that_is_wanted():
 def test_less_than_three_signs_of_life_may_be_missed():
     """However short the user's patience is."""
     absent = update_absences({}, {RUN: LIVE}, (), 0.0)
-    assert [RUN not in not_counted_as_live({RUN: LIVE}, absent, now, 1.0) for now in (80.0, 90.0)] == [True, False]
+    assert [RUN not in not_counted_as_live({RUN: LIVE}, absent, now, 1.0) for now in (80.0, 90.0)] == [
+        True,
+        False,
+    ]

@@ -56,30 +56,56 @@ NEW = partition(committed=None, mark=None, log_end=50)
 @pytest.mark.parametrize(
     ("members", "runs", "at", "gravity", "says"),
     [
-        pytest.param([MEMBER], {RUN: AT_WORK}, OPEN_BEHIND, FINE, "1 member at work, lag 50", id="it is read"),
+        pytest.param(
+            [MEMBER], {RUN: AT_WORK}, OPEN_BEHIND, FINE, "1 member at work, lag 50", id="it is read"
+        ),
         pytest.param([MEMBER], {RUN: AT_WORK, OLDER: FAILED}, OPEN, FINE, "1 member", id="a failure is over"),
-        pytest.param([STATIC], {RUN: AT_WORK}, OPEN, FINE, "1 member", id="static: named after the run that joined"),
+        pytest.param(
+            [STATIC], {RUN: AT_WORK}, OPEN, FINE, "1 member", id="static: named after the run that joined"
+        ),
         pytest.param([], {}, IDLE, FINE, "nothing to read", id="nobody is needed"),
         pytest.param([], {RUN: DONE}, IDLE, FINE, "nothing to read", id="the last run was fine"),
         pytest.param([], {RUN: DONE}, HELD, FINE, "nothing to read", id="paused: nobody is to read it"),
-        pytest.param([], {RUN: FAILED}, IDLE, WARNING, "read; the last live run failed", id="it failed, nothing waits"),
-        pytest.param([], {RUN: DONE}, BEHIND, ERROR, "lag 50 and nobody reads.", id="records wait for nobody"),
+        pytest.param(
+            [], {RUN: FAILED}, IDLE, WARNING, "read; the last live run failed", id="it failed, nothing waits"
+        ),
+        pytest.param(
+            [], {RUN: DONE}, BEHIND, ERROR, "lag 50 and nobody reads.", id="records wait for nobody"
+        ),
         pytest.param([], {}, NEW, ERROR, "lag 50 and nobody reads.", id="never read"),
-        pytest.param([], {RUN: FAILED}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="crashed, no other"),
-        pytest.param([], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"),
+        pytest.param(
+            [], {RUN: FAILED}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="crashed, no other"
+        ),
+        pytest.param(
+            [], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"
+        ),
         pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a run is on its way", id="about to join"),
         pytest.param([], {OLDER: LATER_STEPS}, NEW, ERROR, "nobody reads", id="only its other steps go on"),
         pytest.param(
             [], {RUN: TIMED_OUT}, OPEN_BEHIND, WARNING, f"run {RUN} left by poll timeout", id="its batch hung"
         ),
         pytest.param([MEMBER], {RUN: TIMED_OUT}, OPEN_BEHIND, FINE, "1 member", id="and it is back"),
-        pytest.param([], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"),
-        pytest.param([], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"),
-        pytest.param([], {RUN: DEAD}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="its process is gone"),
-        pytest.param([], {RUN: STOPPED}, BEHIND, ERROR, "run was ended by a signal", id="SIGTERM, and no sensor"),
-        pytest.param([MEMBER], {RUN: AT_WORK, OLDER: DEAD}, OPEN, FINE, "1 member", id="and another took its place"),
-        pytest.param([FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"),
-        pytest.param([FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"),
+        pytest.param(
+            [], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"
+        ),
+        pytest.param(
+            [], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"
+        ),
+        pytest.param(
+            [], {RUN: DEAD}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="its process is gone"
+        ),
+        pytest.param(
+            [], {RUN: STOPPED}, BEHIND, ERROR, "run was ended by a signal", id="SIGTERM, and no sensor"
+        ),
+        pytest.param(
+            [MEMBER], {RUN: AT_WORK, OLDER: DEAD}, OPEN, FINE, "1 member", id="and another took its place"
+        ),
+        pytest.param(
+            [FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"
+        ),
+        pytest.param(
+            [FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"
+        ),
     ],
 )
 def test_group_alive(members, runs, at, gravity, says):
@@ -92,9 +118,14 @@ def test_group_alive(members, runs, at, gravity, says):
 
 
 def test_a_run_that_is_listed_twice_is_one_at_work():
-    """It lost its broker and joined again: the coordinator lists its former membership until its session is over."""
+    """It lost its broker and joined again.
+
+    The coordinator lists its former membership until its session is over.
+    """
     twice = (MEMBER, replace(MEMBER, member_id="m-2", partitions=()), FOREIGN)
-    found = group_alive(GroupSnapshot(GroupState.STABLE, twice, (OPEN,), runs={RUN: AT_WORK}), {RUN: 5.0}, 120.0)
+    found = group_alive(
+        GroupSnapshot(GroupState.STABLE, twice, (OPEN,), runs={RUN: AT_WORK}), {RUN: 5.0}, 120.0
+    )
     assert found.message.startswith("1 member at work")
     assert (found.numbers["members"], found.numbers["external_members"]) == (1, 1)
 
@@ -176,20 +207,33 @@ def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()
     ("at", "gravity", "says"),
     [
         pytest.param(log(0, owed=(Span(0, 50),)), FINE, "nothing that waits", id="retention has not begun"),
-        pytest.param(log(10, owed=(Span(70, 120),)), FINE, "nothing that waits", id="owed, far from the log start"),
-        pytest.param(log(69, owed=(Span(70, 120),)), WARNING, "about to expire: orders:0:70-120, 50", id="owed, near"),
-        pytest.param(log(80, owed=(Span(70, 120),)), ERROR, "orders:0:70-80, 10 offsets", id="owed, partly gone"),
+        pytest.param(
+            log(10, owed=(Span(70, 120),)), FINE, "nothing that waits", id="owed, far from the log start"
+        ),
+        pytest.param(
+            log(69, owed=(Span(70, 120),)), WARNING, "about to expire: orders:0:70-120, 50", id="owed, near"
+        ),
+        pytest.param(
+            log(80, owed=(Span(70, 120),)), ERROR, "orders:0:70-80, 10 offsets", id="owed, partly gone"
+        ),
         pytest.param(log(130, owed=(Span(70, 120),)), ERROR, "orders:0:70-120, 50 offsets", id="owed, gone"),
         pytest.param(
-            log(80, owed=(Span(70, 80), Span(81, 90))), ERROR, "About to expire: orders:0:81-90: ", id="gone and near"
+            log(80, owed=(Span(70, 80), Span(81, 90))),
+            ERROR,
+            "About to expire: orders:0:81-90: ",
+            id="gone and near",
         ),
         pytest.param(log(200), FINE, "nothing that waits", id="all is read, all is deleted"),
         pytest.param(log(100, 101, 120), FINE, "nothing that waits", id="the next batch takes it"),
-        pytest.param(log(100, 101, 140), WARNING, "about to expire: orders:0:101-140", id="more than a batch behind"),
+        pytest.param(
+            log(100, 101, 140), WARNING, "about to expire: orders:0:101-140", id="more than a batch behind"
+        ),
         pytest.param(
             log(100, 101, 120, OwnerState.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"
         ),
-        pytest.param(log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"),
+        pytest.param(
+            log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"
+        ),
         pytest.param(log(100, None, 140), FINE, "nothing that waits", id="nothing was promised"),
     ],
 )
@@ -203,10 +247,16 @@ def test_retention(at, gravity, says):
 @pytest.mark.parametrize(
     ("seen", "remembered", "cannot_tell", "gravity", "says"),
     [
-        pytest.param(partition(), (), "", FINE, "every committed offset is in the table", id="it is all there"),
-        pytest.param(partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are owed", id="owed is accounted for"),
+        pytest.param(
+            partition(), (), "", FINE, "every committed offset is in the table", id="it is all there"
+        ),
+        pytest.param(
+            partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are owed", id="owed is accounted for"
+        ),
         pytest.param(replace(partition(), external=KCAT), (), "", WARNING, REPLACED, id="an external commit"),
-        pytest.param(partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"),
+        pytest.param(
+            partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"
+        ),
         pytest.param(
             partition(missing_rows=(Span(50, 70),)),
             (),
@@ -245,7 +295,11 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
     [
         pytest.param(PendingDeadLetters(), "", FINE, "no dead letter is owed", id="none"),
         pytest.param(
-            PendingDeadLetters(1, BAD[:1], "X: no"), "", WARNING, "1 dead letter is owed: orders:0:7-8; the", id="1"
+            PendingDeadLetters(1, BAD[:1], "X: no"),
+            "",
+            WARNING,
+            "1 dead letter is owed: orders:0:7-8; the",
+            id="1",
         ),
         pytest.param(
             PendingDeadLetters(2, BAD, "X: no"), "", WARNING, "orders:0:9-10; the first failed with X", id="2"
@@ -253,7 +307,9 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
         pytest.param(
             PendingDeadLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"
         ),
-        pytest.param(PendingDeadLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"),
+        pytest.param(
+            PendingDeadLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"
+        ),
     ],
 )
 def test_dead_letters(owed, cannot_tell, gravity, says):

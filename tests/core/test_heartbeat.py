@@ -66,15 +66,32 @@ def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
     ("parent_is_alive", "run", "run_ends_at_ms", "now_ms", "reason"),
     [
         pytest.param(True, RunState.IN_PROGRESS, None, IN_TIME, None, id="all is well"),
-        pytest.param(True, RunState.IN_PROGRESS, 10**9, IN_TIME, None, id="all is well, and the run has time left"),
         pytest.param(
-            False, RunState.IN_PROGRESS, None, IN_TIME, None, id="a dead code server is no reason while the run goes on"
+            True, RunState.IN_PROGRESS, 10**9, IN_TIME, None, id="all is well, and the run has time left"
         ),
         pytest.param(
-            True, RunState.IN_PROGRESS, None, LATE, FenceReason.POLL_TIMEOUT, id="KIP-62: no poll for the whole timeout"
+            False,
+            RunState.IN_PROGRESS,
+            None,
+            IN_TIME,
+            None,
+            id="a dead code server is no reason while the run goes on",
         ),
         pytest.param(
-            False, RunState.IN_PROGRESS, None, LATE, FenceReason.POLL_TIMEOUT, id="the parent's death changes nothing"
+            True,
+            RunState.IN_PROGRESS,
+            None,
+            LATE,
+            FenceReason.POLL_TIMEOUT,
+            id="KIP-62: no poll for the whole timeout",
+        ),
+        pytest.param(
+            False,
+            RunState.IN_PROGRESS,
+            None,
+            LATE,
+            FenceReason.POLL_TIMEOUT,
+            id="the parent's death changes nothing",
         ),
         pytest.param(
             True,
@@ -92,15 +109,29 @@ def test_expired_means_the_process_timeout_has_passed(process_ms, start, steps):
             FenceReason.MAX_RUNTIME_REACHED,
             id="no rejoining at the run's end",
         ),
-        pytest.param(True, RunState.ENDED, None, 0, FenceReason.RUN_ENDED, id="a run that ended owns nothing"),
+        pytest.param(
+            True, RunState.ENDED, None, 0, FenceReason.RUN_ENDED, id="a run that ended owns nothing"
+        ),
         pytest.param(False, RunState.ENDED, None, 0, FenceReason.ORPHANED, id="its run worker was killed"),
         pytest.param(True, RunState.ENDED, 0, LATE, FenceReason.RUN_ENDED, id="an end outweighs both timers"),
-        pytest.param(True, RunState.CANCELED, None, 0, FenceReason.RUN_CANCELED, id="someone pressed terminate"),
         pytest.param(
-            False, RunState.CANCELED, None, 0, FenceReason.RUN_CANCELED, id="terminate kills the parent too: no orphan"
+            True, RunState.CANCELED, None, 0, FenceReason.RUN_CANCELED, id="someone pressed terminate"
         ),
         pytest.param(
-            True, RunState.CANCELED, 0, LATE, FenceReason.RUN_CANCELED, id="in good order, even past every deadline"
+            False,
+            RunState.CANCELED,
+            None,
+            0,
+            FenceReason.RUN_CANCELED,
+            id="terminate kills the parent too: no orphan",
+        ),
+        pytest.param(
+            True,
+            RunState.CANCELED,
+            0,
+            LATE,
+            FenceReason.RUN_CANCELED,
+            id="in good order, even past every deadline",
         ),
     ],
 )
@@ -113,15 +144,25 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
 @pytest.mark.parametrize(
     ("reason", "may_rejoin", "releases"),
     [
-        pytest.param(FenceReason.POLL_TIMEOUT, True, False, id="KIP-62: the next poll rejoins; it was no handover"),
-        pytest.param(FenceReason.PARTITIONS_LOST, True, False, id="taken for dead: the next poll is a new member"),
-        pytest.param(FenceReason.REPLACED, False, False, id="two with one name would put each other out for ever"),
-        pytest.param(FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"),
+        pytest.param(
+            FenceReason.POLL_TIMEOUT, True, False, id="KIP-62: the next poll rejoins; it was no handover"
+        ),
+        pytest.param(
+            FenceReason.PARTITIONS_LOST, True, False, id="taken for dead: the next poll is a new member"
+        ),
+        pytest.param(
+            FenceReason.REPLACED, False, False, id="two with one name would put each other out for ever"
+        ),
+        pytest.param(
+            FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"
+        ),
         pytest.param(FenceReason.MAX_RUNTIME_REACHED, False, False, id="the run is over for this process"),
         pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
         pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
         pytest.param(FenceReason.CLOSED, False, False, id="lost is lost"),
-        pytest.param(FenceReason.BROKERS_UNAVAILABLE, True, False, id="nobody to be a member of: joins again"),
+        pytest.param(
+            FenceReason.BROKERS_UNAVAILABLE, True, False, id="nobody to be a member of: joins again"
+        ),
         pytest.param(FenceReason.HANDED_OVER, True, False, id="a member still, of other partitions"),
         pytest.param(FenceReason.INTERRUPTED, False, False, id="interrupted"),
     ],
@@ -144,7 +185,9 @@ def test_every_reason_is_a_sentence_of_its_own():
     assert len({reason.value for reason in FenceReason}) == len(FenceReason)
 
 
-@pytest.mark.parametrize("reason", [FenceReason.POLL_TIMEOUT, FenceReason.PARTITIONS_LOST, FenceReason.REPLACED])
+@pytest.mark.parametrize(
+    "reason", [FenceReason.POLL_TIMEOUT, FenceReason.PARTITIONS_LOST, FenceReason.REPLACED]
+)
 def test_a_reason_that_settings_cause_names_the_setting(reason):
     """What comes again until a setting is changed says which one."""
     assert "_" in reason.remedy
@@ -159,15 +202,23 @@ def test_what_is_as_it_should_be_needs_no_remedy(reason):
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        pytest.param(RunState.IN_PROGRESS, FenceReason.ORPHANED, id="nobody may be left to say that the run ended"),
+        pytest.param(
+            RunState.IN_PROGRESS, FenceReason.ORPHANED, id="nobody may be left to say that the run ended"
+        ),
         pytest.param(RunState.ENDED, FenceReason.ORPHANED, id="and somebody said it"),
         pytest.param(RunState.CANCELED, FenceReason.RUN_CANCELED, id="terminate ends both"),
     ],
 )
 def test_a_step_ends_with_its_run_worker(run, reason):
-    """A step in a process of its own works for its parent; a run worker outlives the code server that is its parent."""
+    """A step in a process of its own works for its parent.
+
+    A run worker outlives the code server that is its parent.
+    """
     timer = PollTimer(PROCESS_MS, polled_at_ms=0)
-    assert reason_to_fence(timer, ProcessObservation(parent_is_alive=False, run=run, is_step=True), IN_TIME) is reason
+    assert (
+        reason_to_fence(timer, ProcessObservation(parent_is_alive=False, run=run, is_step=True), IN_TIME)
+        is reason
+    )
     assert reason_to_fence(timer, ProcessObservation(parent_is_alive=True, is_step=True), IN_TIME) is None
 
 

@@ -14,7 +14,9 @@ class OfSparkError(Exception):
         return "CAST_INVALID_INPUT"
 
 
-@pytest.mark.parametrize(("value", "asked"), [(None, False), ("", False), ("0", False), (" True ", True), ("1", True)])
+@pytest.mark.parametrize(
+    ("value", "asked"), [(None, False), ("", False), ("0", False), (" True ", True), ("1", True)]
+)
 def test_what_asks_for_it(monkeypatch, value, asked):
     """The message is there unless it is asked to be left out."""
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -26,4 +28,6 @@ def test_what_asks_for_it(monkeypatch, value, asked):
 
 def test_a_condition_of_spark_is_no_value():
     """It says what went wrong, and of which record nothing."""
-    assert error_kind(OfSparkError("the value 'hunter2' cannot be cast")) == "OfSparkError [CAST_INVALID_INPUT]"
+    assert (
+        error_kind(OfSparkError("the value 'hunter2' cannot be cast")) == "OfSparkError [CAST_INVALID_INPUT]"
+    )

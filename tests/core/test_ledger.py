@@ -1,4 +1,7 @@
-"""What a table's snapshots say that it holds: what is written is read, and nothing is claimed that is not there."""
+"""What a table's snapshots say that it holds.
+
+What is written is read, and nothing is claimed that is not there.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +62,15 @@ def what(snapshots, current):
     return [tuple(span) for span in found.written], found.is_complete
 
 
-# --- texts ----------------------------------------------------------------------------------------------------------
+# --- texts --------------------------------------------------------------------------------------------------
 
 
 def test_the_text_is_a_promise():
     """People read it in their table's snapshots."""
     accounts = {
-        TopicPartition("orders", 0): LedgerEntry((Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, topic_id=ID),
+        TopicPartition("orders", 0): LedgerEntry(
+            (Span(0, 70), Span(90, 120)), (Span(70, 90),), 0, topic_id=ID
+        ),
         TopicPartition("orders", 1): LedgerEntry((Span(5, 6),)),
         TopicPartition("paid", 0): LedgerEntry((Span(1, 2),)),
     }
@@ -75,7 +80,10 @@ def test_the_text_is_a_promise():
 def test_the_text_names_the_groups_that_wrote_a_topic():
     """A group may have any name: its characters are percent-encoded."""
     groups = frozenset({"orders-etl", "orders, new/2"})
-    accounts = {TP: LedgerEntry((Span(0, 70),), groups=groups), TopicPartition("orders", 4): LedgerEntry((Span(0, 5),))}
+    accounts = {
+        TP: LedgerEntry((Span(0, 70),), groups=groups),
+        TopicPartition("orders", 4): LedgerEntry((Span(0, 5),)),
+    }
     assert encode_entries(accounts) == "orders//orders%2C%20new%2F2/orders-etl 3:0-70 4:0-5"
     assert {account.groups for account in decode_entries(encode_entries(accounts)).values()} == {groups}
 
@@ -83,7 +91,9 @@ def test_the_text_names_the_groups_that_wrote_a_topic():
 def test_groups_whose_names_are_like_ranges_are_read_back_from_a_long_text():
     """A compressed text has sizes in the place of the ends of ranges."""
     groups = frozenset({"2025-12-orders", "2026-01-orders"})
-    accounts = {TopicPartition("orders", n): LedgerEntry((Span(n, 5000 + n),), groups=groups) for n in range(200)}
+    accounts = {
+        TopicPartition("orders", n): LedgerEntry((Span(n, 5000 + n),), groups=groups) for n in range(200)
+    }
     assert len(encode_entries(accounts)) > COMPRESS_ABOVE_CHARS or encode_entries(accounts).startswith("z:")
     assert decode_entries(encode_entries(accounts)) == accounts
 
@@ -117,7 +127,9 @@ def wrote(example):
 @given(accounts=ACCOUNTS, spans=SPANS)
 def test_readers_without_this_package_read_the_same(wrote, partitions, accounts, spans):
     """docs/readers.md says in ten lines which offsets a snapshot wrote, of a long text too."""
-    accounts |= {TopicPartition("wide", number): LedgerEntry(spans, first_offset=0) for number in range(partitions)}
+    accounts |= {
+        TopicPartition("wide", number): LedgerEntry(spans, first_offset=0) for number in range(partitions)
+    }
     text = encode_entries(accounts)
     for (topic, partition), account in accounts.items():
         assert wrote(text, topic, partition) == [tuple(span) for span in account.written]
@@ -138,7 +150,10 @@ def test_a_long_text_is_compressed():
 def test_what_is_compressed_is_told_by_sizes(start, size):
     """Whatever the topic is called: only spans have sizes."""
     spans = tuple(Span(start + 2 * n * size, start + (2 * n + 1) * size) for n in range(60))
-    held = {TopicPartition("etl-2024-01", p): LedgerEntry(spans[:30], spans[30:], 7, topic_id=ID) for p in range(3)}
+    held = {
+        TopicPartition("etl-2024-01", p): LedgerEntry(spans[:30], spans[30:], 7, topic_id=ID)
+        for p in range(3)
+    }
     assert encode_entries(held).startswith("z:")
     assert decode_entries(encode_entries(held)) == held
 
@@ -178,7 +193,9 @@ def packed(words):
         pytest.param(packed("orders/x " * (MAX_PARTS + 2)), id="more words than any of ours"),
         pytest.param(packed("orders/x 3@0:" + "1+1," * MAX_PARTS), id="more ranges than any of ours"),
         pytest.param(packed("orders/x 3@0:0+70")[:-8], id="cut off"),
-        pytest.param("z:" + base64.b64encode(zlib.compress(b"orders/x 3@0:0+70") + b"more").decode(), id="more behind"),
+        pytest.param(
+            "z:" + base64.b64encode(zlib.compress(b"orders/x 3@0:0+70") + b"more").decode(), id="more behind"
+        ),
         pytest.param(packed(f"orders/x 3@0:{'9' * 5_000}+1"), id="more digits than Python reads"),
         pytest.param("z:" + base64.b64encode(zlib.compress(bytes([255]))).decode(), id="no UTF-8"),
         pytest.param("z:é", id="no ASCII"),
@@ -192,12 +209,19 @@ def test_a_compressed_text_of_another_writer_is_refused(text):
 
 NUMBERS = st.integers(0, 2**70).map(str) | st.just("9" * 5_000)
 LIKE_OURS = st.lists(
-    st.builds("{}@{}:{}-{}{}".format, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "!5-6", ",3"])),
+    st.builds(
+        "{}@{}:{}-{}{}".format, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "!5-6", ",3"])
+    ),
     max_size=3,
 ).map(lambda words: " ".join(["orders/x", *words]))
 
 
-@given(st.text() | LIKE_OURS | LIKE_OURS.map(packed) | st.binary().map(lambda b: "z:" + base64.b64encode(b).decode()))
+@given(
+    st.text()
+    | LIKE_OURS
+    | LIKE_OURS.map(packed)
+    | st.binary().map(lambda b: "z:" + base64.b64encode(b).decode())
+)
 @example(packed(packed("orders/x 3@0:0-70")))
 def test_every_text_is_understood_or_a_ledger_error(text):
     """What is understood has partitions and offsets that a broker can have."""
@@ -241,10 +265,12 @@ def test_accounts_add_up():
         (Span(5, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False
     )
     assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False)
-    assert merge_entries([{TP: LedgerEntry()}, {TP: LedgerEntry(first_offset=2)}])[TP] == LedgerEntry(first_offset=2)
+    assert merge_entries([{TP: LedgerEntry()}, {TP: LedgerEntry(first_offset=2)}])[TP] == LedgerEntry(
+        first_offset=2
+    )
 
 
-# --- lineage --------------------------------------------------------------------------------------------------------
+# --- lineage ------------------------------------------------------------------------------------------------
 
 
 def test_every_commit_counts():
@@ -296,7 +322,8 @@ def test_a_sum_of_what_was_rolled_back_is_not_believed():
 def test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history():
     """The walk does not reach the beginning of the table, so sums count there; this one must not."""
     snapshots = table(
-        SnapshotSummary(2, 1, text((10, 20))), SnapshotSummary(3, 1, text((20, 30)), total=text((0, 20)), total_as_of=2)
+        SnapshotSummary(2, 1, text((10, 20))),
+        SnapshotSummary(3, 1, text((20, 30)), total=text((0, 20)), total_as_of=2),
     )
     assert what(snapshots, 3) == ([(20, 30)], False)
 
@@ -322,12 +349,18 @@ def test_a_snapshot_nobody_listed_is_not_the_beginning():
 
 def test_parents_in_a_circle_end():
     """No table has them; nobody waits for ever if one does."""
-    assert what(table(SnapshotSummary(1, 2, text((0, 1))), SnapshotSummary(2, 1, text((1, 2)))), 2) == ([(0, 2)], False)
+    assert what(table(SnapshotSummary(1, 2, text((0, 1))), SnapshotSummary(2, 1, text((1, 2)))), 2) == (
+        [(0, 2)],
+        False,
+    )
 
 
 def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     """A writer whose table has lost its history: what it had itself, and that there may be more."""
-    lost = {TP: LedgerEntry((Span(0, 30),), is_complete=False), TopicPartition("orders", 4): LedgerEntry((Span(5, 9),))}
+    lost = {
+        TP: LedgerEntry((Span(0, 30),), is_complete=False),
+        TopicPartition("orders", 4): LedgerEntry((Span(5, 9),)),
+    }
     told = encode_entries(lost, complete=False)
     assert told == "? orders/ 3?:0-30 4:5-9"
     assert decode_entries(told) == lost
@@ -338,12 +371,18 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     complete = {tp.partition: found.entry(tp).is_complete for tp in (TP, *lost, TopicPartition("orders", 9))}
     assert complete == {3: False, 4: True, 9: False}
     fresh = SnapshotSummary(
-        6, 5, encode_entries({TopicPartition("orders", 9): LedgerEntry((Span(0, 1),))}), total=told, total_as_of=5
+        6,
+        5,
+        encode_entries({TopicPartition("orders", 9): LedgerEntry((Span(0, 1),))}),
+        total=told,
+        total_as_of=5,
     )
-    assert not read_ledger(table(fresh), lineage(table(fresh), 6)).entry(TopicPartition("orders", 9)).is_complete
+    assert (
+        not read_ledger(table(fresh), lineage(table(fresh), 6)).entry(TopicPartition("orders", 9)).is_complete
+    )
 
 
-# --- a table that was set back ----------------------------------------------------------------------------------------
+# --- a table that was set back ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,13 +397,20 @@ def test_a_sum_says_of_which_partitions_it_does_not_know_all():
         pytest.param((8, 6), (6, 5), False, id="it has grown, and what was before is expired"),
         pytest.param((5, 4), (6, 5, 4), True, id="rolled back"),
         pytest.param((7, 5), (6, 5), True, id="and somebody has written since"),
-        pytest.param((8, 4), (6, 5, 4), True, id="further back, and nothing more can be said of what is between"),
-        pytest.param((9, 7, 6), (9, 8, 7, 3), True, id="it was rolled back before it came to what is current"),
+        pytest.param(
+            (8, 4), (6, 5, 4), True, id="further back, and nothing more can be said of what is between"
+        ),
+        pytest.param(
+            (9, 7, 6), (9, 8, 7, 3), True, id="it was rolled back before it came to what is current"
+        ),
         pytest.param((9, 8, 7), (9, 7, 3), False, id="somebody wrote between two that were seen"),
     ],
 )
 def test_a_table_is_set_back_when_it_goes_on_from_an_ancestor(now, before, expected):
-    """Whether what was current is expired makes no difference: what is told of its ancestors does not pass it."""
+    """Whether what was current is expired makes no difference.
+
+    What is told of its ancestors does not pass it.
+    """
     assert was_rolled_back(now, before) is expected
 
 
@@ -385,9 +431,14 @@ def test_a_known_snapshot_that_left_the_chain_makes_what_was_known_doubtful():
 
 
 def test_what_was_written_since_a_snapshot():
-    """Of the snapshots in between; unknown where the snapshot is none of the ancestors, as after an expiration."""
+    """Of the snapshots in between.
+
+    Unknown where the snapshot is none of the ancestors, as after an expiration.
+    """
     snapshots = table(
-        SnapshotSummary(2, 1, text((0, 5))), SnapshotSummary(3, 2, text((5, 9))), SnapshotSummary(4, 3, text((7, 12)))
+        SnapshotSummary(2, 1, text((0, 5))),
+        SnapshotSummary(3, 2, text((5, 9))),
+        SnapshotSummary(4, 3, text((7, 12))),
     )
     for before, expected in ((1, [(0, 12)]), (2, [(5, 12)]), (3, [(7, 12)]), (4, [])):
         found = written_since(snapshots, 4, before)

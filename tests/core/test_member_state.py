@@ -1,4 +1,7 @@
-"""The table of a member's states, held against what KIP-62 and KIP-848 let happen; and DESIGN.md shows the same one."""
+"""The table of a member's states, held against what KIP-62 and KIP-848 let happen.
+
+And DESIGN.md shows the same one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ def tables():
         before = [shown(s.name) for s in State if s is not state and state in TRANSITIONS[s].values()]
         calls = ALLOWED_ACTIONS[state]
         does = (shown(calls.poll.name), shown(calls.commit.name), shown(calls.leave.name))
-        yield f"| {' | '.join((shown(state.name), state.value, ', '.join(before) or 'the beginning', *does))} |"
+        yield (
+            f"| {' | '.join((shown(state.name), state.value, ', '.join(before) or 'the beginning', *does))} |"
+        )
     yield ""
     yield f"| event | {' | '.join(shown(state.name) for state in State)} |"
     yield f"|{'---|' * (1 + len(State))}"
@@ -76,7 +81,9 @@ def after_all(events):
 def test_design_shows_the_table_of_the_program():
     """Whoever changes one sees it in the other: paste what is printed below."""
     text = "\n".join(tables())
-    assert text in DESIGN.read_text(encoding="utf-8"), f"DESIGN.md has another table than the program:\n{text}"
+    assert text in DESIGN.read_text(encoding="utf-8"), (
+        f"DESIGN.md has another table than the program:\n{text}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,25 +92,37 @@ def test_design_shows_the_table_of_the_program():
         pytest.param([], State.JOINING, id="subscribe joins"),
         pytest.param(["PARTITIONS_ASSIGNED"], State.ASSIGNED, id="KIP-62: SyncGroup has answered"),
         pytest.param(["POLL_ENDED"], State.JOINING, id="a poll in which nothing happened"),
-        pytest.param(["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN"], State.REVOKING, id="a rebalance takes partitions"),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "POLL_ENDED"], State.ASSIGNED, id="given up in good order"
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN"], State.REVOKING, id="a rebalance takes partitions"
+        ),
+        pytest.param(
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "POLL_ENDED"],
+            State.ASSIGNED,
+            id="given up in good order",
         ),
         pytest.param(["PARTITIONS_ASSIGNED", "FENCED"], State.FENCED, id="KIP-848: FENCED_MEMBER_EPOCH"),
         pytest.param(
             ["FENCED"], State.FENCED, id="KIP-345: the instance id is another's, before anything was assigned"
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "FENCED", "PARTITIONS_ASSIGNED"], State.FENCED, id="librdkafka rejoins by itself"
+            ["PARTITIONS_ASSIGNED", "FENCED", "PARTITIONS_ASSIGNED"],
+            State.FENCED,
+            id="librdkafka rejoins by itself",
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "FENCED", "REVOCATION_BEGAN"], State.LOSING, id="librdkafka#5604: lost is revoked"
+            ["PARTITIONS_ASSIGNED", "FENCED", "REVOCATION_BEGAN"],
+            State.LOSING,
+            id="librdkafka#5604: lost is revoked",
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED"], State.LOSING, id="KIP-62: it waited too long"
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED"],
+            State.LOSING,
+            id="KIP-62: it waited too long",
         ),
         pytest.param(
-            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED", "POLL_ENDED"], State.FENCED, id="and returned"
+            ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "FENCED", "POLL_ENDED"],
+            State.FENCED,
+            id="and returned",
         ),
         pytest.param(
             ["PARTITIONS_ASSIGNED", "REVOCATION_BEGAN", "LEAVE_DEFERRED"],
@@ -116,7 +135,9 @@ def test_design_shows_the_table_of_the_program():
             id="and it leaves when the poll ends",
         ),
         pytest.param(["GROUP_LEFT"], State.LEFT, id="closed before it was let in"),
-        pytest.param(["PARTITIONS_ASSIGNED", "GROUP_LEFT", "REVOCATION_BEGAN"], State.LEFT, id="close() calls back"),
+        pytest.param(
+            ["PARTITIONS_ASSIGNED", "GROUP_LEFT", "REVOCATION_BEGAN"], State.LEFT, id="close() calls back"
+        ),
         pytest.param(["PARTITIONS_ASSIGNED", "COMMIT_TIMED_OUT"], State.LEFT, id="no commit came back"),
     ],
 )
@@ -135,7 +156,9 @@ def test_what_cannot_happen_raises_and_changes_nothing(before, event):
         standing.apply(event)
         assert standing.state is TRANSITIONS[state][event]
     else:
-        with pytest.raises(IllegalEventError, match=f"{event.name} cannot happen to a member that is {state.name}"):
+        with pytest.raises(
+            IllegalEventError, match=f"{event.name} cannot happen to a member that is {state.name}"
+        ):
             standing.apply(event)
         assert standing.state is state
 
@@ -176,7 +199,10 @@ def test_every_state_is_reached_and_but_for_the_last_one_left():
 
 
 def test_nothing_closes_a_client_inside_of_its_own_callback():
-    """There ``close()`` never returns, and a commit is made by the callback's thread: it always comes back."""
+    """There ``close()`` never returns, and a commit is made by the callback's thread.
+
+    It always comes back.
+    """
     assert {State.REVOKING, State.LOSING, State.LEAVING} == IN_A_CALLBACK
     for state in State:
         can_close = {Event.GROUP_LEFT, Event.COMMIT_TIMED_OUT} & TRANSITIONS[state].keys()
@@ -191,9 +217,14 @@ def test_nothing_closes_a_client_inside_of_its_own_callback():
 
 def test_who_owns_nothing_commits_nothing():
     """Before the first assignment, and after the leave; only what is committed can meet silence."""
-    assert {s for s in State if ALLOWED_ACTIONS[s].commit is CommitAction.NOTHING} == {State.JOINING, State.LEFT}
+    assert {s for s in State if ALLOWED_ACTIONS[s].commit is CommitAction.NOTHING} == {
+        State.JOINING,
+        State.LEFT,
+    }
     for state in State:
-        assert (Event.COMMIT_TIMED_OUT in TRANSITIONS[state]) == (ALLOWED_ACTIONS[state].commit is CommitAction.NORMAL)
+        assert (Event.COMMIT_TIMED_OUT in TRANSITIONS[state]) == (
+            ALLOWED_ACTIONS[state].commit is CommitAction.NORMAL
+        )
 
 
 def test_what_librdkafka_calls_back_is_never_refused_to_it():

@@ -48,51 +48,111 @@ AT_WORK, OVER = RunFate.IN_PROGRESS, RunFate.SUCCEEDED
         pytest.param(None, None, None, None, id="a plain consumer's commit"),
         pytest.param(OwnerState.RUNNING, Run(AT_WORK), DYNAMIC, None, id="at work"),
         pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK, TIMED_OUT), None, LeaveReason.POLL_TIMEOUT, id="its watchdog left"
-        ),
-        pytest.param(OwnerState.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"),
-        pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK, OTHERS), None, LeaveReason.PARTITIONS_LOST, id="others have its partitions"
-        ),
-        pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK), None, LeaveReason.UNRESPONSIVE, id="frozen: it could not say anything"
+            OwnerState.RUNNING,
+            Run(AT_WORK, TIMED_OUT),
+            None,
+            LeaveReason.POLL_TIMEOUT,
+            id="its watchdog left",
         ),
         pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK, BACK), None, LeaveReason.UNRESPONSIVE, id="it was back, then it froze"
+            OwnerState.RUNNING, Run(AT_WORK, TIMED_OUT), DYNAMIC, None, id="it is back, whatever it said"
         ),
         pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK, CUT_OFF), None, LeaveReason.BROKERS_UNAVAILABLE, id="its brokers were away"
+            OwnerState.RUNNING,
+            Run(AT_WORK, OTHERS),
+            None,
+            LeaveReason.PARTITIONS_LOST,
+            id="others have its partitions",
         ),
         pytest.param(
-            OwnerState.RUNNING, Run(RunFate.FAILED, ENDED), None, LeaveReason.UNRELEASED, id="SIGTERM, no broker"
+            OwnerState.RUNNING,
+            Run(AT_WORK),
+            None,
+            LeaveReason.UNRESPONSIVE,
+            id="frozen: it could not say anything",
         ),
-        pytest.param(OwnerState.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"),
         pytest.param(
-            OwnerState.RELEASED, Run(RunFate.CANCELED, ENDED), None, LeaveReason.CANCELED, id="a cancel, by SIGTERM"
+            OwnerState.RUNNING,
+            Run(AT_WORK, BACK),
+            None,
+            LeaveReason.UNRESPONSIVE,
+            id="it was back, then it froze",
         ),
         pytest.param(
-            OwnerState.RUNNING, Run(AT_WORK, CLOSED), None, LeaveReason.CRASHED, id="an error ended its consumer"
+            OwnerState.RUNNING,
+            Run(AT_WORK, CUT_OFF),
+            None,
+            LeaveReason.BROKERS_UNAVAILABLE,
+            id="its brokers were away",
         ),
-        pytest.param(OwnerState.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.MAX_RUNTIME_REACHED, id="no time left"),
-        pytest.param(OwnerState.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"),
-        pytest.param(OwnerState.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"),
+        pytest.param(
+            OwnerState.RUNNING,
+            Run(RunFate.FAILED, ENDED),
+            None,
+            LeaveReason.UNRELEASED,
+            id="SIGTERM, no broker",
+        ),
+        pytest.param(
+            OwnerState.RELEASED, Run(RunFate.FAILED, ENDED), None, LeaveReason.INTERRUPTED, id="SIGTERM"
+        ),
+        pytest.param(
+            OwnerState.RELEASED,
+            Run(RunFate.CANCELED, ENDED),
+            None,
+            LeaveReason.CANCELED,
+            id="a cancel, by SIGTERM",
+        ),
+        pytest.param(
+            OwnerState.RUNNING,
+            Run(AT_WORK, CLOSED),
+            None,
+            LeaveReason.CRASHED,
+            id="an error ended its consumer",
+        ),
+        pytest.param(
+            OwnerState.RUNNING, Run(AT_WORK, SPENT), None, LeaveReason.MAX_RUNTIME_REACHED, id="no time left"
+        ),
+        pytest.param(
+            OwnerState.RUNNING, Run(RunFate.CANCELING), DYNAMIC, None, id="at work, not told of it yet"
+        ),
+        pytest.param(
+            OwnerState.RELEASED, Run(RunFate.CANCELING), None, LeaveReason.CANCELED, id="it will be canceled"
+        ),
         pytest.param(OwnerState.RUNNING, Run(RunFate.FAILED), None, LeaveReason.CRASHED, id="killed"),
-        pytest.param(OwnerState.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"),
         pytest.param(
-            OwnerState.RUNNING, Run(RunFate.CANCELED), None, LeaveReason.CRASHED, id="killed while it was canceled"
+            OwnerState.RUNNING, Run(RunFate.FAILED), DYNAMIC, LeaveReason.CRASHED, id="killed, still listed"
+        ),
+        pytest.param(
+            OwnerState.RUNNING,
+            Run(RunFate.CANCELED),
+            None,
+            LeaveReason.CRASHED,
+            id="killed while it was canceled",
         ),
         pytest.param(OwnerState.RUNNING, None, None, LeaveReason.CRASHED, id="its run was deleted"),
         pytest.param(OwnerState.RUNNING, None, DYNAMIC, None, id="a script that is alive"),
         pytest.param(
-            OwnerState.RUNNING, Run(OVER), None, LeaveReason.PARTITIONS_LOST, id="succeeded, yet never released"
+            OwnerState.RUNNING,
+            Run(OVER),
+            None,
+            LeaveReason.PARTITIONS_LOST,
+            id="succeeded, yet never released",
         ),
         pytest.param(OwnerState.RELEASED, Run(OVER), None, LeaveReason.GRACEFUL, id="done"),
-        pytest.param(OwnerState.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"),
-        pytest.param(OwnerState.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"),
+        pytest.param(
+            OwnerState.RELEASED, Run(AT_WORK), None, LeaveReason.GRACEFUL, id="done, Dagster not yet told"
+        ),
+        pytest.param(
+            OwnerState.RELEASED, Run(AT_WORK), DYNAMIC, None, id="gave this one up, is still a member"
+        ),
         pytest.param(OwnerState.RELEASED, Run(OVER), DYNAMIC, None, id="its LeaveGroup is on its way"),
-        pytest.param(OwnerState.RELEASED, Run(RunFate.FAILED), None, LeaveReason.GRACEFUL, id="released, then failed"),
+        pytest.param(
+            OwnerState.RELEASED, Run(RunFate.FAILED), None, LeaveReason.GRACEFUL, id="released, then failed"
+        ),
         pytest.param(OwnerState.RELEASED, Run(RunFate.CANCELED), None, LeaveReason.CANCELED, id="canceled"),
-        pytest.param(OwnerState.RELEASED, Run(OVER), STATIC, LeaveReason.STATIC, id="static: it sent no LeaveGroup"),
+        pytest.param(
+            OwnerState.RELEASED, Run(OVER), STATIC, LeaveReason.STATIC, id="static: it sent no LeaveGroup"
+        ),
         pytest.param(OwnerState.RELEASED, Run(AT_WORK), STATIC, None, id="static, at work"),
         pytest.param(OwnerState.PAUSED, Run(RunFate.FAILED), None, None, id="paused: held, by whomever"),
     ],
@@ -114,7 +174,10 @@ def test_what_others_call_a_fence():
 
 
 def test_one_departure_names_all_its_partitions():
-    """A member that held two partitions left once; another run's are its own, and so are those it released before."""
+    """A member that held two partitions left once.
+
+    Another run's are its own, and so are those it released before.
+    """
     seen = [snapshot(P1), snapshot(P0), snapshot(TopicPartition("orders", 2), run="0000beef")]
     released = snapshot(TopicPartition("orders", 3), mark=OwnerState.RELEASED)
     left = departures([*seen, released], {"0000beef": DYNAMIC}, {RUN: Run(RunFate.FAILED)})
@@ -192,7 +255,16 @@ def test_a_paused_partition_asks_for_no_run():
 
 def test_the_delay_grows_and_is_bounded():
     """No delay for crashes now and then; 10 s, doubled, for a run that always fails; never above 5 min."""
-    assert [restart_delay_seconds(n) for n in (0, 1, 2, 3, 4, 7, 8, 10_000)] == [0, 0, 0, 10, 20, 160, 300, 300]
+    assert [restart_delay_seconds(n) for n in (0, 1, 2, 3, 4, 7, 8, 10_000)] == [
+        0,
+        0,
+        0,
+        10,
+        20,
+        160,
+        300,
+        300,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +283,7 @@ def test_who_waits_for_a_partition(partitions, others, is_due):
     assert will_get_a_partition(partitions, others) is is_due
 
 
-# --- text of other clients ------------------------------------------------------------------------------------------
+# --- text of other clients ----------------------------------------------------------------------------------
 
 
 def test_partitions_with_text_of_other_clients_are_named():
@@ -226,8 +298,8 @@ def test_partitions_with_text_of_other_clients_are_named():
     )
     table, sink = replaced_log_lines([rebuilt, unsure, odd, snapshot()])
     assert table == (
-        "orders:0: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either "
-        "lane rewrites it from the table's ledger"
+        "orders:0: an external commit replaced the second commit log (offset 120, metadata ''). The next "
+        "run of either lane rewrites it from the table's ledger"
     )
     newer = ExternalCommit("second", 120, "kl3 done")
     [upgrade] = replaced_log_lines([replace(rebuilt, external=newer, is_upper_bound=True)])

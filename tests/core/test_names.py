@@ -16,7 +16,10 @@ from kafka_liveness_dagster.core.names import display
     [
         pytest.param(names.TEXT, ["", " ", "a\nb", "ä😀"], ["a\0", "\ud800", "a\udfffb"], id="text"),
         pytest.param(
-            names.VALUE, ["", "a b ", "ä"], [" a", "\ta", "\n", "a\0", "\ud800"], id="of librdkafka's settings"
+            names.VALUE,
+            ["", "a b ", "ä"],
+            [" a", "\ta", "\n", "a\0", "\ud800"],
+            id="of librdkafka's settings",
         ),
         pytest.param(
             names.GROUP_ID,
@@ -31,11 +34,23 @@ from kafka_liveness_dagster.core.names import display
             ["", ".", "..", "a b", "a:b", "ä", "a\n", "^a", "x" * 250],
             id="topic",
         ),
-        pytest.param(names.PENDING_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"),
+        pytest.param(
+            names.PENDING_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"
+        ),
         pytest.param(
             names.TABLE,
             ["a.b.c", "lake.a-b.c_1.d9"],
-            ["a.b", "a..b.c", ".a.b.c", "a.b.c.", "a.b.`c`", "a.b.c d", "a.b.c\n", "a.b.ä", f"a.b.{'x' * 256}"],
+            [
+                "a.b",
+                "a..b.c",
+                ".a.b.c",
+                "a.b.c.",
+                "a.b.`c`",
+                "a.b.c d",
+                "a.b.c\n",
+                "a.b.ä",
+                f"a.b.{'x' * 256}",
+            ],
             id="table",
         ),
         pytest.param(

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, size, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    size,
+    union,
+)
 
 # small numbers touch, overlap and nest often; empty and backwards spans are part of the input
 SPANS = st.lists(st.builds(Span, st.integers(0, 40), st.integers(0, 40)), max_size=8)
@@ -73,11 +81,15 @@ def test_size_counts_each_offset_once(spans):
 @pytest.mark.parametrize(
     ("spans", "without", "rest"),
     [
-        pytest.param([(70, 120)], [(80, 100)], [(70, 80), (100, 120)], id="a hole in the middle leaves two sides"),
+        pytest.param(
+            [(70, 120)], [(80, 100)], [(70, 80), (100, 120)], id="a hole in the middle leaves two sides"
+        ),
         pytest.param([(70, 120)], [(70, 120)], [], id="all done leaves nothing"),
         pytest.param([(70, 120)], [(0, 70)], [(70, 120)], id="half-open: a neighbour below takes nothing"),
         pytest.param([(70, 120)], [(120, 140)], [(70, 120)], id="half-open: a neighbour above takes nothing"),
-        pytest.param([(70, 120), (140, 190)], [(100, 150)], [(70, 100), (150, 190)], id="one hole cuts two spans"),
+        pytest.param(
+            [(70, 120), (140, 190)], [(100, 150)], [(70, 100), (150, 190)], id="one hole cuts two spans"
+        ),
         pytest.param([(70, 120)], [], [(70, 120)], id="nothing done leaves everything"),
         pytest.param([], [(70, 120)], [], id="nothing owed is nothing"),
     ],
@@ -146,7 +158,14 @@ def test_ranges_sort_by_topic_partition_start():
     assert [str(r) for r in sorted(map(OffsetRange.parse, texts))] == texts[::-1]
 
 
-@given(*[st.builds(OffsetRange, st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 9), st.integers(10, 19))] * 2)
+@given(
+    *[
+        st.builds(
+            OffsetRange, st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 9), st.integers(10, 19)
+        )
+    ]
+    * 2
+)
 def test_ranges_overlap_when_they_share_an_offset(one, other):
     """overlaps(a, b) == there is an offset of the same partition in both, whichever is asked."""
     share = bool(model([one.span]) & model([other.span]))

@@ -8,7 +8,13 @@ import pytest
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.core.partition_keys import is_replay, new_keys, parse_key, partition_key, replay_key
+from kafka_liveness_dagster.core.partition_keys import (
+    is_replay,
+    new_keys,
+    parse_key,
+    partition_key,
+    replay_key,
+)
 
 OWED = OffsetRange("orders", 3, 70, 120)
 

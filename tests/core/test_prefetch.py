@@ -31,17 +31,24 @@ def test_a_round_is_one_record_of_each(queues, rounds):
 @pytest.mark.parametrize(
     ("by", "waiting", "fetched"),
     [
-        pytest.param("partition", held(a=1000, b=0), {B}, id="KIP-41: go on fetching B while A is worked off"),
+        pytest.param(
+            "partition", held(a=1000, b=0), {B}, id="KIP-41: go on fetching B while A is worked off"
+        ),
         pytest.param("partition", held(a=1000, b=49), {B}, id="less than its share of 50"),
         pytest.param("partition", held(a=1000, b=50), set(), id="its share"),
         pytest.param("partition", held(a=33, b=33, c=34), {A, B}, id="a third of 100"),
-        pytest.param("total", held(a=1000, b=49), set(), id="KIP-41's first: enough is held, whoever's it is"),
+        pytest.param(
+            "total", held(a=1000, b=49), set(), id="KIP-41's first: enough is held, whoever's it is"
+        ),
         pytest.param("total", held(a=99, b=0), {A, B}, id="less than 100 in all: everybody"),
         pytest.param("total", held(a=1000, b=0), {B}, id="the others wait for B's turn"),
     ],
 )
 def test_the_heuristics_by_example(by, waiting, fetched):
-    """The second looks at each partition's share of the bound, the first at the sum; nobody is waited for in vain."""
+    """The second looks at each partition's share of the bound, the first at the sum.
+
+    Nobody is waited for in vain.
+    """
     assert Prefetch(max_records=100, limit_by=by).partitions_to_fetch(waiting) == fetched
 
 
@@ -63,16 +70,25 @@ def test_nothing_is_thrown_away_while_there_is_room():
     bound = Prefetch(max_records=100)
     waiting = held(a=60, b=0, c=0)
     assert bound.partitions_to_pause(waiting, set(), drained=False) == set()
-    assert bound.partitions_to_pause(waiting, {A}, drained=False) == {A}, "what is paused stays so while it is full"
-    assert bound.partitions_to_pause(waiting, {A, B}, drained=False) == {A}, "who is waited for is fetched again"
+    assert bound.partitions_to_pause(waiting, {A}, drained=False) == {A}, (
+        "what is paused stays so while it is full"
+    )
+    assert bound.partitions_to_pause(waiting, {A, B}, drained=False) == {A}, (
+        "who is waited for is fetched again"
+    )
     assert bound.partitions_to_pause(waiting, set(), drained=True) == {A}
-    assert bound.partitions_to_pause(held(a=70, b=0, c=0), set(), drained=False) == {A}, "no room for a share of B's"
+    assert bound.partitions_to_pause(held(a=70, b=0, c=0), set(), drained=False) == {A}, (
+        "no room for a share of B's"
+    )
 
 
 @pytest.mark.parametrize("by", HEURISTICS)
 @given(partitions=st.integers(1, 6), records=st.integers(1, 40), seed=st.integers())
 def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
-    """Whoever's records arrive, in whatever portions: at most three times the bound waits, and every turn comes."""
+    """Whoever's records arrive, in whatever portions.
+
+    At most three times the bound waits, and every turn comes.
+    """
     dice = random.Random(seed)  # noqa: S311
     bound = Prefetch(max_records=records, max_bytes=10**9, limit_by=by)
     left = {TopicPartition("orders", p): dice.randint(1, 60) for p in range(partitions)}
@@ -101,7 +117,9 @@ def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
     [
         pytest.param({"max_records": 0}, "max_buffered_records is 0 .* at least 1", id="no record"),
         pytest.param({"max_bytes": 0}, "max_buffered_bytes 0: .* at least 1", id="no byte"),
-        pytest.param({"limit_by": "none"}, "prefetch is 'none': wanted 'partition' or 'total'", id="no such limit"),
+        pytest.param(
+            {"limit_by": "none"}, "prefetch is 'none': wanted 'partition' or 'total'", id="no such limit"
+        ),
     ],
 )
 def test_a_bound_nothing_fits_into_is_refused(settings, words):

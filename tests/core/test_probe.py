@@ -30,7 +30,11 @@ def log(end, *owed, start=0, mark=OwnerState.RUNNING):
         pytest.param(log(120), 1, {"max_lag": 49}, {"above max_lag=49": WARNING}, id="more than may wait"),
         pytest.param(log(70, Span(0, 9)), 1, {"max_pending": 9}, {}, id="as much as may be owed"),
         pytest.param(
-            log(70, Span(0, 9)), 1, {"max_pending": 8}, {"9 offsets are pending": WARNING}, id="more than that"
+            log(70, Span(0, 9)),
+            1,
+            {"max_pending": 8},
+            {"9 offsets are pending": WARNING},
+            id="more than that",
         ),
         pytest.param(log(70, Span(0, 9), start=5), 1, {}, {"expired": ERROR}, id="owed, and deleted"),
     ],

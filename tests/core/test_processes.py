@@ -35,12 +35,22 @@ NOTHING, SAME = PidEntry(exists=False), PidEntry(exists=True, start_ticks=1_311_
             ProcessStatus.GONE,
             id="its pid is another's by now",
         ),
-        pytest.param(HERE, HERE, PidEntry(exists=True), ProcessStatus.ALIVE, id="not shown to us, but it exists"),
         pytest.param(
-            HERE, replace(HERE, boot_id="0c0ffee0"), NOTHING, ProcessStatus.GONE, id="the machine was started anew"
+            HERE, HERE, PidEntry(exists=True), ProcessStatus.ALIVE, id="not shown to us, but it exists"
         ),
         pytest.param(
-            HERE, replace(HERE, boot_id="0c0ffee0"), SAME, ProcessStatus.GONE, id="and has such a process, too"
+            HERE,
+            replace(HERE, boot_id="0c0ffee0"),
+            NOTHING,
+            ProcessStatus.GONE,
+            id="the machine was started anew",
+        ),
+        pytest.param(
+            HERE,
+            replace(HERE, boot_id="0c0ffee0"),
+            SAME,
+            ProcessStatus.GONE,
+            id="and has such a process, too",
         ),
         pytest.param(
             HERE,
@@ -50,9 +60,15 @@ NOTHING, SAME = PidEntry(exists=False), PidEntry(exists=True, start_ticks=1_311_
             id="another machine",
         ),
         pytest.param(
-            HERE, IN_A_CONTAINER, NOTHING, ProcessStatus.UNKNOWN, id="looked for from a container of its machine"
+            HERE,
+            IN_A_CONTAINER,
+            NOTHING,
+            ProcessStatus.UNKNOWN,
+            id="looked for from a container of its machine",
         ),
-        pytest.param(IN_A_CONTAINER, HERE, NOTHING, ProcessStatus.UNKNOWN, id="in a container of this machine"),
+        pytest.param(
+            IN_A_CONTAINER, HERE, NOTHING, ProcessStatus.UNKNOWN, id="in a container of this machine"
+        ),
         pytest.param(IN_A_CONTAINER, IN_A_CONTAINER, NOTHING, ProcessStatus.GONE, id="in this container"),
         pytest.param(
             IN_A_CONTAINER,

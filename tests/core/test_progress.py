@@ -13,7 +13,13 @@ def test_a_long_batch_is_told_every_ten_seconds():
         (39, 40, 109.9, None, "soon done"),
         (0, 0, 111.0, None, "still nothing to count"),
         (40, 40, 112.0, None, "this operation is done"),
-        (0, 1200, 115.0, "orders:3:70-120: 0 of 1,200 tasks after 15 s", "long, and a task that hangs is told too"),
+        (
+            0,
+            1200,
+            115.0,
+            "orders:3:70-120: 0 of 1,200 tasks after 15 s",
+            "long, and a task that hangs is told too",
+        ),
         (7, 1200, 124.9, None, "told lately"),
         (8, 1200, 125.0, "orders:3:70-120: 8 of 1,200 tasks after 25 s", "ten seconds later"),
     ]

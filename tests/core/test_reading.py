@@ -77,7 +77,13 @@ class Client:
 def in_turns(ranges, logs):
     """The first record of each partition, then the second of each, ..."""
     wanted = {
-        tp: [Row(tp, at) for r in sorted(ranges) if r.topic_partition == tp for at in logs[tp] if r.start <= at < r.end]
+        tp: [
+            Row(tp, at)
+            for r in sorted(ranges)
+            if r.topic_partition == tp
+            for at in logs[tp]
+            if r.start <= at < r.end
+        ]
         for tp in PARTITIONS
     }
     return [row for one_round in zip_longest(*wanted.values()) for row in one_round if row is not None]

@@ -75,7 +75,8 @@ def test_bounds_of_topic_and_partition_are_needed_where_no_partition_value_has_t
     """A default cannot be judged before the columns are known."""
     nothing = {f"{METRICS}.max-inferred-column-defaults": "0"}
     assert [
-        one.name[-6:] for one in refused_properties(nothing, needed_bounds(is_by_kafka_partition=True), COLUMNS)
+        one.name[-6:]
+        for one in refused_properties(nothing, needed_bounds(is_by_kafka_partition=True), COLUMNS)
     ] == ["offset"]
     assert len([*refused_properties(nothing, needed_bounds(is_by_kafka_partition=False), COLUMNS)]) == 3
     assert [*refused_properties(nothing, KEY)] == []
@@ -95,5 +96,8 @@ def test_a_catalogs_properties_count_where_it_sets_them():
     avro, full = {"write.format.default": "avro"}, {f"{METRICS}.column.offset": "none"}
     assert refused_new_table_properties(TableLayout()) == []
     assert [one.name for one in refused_new_table_properties(TableLayout(), avro, full)] == [*avro, *full]
-    assert refused_new_table_properties(TableLayout(table_properties={"write.format.default": "orc"}), avro) == []
+    assert (
+        refused_new_table_properties(TableLayout(table_properties={"write.format.default": "orc"}), avro)
+        == []
+    )
     assert refused_new_table_properties(TableLayout(), full) == []

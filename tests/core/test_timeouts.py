@@ -1,4 +1,7 @@
-"""Budgets and timeouts (KIP-62): whatever is configured, the answer keeps the rules or says with numbers why not."""
+"""Budgets and timeouts (KIP-62).
+
+Whatever is configured, the answer keeps the rules or says with numbers why not.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ from kafka_liveness_dagster.core.timeouts import (
 APACHE = BrokerLimits(6_000, 1_800_000)
 KIP_848 = ConsumerGroupConfig(45_000, 5_000)  # the broker's defaults
 NOTHING = dict.fromkeys(["argument", "op_tag", "asset_metadata", "run_remaining", "default"])
-SECONDS = st.none() | st.floats(-10, 100_000) | st.sampled_from([0.0, float("inf"), float("nan"), MAX_BUDGET_SECONDS])
+SECONDS = (
+    st.none()
+    | st.floats(-10, 100_000)
+    | st.sampled_from([0.0, float("inf"), float("nan"), MAX_BUDGET_SECONDS])
+)
 TYPED_SECONDS = st.none() | st.floats(-10, 4_000)  # what a person types; not a number is another test
 LIMITS = st.tuples(st.integers(100, 60_000), st.integers(0, 1_800_000)).map(
     lambda pair: BrokerLimits(pair[0], pair[0] + pair[1])
@@ -37,7 +44,9 @@ USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.inte
 @pytest.mark.parametrize(
     ("given_seconds", "seconds", "source"),
     [
-        pytest.param({"default": 300}, 300, "resource default", id="nobody said anything: the resource's default"),
+        pytest.param(
+            {"default": 300}, 300, "resource default", id="nobody said anything: the resource's default"
+        ),
         pytest.param(
             {"run_remaining": 900, "default": 300},
             900,
@@ -45,7 +54,10 @@ USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.inte
             id="the run's own limit says more than a default",
         ),
         pytest.param(
-            {"asset_metadata": 200, "run_remaining": 900, "default": 300}, 200, "asset metadata", id="metadata first"
+            {"asset_metadata": 200, "run_remaining": 900, "default": 300},
+            200,
+            "asset metadata",
+            id="metadata first",
         ),
         pytest.param({"op_tag": 100, "asset_metadata": 200}, 100, "op tag", id="a tag outranks metadata"),
         pytest.param({"argument": 50, "op_tag": 100}, 50, "argument", id="code outranks a tag"),
@@ -55,8 +67,12 @@ USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.inte
             "argument, capped by what is left of dagster/max_runtime",
             id="no batch outlives its run",
         ),
-        pytest.param({"argument": 120, "run_remaining": 120}, 120, "argument", id="exactly enough is not a cap"),
-        pytest.param({"default": 86_400}, 86_400, "resource default", id="24 h is the last that librdkafka takes"),
+        pytest.param(
+            {"argument": 120, "run_remaining": 120}, 120, "argument", id="exactly enough is not a cap"
+        ),
+        pytest.param(
+            {"default": 86_400}, 86_400, "resource default", id="24 h is the last that librdkafka takes"
+        ),
     ],
 )
 def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
@@ -70,10 +86,14 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
 @pytest.mark.parametrize(
     ("given_seconds", "error", "words"),
     [
-        pytest.param({}, InvalidSettingError, "no run budget.*Set max_batch_seconds", id="no budget is no default"),
+        pytest.param(
+            {}, InvalidSettingError, "no run budget.*Set max_batch_seconds", id="no budget is no default"
+        ),
         pytest.param({"argument": 0}, InvalidSettingError, r"0 s \(argument\) must be above 0", id="zero"),
         pytest.param({"op_tag": -1}, InvalidSettingError, r"-1 s \(op tag\)", id="negative"),
-        pytest.param({"default": float("inf")}, InvalidSettingError, "inf s.*endless poll interval", id="endless"),
+        pytest.param(
+            {"default": float("inf")}, InvalidSettingError, "inf s.*endless poll interval", id="endless"
+        ),
         pytest.param({"default": float("nan")}, InvalidSettingError, "nan s", id="not a number"),
         pytest.param(
             {"argument": 2_147_483.647},
@@ -82,11 +102,19 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
             id="Kafka Streams' endless poll interval, written as seconds",
         ),
         pytest.param(
-            {"asset_metadata": 300_000}, InvalidSettingError, "300,000 s.*set max_batch_seconds to the sec", id="no ms"
+            {"asset_metadata": 300_000},
+            InvalidSettingError,
+            "300,000 s.*set max_batch_seconds to the sec",
+            id="no ms",
         ),
-        pytest.param({"op_tag": 86_401}, InvalidSettingError, r"86,401 s.*at most 86,400 s \(24 h\)", id="over 24 h"),
         pytest.param(
-            {"run_remaining": 0, "argument": 60}, MaxRuntimeReachedError, "0 s past its dagster/max_runtime", id="spent"
+            {"op_tag": 86_401}, InvalidSettingError, r"86,401 s.*at most 86,400 s \(24 h\)", id="over 24 h"
+        ),
+        pytest.param(
+            {"run_remaining": 0, "argument": 60},
+            MaxRuntimeReachedError,
+            "0 s past its dagster/max_runtime",
+            id="spent",
         ),
         pytest.param({"run_remaining": -12.5}, MaxRuntimeReachedError, "12.5 s past", id="long over"),
     ],
@@ -119,20 +147,30 @@ def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metad
 def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
     """Timeouts of a budget in seconds that came as an argument."""
     budget = RunBudget(budget, "argument")
-    return derive_timeouts(budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group)
+    return derive_timeouts(
+        budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group
+    )
 
 
 @pytest.mark.parametrize(
     ("budget", "session", "heartbeat", "limits", "milliseconds"),
     [
         pytest.param(300, None, None, APACHE, (10_000, 3_000, 300_000), id="KIP-62's defaults"),
-        pytest.param(8, None, None, APACHE, (8_000, 2_666, 8_000), id="a short budget pulls the session down"),
-        pytest.param(2, None, None, APACHE, (6_000, 2_000, 6_000), id="not below the broker; the larger one rules"),
-        pytest.param(300, None, None, BrokerLimits(1_000, 5_000), (5_000, 1_666, 300_000), id="nor above the broker"),
+        pytest.param(
+            8, None, None, APACHE, (8_000, 2_666, 8_000), id="a short budget pulls the session down"
+        ),
+        pytest.param(
+            2, None, None, APACHE, (6_000, 2_000, 6_000), id="not below the broker; the larger one rules"
+        ),
+        pytest.param(
+            300, None, None, BrokerLimits(1_000, 5_000), (5_000, 1_666, 300_000), id="nor above the broker"
+        ),
         pytest.param(300, 45, None, APACHE, (45_000, 3_000, 300_000), id="Java's session since KIP-735"),
         pytest.param(300, 45, 15, APACHE, (45_000, 15_000, 300_000), id="a third exactly is allowed"),
         pytest.param(30, 30, None, APACHE, (30_000, 3_000, 30_000), id="session equals budget"),
-        pytest.param(30, 45, None, APACHE, (45_000, 3_000, 45_000), id="a budget below the session is raised to it"),
+        pytest.param(
+            30, 45, None, APACHE, (45_000, 3_000, 45_000), id="a budget below the session is raised to it"
+        ),
     ],
 )
 def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
@@ -150,7 +188,10 @@ def test_timeouts_by_example(budget, session, heartbeat, limits, milliseconds):
     ],
 )
 def test_under_kip_848_session_and_heartbeat_are_the_brokers(budget, milliseconds):
-    """The group's config is taken as it is; the broker's limits of the classic protocol mean nothing there."""
+    """The group's config is taken as it is.
+
+    The broker's limits of the classic protocol mean nothing there.
+    """
     timeouts = derived(budget, limits=BrokerLimits(1, 2), group=KIP_848)
     assert (timeouts.session_timeout_ms, timeouts.heartbeat_ms, timeouts.process_timeout_ms) == milliseconds
 
@@ -165,12 +206,18 @@ def test_the_protocol_says_which_settings_may_be_sent(group, protocol):
     ("budget", "settings", "text"),
     [
         pytest.param(
-            300, {}, "poll interval 300 s: argument; session timeout 10 s, heartbeat every 3 s", id="as it was said"
+            300,
+            {},
+            "poll interval 300 s: argument; session timeout 10 s, heartbeat every 3 s",
+            id="as it was said",
         ),
         pytest.param(
             2,
             {},
-            "poll interval 6 s: argument 2 s, raised to the session timeout; session timeout 6 s, heartbeat every 2 s",
+            (
+                "poll interval 6 s: argument 2 s, raised to the session timeout; session timeout 6 s, "
+                "heartbeat every 2 s"
+            ),
             id="classic: the broker takes no shorter session",
         ),
         pytest.param(
@@ -190,9 +237,13 @@ def test_timeouts_say_where_they_come_from(budget, settings, text):
 @pytest.mark.parametrize(
     ("budget", "session", "heartbeat", "words"),
     [
-        pytest.param(300, 5, None, "5,000 ms is outside.*6,000 to 1,800,000 ms.*group.min/max", id="below the broker"),
+        pytest.param(
+            300, 5, None, "5,000 ms is outside.*6,000 to 1,800,000 ms.*group.min/max", id="below the broker"
+        ),
         pytest.param(3000, 1801, None, "1,801,000 ms is outside.*6,000 to 1,800,000", id="above the broker"),
-        pytest.param(300, 10, 5, "5,000 ms must be above 0 and at most.*3,333 of 10,000 ms", id="two beats a session"),
+        pytest.param(
+            300, 10, 5, "5,000 ms must be above 0 and at most.*3,333 of 10,000 ms", id="two beats a session"
+        ),
         pytest.param(300, 10, 0, "0 ms must be above 0", id="no heartbeat"),
         pytest.param(300, 10, -1, "-1,000 ms must be above 0", id="negative heartbeat"),
     ],
@@ -207,21 +258,30 @@ def test_settings_that_contradict_each_other_are_refused(budget, session, heartb
     ("settings", "words"),
     [
         pytest.param(
-            {"session": 30}, "session_timeout_seconds=30 .*45,000 and 5,000 ms.*Leave them unset", id="session"
+            {"session": 30},
+            "session_timeout_seconds=30 .*45,000 and 5,000 ms.*Leave them unset",
+            id="session",
         ),
         pytest.param(
             {"heartbeat": 3},
-            "heartbeat_interval_seconds=3 .*kafka-configs --alter --entity-type groups --entity-name <group id>",
+            (
+                "heartbeat_interval_seconds=3 .*kafka-configs --alter --entity-type groups --entity-name "
+                "<group id>"
+            ),
             id="heartbeat",
         ),
-        pytest.param({"session": 45}, "session_timeout_seconds=45 ", id="the broker's number too: it may change there"),
+        pytest.param(
+            {"session": 45}, "session_timeout_seconds=45 ", id="the broker's number too: it may change there"
+        ),
         pytest.param(
             {"group": ConsumerGroupConfig(1_000, 500)},
             "heartbeat interval 500 ms.*333 of 1,000 ms.*set it on the broker: kafka-configs",
             id="two beats a session",
         ),
         pytest.param(
-            {"group": ConsumerGroupConfig(45_000, 0)}, "0 ms must be above 0.*15,000 of 45,000", id="no heartbeat"
+            {"group": ConsumerGroupConfig(45_000, 0)},
+            "0 ms must be above 0.*15,000 of 45,000",
+            id="no heartbeat",
         ),
         pytest.param(
             {"group": ConsumerGroupConfig(90_000_000, 5_000)},
@@ -240,13 +300,19 @@ def test_what_contradicts_the_group_config_is_refused(settings, words):
     ("limits", "words"),
     [
         pytest.param(
-            BrokerLimits(90_000_000, 90_000_000), "90,000,000 ms is above 24 h", id="no poll interval is so long"
+            BrokerLimits(90_000_000, 90_000_000),
+            "90,000,000 ms is above 24 h",
+            id="no poll interval is so long",
         ),
         pytest.param(
-            BrokerLimits(2, 2), "0 ms must be above 0 and at most.*0 of 2 ms", id="no room for three heartbeats"
+            BrokerLimits(2, 2),
+            "0 ms must be above 0 and at most.*0 of 2 ms",
+            id="no room for three heartbeats",
         ),
         pytest.param(
-            BrokerLimits(7_200_000, 3_600_000), "outside.*7,200,000 to 3,600,000 ms", id="over librdkafka's hour"
+            BrokerLimits(7_200_000, 3_600_000),
+            "outside.*7,200,000 to 3,600,000 ms",
+            id="over librdkafka's hour",
         ),
     ],
 )
@@ -275,7 +341,10 @@ def test_a_request_may_wait_as_long_as_another_heartbeat_fits(request_ms, settin
     ("request_ms", "settings", "words"),
     [
         pytest.param(
-            7_000, {}, "7,000 and heartbeat interval 3,000 ms.*10,000 ms.*below 7,000.*5,000 is sent", id="10 s"
+            7_000,
+            {},
+            "7,000 and heartbeat interval 3,000 ms.*10,000 ms.*below 7,000.*5,000 is sent",
+            id="10 s",
         ),
         pytest.param(60_000, {}, "socket.timeout.ms 60,000.*below 7,000", id="librdkafka's default"),
         pytest.param(60_000, {"group": KIP_848}, "60,000.*5,000 ms.*45,000 ms.*below 40,000", id="KIP-848"),
@@ -295,7 +364,10 @@ def test_a_request_timeout_that_outlasts_the_session_is_refused(request_ms, sett
     ],
 )
 def test_a_budget_below_the_session_is_raised_with_a_warning(settings, names):
-    """KIP-62: "the maximum of the session timeout and the process timeout"; on both protocols, with both numbers."""
+    """KIP-62: "the maximum of the session timeout and the process timeout".
+
+    On both protocols, with both numbers.
+    """
     timeouts = derived(30, **settings)
     assert timeouts.process_timeout_ms == timeouts.session_timeout_ms == 45_000
     assert [word for word in ("30 s (argument)", "45 s", *names) if word not in timeouts.warning] == []
@@ -311,7 +383,11 @@ def test_the_end_of_a_run_does_not_contradict_the_session():
     """A budget below the session is the user's choice; one cut by the run's end is nobody's."""
     capped = RunBudget(5, "argument, capped by what is left of dagster/max_runtime", is_capped=True)
     timeouts = derive_timeouts(capped, session_seconds=30, heartbeat_seconds=None, limits=APACHE)
-    assert (timeouts.session_timeout_ms, timeouts.process_timeout_ms, timeouts.warning) == (30_000, 30_000, "")
+    assert (timeouts.session_timeout_ms, timeouts.process_timeout_ms, timeouts.warning) == (
+        30_000,
+        30_000,
+        "",
+    )
 
 
 @pytest.mark.parametrize(("budget", "milliseconds"), [(10.0, 6_000), (300.0, 295_000)])
@@ -369,7 +445,9 @@ def test_nothing_set_is_never_refused(seconds, limits):
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
-@pytest.mark.parametrize(("setting", "named"), [("session", "session timeout"), ("heartbeat", "heartbeat interval")])
+@pytest.mark.parametrize(
+    ("setting", "named"), [("session", "session timeout"), ("heartbeat", "heartbeat interval")]
+)
 def test_what_is_no_number_is_refused_by_name(setting, named, seconds):
     """A configuration file can say .inf and .nan: a named error, not Python's."""
     with pytest.raises(InvalidSettingError, match=f"{named} {seconds} s is not a number"):

@@ -26,7 +26,10 @@ def held(seconds, offsets=20, partition=3):
     ],
 )
 def test_a_transaction_left_open_is_a_warning_at_least(before, transactions, after):
-    """All held back offsets are counted; the sentence changes only for a transaction that no producer will end."""
+    """All held back offsets are counted.
+
+    The sentence changes only for a transaction that no producer will end.
+    """
     verdict = with_open_transactions(Verdict(before, "lag 7", {"lag": 7}), transactions)
     assert verdict.severity is after
     assert verdict.numbers == {"lag": 7, "behind_open_transactions": 20 * len(transactions)}
@@ -46,7 +49,9 @@ def test_the_largest_hanging_transaction_is_named_first():
     """The sentence is cut after five partitions, so the smallest ones are left out."""
     hanging = [held(1_000.0, offsets=number + 1, partition=number) for number in range(6)]
     sentence = with_open_transactions(Verdict(FINE, "lag 7"), hanging).message
-    assert sentence.startswith("lag 7. 6 offsets of orders:5 wait behind a transaction that has been open at 100")
+    assert sentence.startswith(
+        "lag 7. 6 offsets of orders:5 wait behind a transaction that has been open at 100"
+    )
     assert "orders:1 " in sentence
     assert "orders:0 " not in sentence
     assert "and 1 more" in sentence

@@ -38,7 +38,9 @@ MOMENTS = st.floats(0, NOW)
 )
 def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, needed, max_age, max_snapshots):
     """Neither bound, on age or on number, expires what tells the table's contents, or what a query began with."""
-    moment = expiry_cutoff(committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
+    moment = expiry_cutoff(
+        committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots
+    )
     assert all(moment <= one for one in needed)
     assert moment <= NOW - READER_GRACE_SECONDS
     assert moment >= min([NOW - max_age, *needed])
@@ -59,5 +61,7 @@ def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, nee
 def test_the_stricter_bound_decides(max_age, max_snapshots, needed, expected):
     """A table with many commits keeps few snapshots, one with few commits keeps young ones."""
     committed_at = [99_000.0, 80_000.0, 60_000.0, 20_000.0]
-    moment = expiry_cutoff(committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots)
+    moment = expiry_cutoff(
+        committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots
+    )
     assert moment == expected

@@ -122,20 +122,29 @@ def test_a_static_member_that_ended_is_told_while_the_broker_still_lists_it():
 
 def test_a_static_member_is_who_commits_not_who_joined_first():
     """On the classic protocol the coordinator goes on showing the first run's client id."""
-    successor = group(member(OTHER, is_static=True), commits=[commit(P1, mark=OwnerState.RELEASED), commit(P0)])
+    successor = group(
+        member(OTHER, is_static=True), commits=[commit(P1, mark=OwnerState.RELEASED), commit(P0)]
+    )
     assert [seen.name for seen in successor.named_members] == [RUN]
     assert told(*[successor] * 20) == [[]] * 20, "it is no ghost either"
     ended = replace(successor, partitions=tuple(RELEASED), runs={RUN: Run(RunFate.SUCCEEDED)})
     assert ended.owners_without_member == [MemberLeft(RUN, LeaveReason.STATIC, (P0, P1))]
-    assert [seen.name for seen in replace(successor, partitions=()).named_members] == [OTHER], "nobody committed"
+    assert [seen.name for seen in replace(successor, partitions=()).named_members] == [OTHER], (
+        "nobody committed"
+    )
 
 
 def test_a_place_is_whose_run_took_it_over():
-    """The coordinator goes on showing the client id of the run that died there; Dagster knows who said it is there."""
+    """The coordinator goes on showing the client id of the run that died there.
+
+    Dagster knows who said it is there.
+    """
     died, heir = Run(RunFate.FAILED), replace(AT_WORK, group_instance_id=PLACE)
     before = group(member(group_instance_id=heir.group_instance_id), commits=[commit(P0)])
     says_so = replace(before, runs={OTHER: heir, RUN: died})
-    assert told(before, says_so, replace(says_so, members=(member(group_instance_id=PLACE, member_id="m-2"),)))[2] == [
+    assert told(
+        before, says_so, replace(says_so, members=(member(group_instance_id=PLACE, member_id="m-2"),))
+    )[2] == [
         MemberJoined(OTHER, (P0, P1)),
         RebalanceCompleted(1, None),
     ], "it was not there when it said so, and has not left"
@@ -145,29 +154,45 @@ def test_a_place_is_whose_run_took_it_over():
         runs={OTHER: heir, RUN: died},
     )
     works = replace(joins, partitions=(commit(P0, OTHER),))
-    assert [[seen.name for seen in one.named_members] for one in (before, joins, works)] == [[RUN], [OTHER], [OTHER]]
+    assert [[seen.name for seen in one.named_members] for one in (before, joins, works)] == [
+        [RUN],
+        [OTHER],
+        [OTHER],
+    ]
     first, second, third = told(before, joins, works)
     assert first == third == []
     assert second[:2] == [MemberLeft(RUN, LeaveReason.CRASHED, (P0,)), MemberJoined(OTHER, (P0, P1))]
     dead = replace(works, runs={OTHER: replace(heir, process=ProcessStatus.GONE), RUN: died})
     assert [(gone.run, gone.reason) for gone in dead.owners_without_member] == [(OTHER, LeaveReason.CRASHED)]
-    elsewhere = replace(works, members=(replace(works.members[0], is_of_other_instance=True),), runs={OTHER: heir})
-    assert not elsewhere.named_members[0].is_of_other_instance, "the run that died there has been deleted from Dagster"
+    elsewhere = replace(
+        works, members=(replace(works.members[0], is_of_other_instance=True),), runs={OTHER: heir}
+    )
+    assert not elsewhere.named_members[0].is_of_other_instance, (
+        "the run that died there has been deleted from Dagster"
+    )
 
 
 def test_a_place_without_a_known_heir_is_whose_commits_say_so():
     """The heir is of another Dagster instance, or of a job of the user's: it has not died for that."""
     heir, died = "00c0ffee", Run(RunFate.FAILED)
-    seen = group(member(group_instance_id=PLACE, is_of_other_instance=True), commits=[commit(P0, heir)], runs={})
+    seen = group(
+        member(group_instance_id=PLACE, is_of_other_instance=True), commits=[commit(P0, heir)], runs={}
+    )
     assert [one.name for one in seen.named_members] == [heir]
     assert seen.owners_without_member == []
     assert [one.name for one in replace(seen, runs={RUN: died}).named_members] == [heir]
-    assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).named_members] == [RUN], "it has only just joined"
+    assert [one.name for one in replace(seen, runs={RUN: AT_WORK}).named_members] == [RUN], (
+        "it has only just joined"
+    )
     waits = Run(RunFate.IN_PROGRESS, group_instance_id=PLACE)
-    assert [one.name for one in replace(seen, runs={OTHER: waits}).named_members] == [heir], "it repeats the heir"
+    assert [one.name for one in replace(seen, runs={OTHER: waits}).named_members] == [heir], (
+        "it repeats the heir"
+    )
     works = replace(waits, started=True)
     both = replace(seen, runs={OTHER: works, heir: works})
-    assert [one.name for one in both.named_members] == [heir], "a run that repeats it has its tags until it joins"
+    assert [one.name for one in both.named_members] == [heir], (
+        "a run that repeats it has its tags until it joins"
+    )
 
 
 def test_a_member_that_was_gone_between_two_looks_is_told():
@@ -191,7 +216,9 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
     assert went[0].reason.in_good_order
     assert str(went[0]) == f"run {OTHER} of another Dagster instance left"
     crashed = replace(AT_FIRST, partitions=(commit(P0), commit(P1, OTHER)))
-    assert told(AT_FIRST, both, crashed)[2][0] == MemberLeft(OTHER, LeaveReason.CRASHED, (P1,)), "it owes its batch"
+    assert told(AT_FIRST, both, crashed)[2][0] == MemberLeft(OTHER, LeaveReason.CRASHED, (P1,)), (
+        "it owes its batch"
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +227,10 @@ def test_a_run_of_another_dagster_instance_is_told_as_that():
         pytest.param(Run(RunFate.SUCCEEDED), False, LeaveReason.GRACEFUL, id="done"),
         pytest.param(Run(RunFate.FAILED), False, LeaveReason.CRASHED, id="failed, or killed"),
         pytest.param(
-            Run(RunFate.FAILED, FenceReport(FenceReason.INTERRUPTED)), False, LeaveReason.INTERRUPTED, id="SIGTERM"
+            Run(RunFate.FAILED, FenceReport(FenceReason.INTERRUPTED)),
+            False,
+            LeaveReason.INTERRUPTED,
+            id="SIGTERM",
         ),
         pytest.param(Run(RunFate.CANCELED), False, LeaveReason.CANCELED, id="canceled"),
         pytest.param(Run(RunFate.CANCELING), False, LeaveReason.CANCELED, id="about to be canceled"),
@@ -289,23 +319,38 @@ def test_a_group_that_is_deleted_is_told():
 
 
 def test_a_run_that_is_no_member_for_long_is_a_ghost_once():
-    """At work in Dagster, unknown to the group: told when it should be back, and again only after it was a member."""
+    """At work in Dagster, unknown to the group.
+
+    Told when it should be back, and again only after it was a member.
+    """
     alone = group(state=GroupState.EMPTY, runs={RUN: replace(AT_WORK, fenced_for_seconds=70.0)})
     looks = told(AT_FIRST, *[alone] * 20, AT_FIRST, *[alone] * 20)
-    ghosts = [(number, event) for number, look in enumerate(looks) for event in look if isinstance(event, GhostFound)]
+    ghosts = [
+        (number, event)
+        for number, look in enumerate(looks)
+        for event in look
+        if isinstance(event, GhostFound)
+    ]
     assert ghosts == [(15, GhostFound(RUN, 70.0)), (36, GhostFound(RUN, 70.0))]
 
 
 def test_a_run_whose_process_is_gone_crashed_though_it_is_in_progress_and_listed():
     """Killed with its code server: nobody tells Dagster. The broker lists it until its session is over."""
     gone = {RUN: replace(AT_WORK, process=ProcessStatus.GONE)}
-    listed, alone = replace(AT_FIRST, runs=gone), group(state=GroupState.EMPTY, commits=AT_FIRST.partitions, runs=gone)
+    listed, alone = (
+        replace(AT_FIRST, runs=gone),
+        group(state=GroupState.EMPTY, commits=AT_FIRST.partitions, runs=gone),
+    )
     first, second, *later = told(AT_FIRST, listed, alone, alone)[1:]
     assert first == [MemberLeft(RUN, LeaveReason.CRASHED, (P0, P1))]
     assert second == [GroupEmptied(), GhostFound(RUN, 5.0, gone=True)]
     assert later == [[]]
-    taken = group(member(OTHER, "m-2"), commits=[commit(P0, OTHER), commit(P1, OTHER)], runs={**gone, OTHER: AT_WORK})
-    assert told(AT_FIRST, taken)[1][0] == MemberLeft(RUN, LeaveReason.CRASHED, ()), "others have its partitions"
+    taken = group(
+        member(OTHER, "m-2"), commits=[commit(P0, OTHER), commit(P1, OTHER)], runs={**gone, OTHER: AT_WORK}
+    )
+    assert told(AT_FIRST, taken)[1][0] == MemberLeft(RUN, LeaveReason.CRASHED, ()), (
+        "others have its partitions"
+    )
 
 
 def test_what_a_sleeping_machine_does_not_see_makes_no_ghost():
@@ -350,13 +395,17 @@ def test_a_large_group_is_remembered_in_part():
     reordered, fewer = group(*crowd[::-1], runs={}), group(*crowd[3:], runs={})
     _, same, less = told(group(*crowd, runs={}), reordered, fewer)
     assert same == [], "the coordinator lists them in any order"
-    assert not any(isinstance(event, MemberJoined) for event in less), "who was there all the time did not join"
+    assert not any(isinstance(event, MemberJoined) for event in less), (
+        "who was there all the time did not join"
+    )
 
 
 def test_the_memory_of_departures_is_bounded():
     """A group with hundreds of dead scripts is told of the first ones only."""
     dead = [commit(TopicPartition("orders", n), run=f"{n:08x}") for n in range(MAX_REPORTED + 5)]
-    events, memory = detect_events(None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS)
+    events, memory = detect_events(
+        None, group(state=GroupState.EMPTY, commits=dead, runs={}), 0.0, GHOST_SECONDS
+    )
     assert len(events) == len(memory.reported_departures) == MAX_REPORTED
 
 
@@ -377,9 +426,14 @@ def test_words():
     assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed"
     back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
     assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
-    assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, (P0,))).startswith("foreign member kcat")
+    assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, (P0,))).startswith(
+        "foreign member kcat"
+    )
     assert str(RebalanceStarted(2)) == "a rebalance is under way, with 2 members"
-    assert str(RebalanceCompleted(2, 7.4)) == "the partitions were dealt anew, among 2 members, which took about 7 s"
+    assert (
+        str(RebalanceCompleted(2, 7.4))
+        == "the partitions were dealt anew, among 2 members, which took about 7 s"
+    )
     assert str(RebalanceCompleted(1, None)) == "the partitions were dealt anew, among 1 member"
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
@@ -391,13 +445,19 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
     """By whom, where a foreign member is there; while it is owed again nothing new is told."""
     left = (Span(70, 120),)
     lost = PartitionSnapshot(P0, 120, None, log_end=120, outstanding=left, forgotten_pending=left)
-    owed = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN, left), log_end=120, outstanding=left)
+    owed = PartitionSnapshot(
+        P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN, left), log_end=120, outstanding=left
+    )
     done = PartitionSnapshot(P0, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120)
     kcat = member("kcat at 10.0.0.7", "m-2", (P0,), is_foreign=True)
     memory, out = None, []
-    for n, seen in enumerate([group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]):
+    for n, seen in enumerate(
+        [group(kcat, commits=[lost]), group(member(), commits=[owed]), group(commits=[done])]
+    ):
         events, memory = detect_events(memory, seen, n * 5.0, GHOST_SECONDS)
-        out.append(([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten_ranges))
+        out.append(
+            ([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten_ranges)
+        )
     told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
     assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
@@ -422,4 +482,6 @@ def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
 
 def test_a_range_without_a_partition_is_named_with_its_size():
     """The sentence has the key that a backfill takes."""
-    assert str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is owed"
+    assert (
+        str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is owed"
+    )

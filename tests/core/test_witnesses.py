@@ -1,4 +1,7 @@
-"""Whose word counts? Both commit logs, the last commit's own, and the table: what is proven, forgotten, or lost."""
+"""Whose word counts?
+
+Both commit logs, the last commit's own, and the table: what is proven, forgotten, or lost.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,14 @@ from kafka_liveness_dagster.core.commit_metadata import (
 )
 from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.ledger import LedgerEntry
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    union,
+)
 from kafka_liveness_dagster.core.partition_state import (
     GroupMismatchError,
     PartitionState,
@@ -68,9 +78,14 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
         pytest.param(facts(None, None, None), [], [], id="nothing is committed"),
         pytest.param(facts(120, mark((70, 100)), None), [(70, 100)], [], id="no table: by the commit logs"),
         pytest.param(
-            facts(120, mark((70, 100)), account((0, 120))), [(70, 100)], [], id="in the table, not recorded yet"
+            facts(120, mark((70, 100)), account((0, 120))),
+            [(70, 100)],
+            [],
+            id="in the table, not recorded yet",
         ),
-        pytest.param(facts(120, mark((70, 100)), account((0, 50))), [(70, 100)], [(50, 70), (100, 120)], id="lost"),
+        pytest.param(
+            facts(120, mark((70, 100)), account((0, 50))), [(70, 100)], [(50, 70), (100, 120)], id="lost"
+        ),
         pytest.param(FORGOTTEN, [(70, 120)], [], id="forgotten by another client's commit, and owed again"),
     ],
 )
@@ -87,7 +102,9 @@ def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, mis
     [
         pytest.param(FORGOTTEN, [(70, 120)], [(70, 120)], id="nobody remembers it: not done for that"),
         pytest.param(facts(120, mark(), account((0, 120))), [(70, 120)], [], id="the table has it"),
-        pytest.param(facts(120, mark((70, 120)), account((0, 100))), [(70, 120)], [(100, 120)], id="half of it landed"),
+        pytest.param(
+            facts(120, mark((70, 120)), account((0, 100))), [(70, 120)], [(100, 120)], id="half of it landed"
+        ),
         pytest.param(
             facts(120, mark(), account((0, 70)), second=CatchUpCommitMetadata(120, origin=BEGUN, target="t")),
             [(70, 120)],
@@ -152,7 +169,9 @@ def test_what_is_not_proven_done_is_left(found, asked, left):
     ("found", "judged"),
     [
         pytest.param(facts(200, mark(), account((60, 200))), [(30, 50)], id="told"),
-        pytest.param(facts(200, mark(origin=GroupOrigin(60, ID)), account((60, 200), start=60)), [], id="older"),
+        pytest.param(
+            facts(200, mark(origin=GroupOrigin(60, ID)), account((60, 200), start=60)), [], id="older"
+        ),
         pytest.param(facts(200, mark(), account((60, 200), complete=False)), [], id="the table cannot tell"),
         pytest.param(facts(200, mark(), None), [], id="no table"),
     ],
@@ -171,7 +190,12 @@ def test_of_what_the_word_of_the_table_counts(found, judged):
         pytest.param(facts(120, mark(), account((0, 50), complete=False)), [], id="a table that cannot tell"),
         pytest.param(facts(120, mark(), None), [], id="no table"),
         pytest.param(
-            facts(120, LiveCommitMetadata(OwnerState.RELEASED, RUN), LedgerEntry(), second=CatchUpCommitMetadata()),
+            facts(
+                120,
+                LiveCommitMetadata(OwnerState.RELEASED, RUN),
+                LedgerEntry(),
+                second=CatchUpCommitMetadata(),
+            ),
             [],
             id="of before there was a ledger",
         ),
@@ -186,7 +210,9 @@ def test_of_what_the_word_of_the_table_counts(found, judged):
             id="of a lane that could not ask the table",
         ),
         pytest.param(
-            facts(120, None, account((0, 70)), remembered_pending=spans((70, 120))), [], id="remembered by its owner"
+            facts(120, None, account((0, 70)), remembered_pending=spans((70, 120))),
+            [],
+            id="remembered by its owner",
         ),
     ],
 )
@@ -198,14 +224,19 @@ def test_what_is_neither_in_the_table_nor_owed(found, missing):
 def test_what_was_forgotten_is_owed_in_the_commit_with_which_the_live_lane_goes_on():
     """Position and debt are one write."""
     answer = decide_resume(TP, FORGOTTEN, ResumePolicy())
-    assert (answer.position, answer.pending, answer.forgotten_pending) == (120, spans((70, 120)), spans((70, 120)))
+    assert (answer.position, answer.pending, answer.forgotten_pending) == (
+        120,
+        spans((70, 120)),
+        spans((70, 120)),
+    )
 
 
 def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     """The error has what is missing, how much of it the broker has, and the remedy."""
     found = facts(120, mark(), account((0, 50)), log=(80, 120))
     with pytest.raises(
-        RowsMissingError, match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='crash_lag'"
+        RowsMissingError,
+        match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='crash_lag'",
     ):
         decide_resume(TP, found, ResumePolicy())
     answer = decide_resume(TP, found, OWE)
@@ -224,7 +255,11 @@ def test_what_is_missing_after_an_external_commit_in_the_second_log_is_owed_agai
     answer = decide_resume(TP, found, ResumePolicy())
     assert (answer.pending, answer.forgotten_pending) == (spans((70, 120)), spans((70, 120)))
     seen = PartitionSnapshot.from_state(TP, found)
-    assert (seen.outstanding, seen.forgotten_pending, seen.missing_rows) == (spans((70, 120)), spans((70, 120)), ())
+    assert (seen.outstanding, seen.forgotten_pending, seen.missing_rows) == (
+        spans((70, 120)),
+        spans((70, 120)),
+        (),
+    )
     known = replace(found, ledger_entry=account((0, 70), told=[(70, 120)]))
     assert decide_resume(TP, known, ResumePolicy()).pending == (), "this process knows that it was forgiven"
 
@@ -297,7 +332,9 @@ def test_offsets_that_were_set_back_are_processed_again():
     second = CatchUpCommitMetadata(90, origin=BEGUN, target="t")
     back = decide_resume(TP, facts(0, None, account((0, 120)), second=second), PARALLEL)
     assert (back.position, back.pending, back.reprocess, back.catch_up_log.end) == (0, (), Span(0, 120), 0)
-    crashed = facts(30, mark(kind=OwnerState.RUNNING, again=(0, 120)), account((0, 120)), second=back.catch_up_log)
+    crashed = facts(
+        30, mark(kind=OwnerState.RUNNING, again=(0, 120)), account((0, 120)), second=back.catch_up_log
+    )
     answer = decide_resume(TP, crashed, PARALLEL)
     assert (answer.position, answer.pending) == (120, spans((30, 120)))
     done = facts(
@@ -320,9 +357,14 @@ def test_what_a_dead_run_had_written_is_not_owed():
 @pytest.mark.parametrize(
     ("found", "policy", "landed"),
     [
-        pytest.param(facts(70, mark(kind=OwnerState.RUNNING), account((0, 100))), ResumePolicy(), [], id="in order"),
         pytest.param(
-            facts(70, mark(kind=OwnerState.RUNNING), account((0, 120))), PARALLEL, [], id="nothing else is new"
+            facts(70, mark(kind=OwnerState.RUNNING), account((0, 100))), ResumePolicy(), [], id="in order"
+        ),
+        pytest.param(
+            facts(70, mark(kind=OwnerState.RUNNING), account((0, 120))),
+            PARALLEL,
+            [],
+            id="nothing else is new",
         ),
         pytest.param(facts(70, mark(), account((0, 100))), PARALLEL, [], id="the run left in good order"),
         pytest.param(facts(70, mark(kind=OwnerState.RUNNING), None), PARALLEL, [], id="no table"),
@@ -346,7 +388,11 @@ def test_what_a_dead_run_had_written_is_not_lost_when_it_expires():
     answer = decide_resume(
         TP, facts(70, mark(kind=OwnerState.RUNNING), account((0, 80), (85, 110)), log=(100, 120)), skip
     )
-    assert (answer.position, answer.lost, answer.catch_up_log.written_off) == (100, spans((80, 85)), spans((80, 85)))
+    assert (answer.position, answer.lost, answer.catch_up_log.written_off) == (
+        100,
+        spans((80, 85)),
+        spans((80, 85)),
+    )
     assert answer.written_uncommitted == spans((70, 80), (85, 100)), "100-110 comes again"
 
 
@@ -356,16 +402,26 @@ RECORDED = CatchUpCommitMetadata(90, origin=BEGUN, target="t")
 @pytest.mark.parametrize(
     ("found", "unrecorded"),
     [
-        pytest.param(facts(120, mark((70, 120)), account((0, 110))), [(70, 110)], id="its run died in between"),
-        pytest.param(facts(120, mark((70, 120)), account((0, 110)), second=RECORDED), [(90, 110)], id="a part of it"),
-        pytest.param(facts(120, mark((70, 120)), account((0, 110), told=[(80, 120)])), [(70, 80)], id="written off"),
+        pytest.param(
+            facts(120, mark((70, 120)), account((0, 110))), [(70, 110)], id="its run died in between"
+        ),
+        pytest.param(
+            facts(120, mark((70, 120)), account((0, 110)), second=RECORDED), [(90, 110)], id="a part of it"
+        ),
+        pytest.param(
+            facts(120, mark((70, 120)), account((0, 110), told=[(80, 120)])), [(70, 80)], id="written off"
+        ),
         pytest.param(facts(120, mark(), account((0, 120))), [], id="not owed"),
         pytest.param(facts(120, mark((70, 120)), None), [], id="no table"),
         pytest.param(
-            facts(120, mark((70, 120)), account((0, 120)), second=CatchUpCommitMetadata()), [], id="no second log"
+            facts(120, mark((70, 120)), account((0, 120)), second=CatchUpCommitMetadata()),
+            [],
+            id="no second log",
         ),
         pytest.param(
-            facts(120, mark((70, 120), again=(0, 100)), account((0, 120))), [(100, 120)], id="set back: it comes again"
+            facts(120, mark((70, 120), again=(0, 100)), account((0, 120))),
+            [(100, 120)],
+            id="set back: it comes again",
         ),
     ],
 )
@@ -385,13 +441,17 @@ def test_what_the_second_log_has_no_room_for_is_not_owed_for_its_record():
     found = facts(1_001_000, mark((0, 1_001_000)), account(*islands, (1_000_900, 1_000_950)), second=second)
     assert found.unrecorded == spans((1_000_900, 1_000_950))
     assert found.recordable == ()
-    assert found.unrecorded_of(spans((1_000_900, 1_000_920))) == spans((1_000_900, 1_000_920)), "counted all the same"
+    assert found.unrecorded_of(spans((1_000_900, 1_000_920))) == spans((1_000_900, 1_000_920)), (
+        "counted all the same"
+    )
 
 
 def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole():
     """Else no run of a single partition would ever record it."""
     islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
-    found = facts(1_001_000, mark((0, 1_001_000)), account((0, 1_001_000)), second=replace(OURS, done=spans(*islands)))
+    found = facts(
+        1_001_000, mark((0, 1_001_000)), account((0, 1_001_000)), second=replace(OURS, done=spans(*islands))
+    )
     assert not found.can_record(spans((1_000_900, 1_000_920)))
     assert found.unrecorded_of(spans((1_000_900, 1_000_920))) == found.unrecorded == found.recordable
     few = facts(120, mark((70, 120)), account((0, 120)))
@@ -401,7 +461,9 @@ def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole()
 @pytest.mark.parametrize(
     ("found", "where"),
     [
-        pytest.param(facts(120, mark(origin=GroupOrigin(0, "old")), None), "the first commit log", id="first log"),
+        pytest.param(
+            facts(120, mark(origin=GroupOrigin(0, "old")), None), "the first commit log", id="first log"
+        ),
         pytest.param(
             facts(120, None, None, second=CatchUpCommitMetadata(origin=GroupOrigin(0, "old"))),
             "the second commit log",
@@ -431,7 +493,9 @@ def test_a_group_is_of_one_table():
     check_target("etl", found, "lake.shop.orders")
     with pytest.raises(TableMismatchError, match=r"`kafka-liveness move etl lake.shop.orders_2`") as told:
         check_target("etl", found, "lake.shop.orders_2")
-    assert "writes to lake.shop.orders_2, but the commits of group etl are about lake.shop.orders (" in str(told.value)
+    assert "writes to lake.shop.orders_2, but the commits of group etl are about lake.shop.orders (" in str(
+        told.value
+    )
 
 
 def test_a_broker_without_topic_ids_changes_nothing():
@@ -442,7 +506,10 @@ def test_a_broker_without_topic_ids_changes_nothing():
 
 
 def test_a_group_begins_where_it_first_stands():
-    """What lies below was never its to process; a stranger's commit that nobody can be held against begins anew."""
+    """What lies below was never its to process.
+
+    A stranger's commit that nobody can be held against begins anew.
+    """
     first = facts(None, None, LedgerEntry(), second=CatchUpCommitMetadata(), log=(40, 120))
     assert decide_resume(TP, first, ResumePolicy()).origin == GroupOrigin(40, ID)
     assert decide_resume(
@@ -454,16 +521,22 @@ def test_what_is_done_is_dropped_from_the_first_log_only_with_proof():
     """The table's, where it tells: the second log alone would drop what was rolled back."""
     second = CatchUpCommitMetadata(120, origin=BEGUN, target="t")
     assert pending_to_keep(facts(120, mark((70, 120)), account((0, 70)), second=second)) == spans((70, 120))
-    assert pending_to_keep(facts(120, mark((70, 120)), account((0, 120)), second=CatchUpCommitMetadata())) == ()
+    assert (
+        pending_to_keep(facts(120, mark((70, 120)), account((0, 120)), second=CatchUpCommitMetadata())) == ()
+    )
 
 
 @given(done=SPANS, owed=SPANS, told=SPANS, stranger=st.booleans(), committed=st.integers(0, 60))
 def test_nothing_is_missing_in_silence(done, owed, told, stranger, committed):
     """Below the new position each offset is in the table, owed, told, or the answer is an error."""
     owed = tuple(span for span in owed if span.end <= committed)
-    last = None if stranger else LiveCommitMetadata(OwnerState.RUNNING, RUN, owed, reprocess=None, origin=BEGUN)
+    last = (
+        None if stranger else LiveCommitMetadata(OwnerState.RUNNING, RUN, owed, reprocess=None, origin=BEGUN)
+    )
     found = facts(committed, last, LedgerEntry(done, told, 0, topic_id=ID), log=(0, 60))
-    answer = decide_resume(TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="crash_lag"))
+    answer = decide_resume(
+        TP, found, ResumePolicy(enable_parallel_rebalance=True, on_missing_rows="crash_lag")
+    )
     assert difference((Span(0, answer.position),), (*done, *told, *answer.pending)) == ()
     assert not difference(found.not_done(answer.pending), answer.pending)
 
@@ -482,45 +555,59 @@ def test_how_often_the_second_log_is_committed_anew():
 
 def test_rows_of_another_group_are_refused():
     """Of a group's own rows, of rows without a group and of no table nothing is refused."""
-    ours, theirs = (replace(account((0, 70)), groups=frozenset({group})) for group in ("orders-etl", "orders test"))
+    ours, theirs = (
+        replace(account((0, 70)), groups=frozenset({group})) for group in ("orders-etl", "orders test")
+    )
     check_groups(
-        "orders-etl", {TP: ours, TopicPartition("paid", 0): account((0, 70)), TopicPartition("x", 0): None}, "t"
+        "orders-etl",
+        {TP: ours, TopicPartition("paid", 0): account((0, 70)), TopicPartition("x", 0): None},
+        "t",
     )
     with pytest.raises(GroupMismatchError) as refused:
         check_groups("orders-etl", {TP: theirs}, "lake.shop.orders")
     assert str(refused.value) == (
-        "Table lake.shop.orders contains rows of topic orders that group orders test wrote, among them orders:3:0-70. "
-        "Rows of group orders-etl would replace them. This run wrote and committed nothing more. Fix: give the asset "
-        "of orders-etl its own table. If orders-etl is the successor of orders test, end the runs of orders test and "
-        "run `kafka-liveness adopt orders-etl lake.shop.orders`."
+        "Table lake.shop.orders contains rows of topic orders that group orders test wrote, among them "
+        "orders:3:0-70. Rows of group orders-etl would replace them. This run wrote and committed nothing "
+        "more. Fix: give the asset of orders-etl its own table. If orders-etl is the successor of orders "
+        "test, end the runs of orders test and run `kafka-liveness adopt orders-etl lake.shop.orders`."
     )
     with pytest.raises(GroupMismatchError, match=r"that group orders test wrote\. Rows of"):
         check_groups("orders-etl", {TP: replace(theirs, written=())}, "lake.shop.orders")
 
 
-# --- an external commit in the second log ---------------------------------------------------------------------------
+# --- an external commit in the second log -------------------------------------------------------------------
 
 
 def test_the_second_log_is_rebuilt_from_the_ledger():
-    """Rows that are there are done; what was written off stays so; the text of the other client does not count."""
+    """Rows that are there are done; what was written off stays so.
+
+    The text of the other client does not count.
+    """
     table = account((0, 70), (90, 100), told=[(100, 110)])
     log = rebuild_catch_up_log(facts(120, mark((70, 120)), table, second=EXTERNAL))
     assert log == CatchUpCommitMetadata(70, spans((90, 100)), spans((100, 110)))
     assert (log.origin, log.external) == (BEGUN, EXTERNAL.external)
     found = facts(120, mark((70, 120)), table, second=log)
-    assert (found.done_in_rebuilt_log, replace(found, catch_up_log=OURS).done_in_rebuilt_log) == (spans((90, 100)), ())
+    assert (found.done_in_rebuilt_log, replace(found, catch_up_log=OURS).done_in_rebuilt_log) == (
+        spans((90, 100)),
+        (),
+    )
 
 
 def test_offsets_to_be_processed_again_are_not_done_in_a_rebuilt_log():
     """The group was reset below them: their rows are in the table, from before."""
-    log = rebuild_catch_up_log(facts(120, mark((70, 120), again=(70, 100)), account((0, 120)), second=EXTERNAL))
+    log = rebuild_catch_up_log(
+        facts(120, mark((70, 120), again=(70, 100)), account((0, 120)), second=EXTERNAL)
+    )
     assert log.outstanding(spans((70, 120))) == spans((70, 100))
 
 
 NEWER = CatchUpCommitMetadata(external=ExternalCommit("second", 120, "kl3 done @0"))
 
 
-@pytest.mark.parametrize("log", [OURS, CatchUpCommitMetadata(), CatchUpCommitMetadata(120, origin=BEGUN), NEWER])
+@pytest.mark.parametrize(
+    "log", [OURS, CatchUpCommitMetadata(), CatchUpCommitMetadata(120, origin=BEGUN), NEWER]
+)
 def test_a_log_of_this_package_is_not_rebuilt(log):
     """Nor one that expired, nor a newer version's, which may have more than the ledger."""
     assert rebuild_catch_up_log(facts(120, mark((70, 120)), account((0, 120)), second=log)) is log
@@ -544,14 +631,16 @@ def test_a_rebuilt_log_says_what_the_witnesses_say(pending, done, told, complete
     assert difference(before.outstanding, log.outstanding(before.pending_by_live_log)) == ()
 
 
-# --- pending offsets that cannot be -----------------------------------------------------------------------------------
+# --- pending offsets that cannot be -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("pending", "kept", "ignored"),
     [
         pytest.param([(70, 100)], [(70, 100)], [], id="below the commit"),
-        pytest.param([(70, 2**63 - 1)], [(70, 120)], [(120, 2**63 - 1)], id="up to the highest offset there can be"),
+        pytest.param(
+            [(70, 2**63 - 1)], [(70, 120)], [(120, 2**63 - 1)], id="up to the highest offset there can be"
+        ),
         pytest.param([(1_000, 2_000)], [], [(1_000, 2_000)], id="behind the log end"),
         pytest.param([], [], [], id="none"),
     ],

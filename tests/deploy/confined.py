@@ -1,7 +1,7 @@
 """``python confined.py CALLS FAMILIES COMMAND…``: run a command under a unit's system call filter, without systemd.
 
-``SystemCallFilter``, ``RestrictAddressFamilies``, ``NoNewPrivileges`` and ``SystemCallErrorNumber=EPERM``, by the
-library by which systemd does it. It is started with nothing but Python's standard library.
+``SystemCallFilter``, ``RestrictAddressFamilies``, ``NoNewPrivileges`` and ``SystemCallErrorNumber=EPERM``, by
+the library by which systemd does it. It is started with nothing but Python's standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ class _Argument(ctypes.Structure):
 
 
 def confine(calls, families):
-    """From now on this process may do these calls, and make sockets of these families: all else is refused."""
+    """From now on this process may do these calls, and make sockets of these families.
+
+    All else is refused.
+    """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
     everything = ctypes.c_void_p(library.seccomp_init(_ERRNO | errno.EPERM))

@@ -1,6 +1,7 @@
 """A host with the pipeline on it, as docs/deployment.md sets it up, in a folder whose path has a space.
 
-There is no systemd that could start the units: each command is started as its unit says, in the environment that a
+There is no systemd that could start the units: each command is started as its unit says, in the environment
+    that a
 service has, under its system call filter, and by another user where we are root.
 """
 
@@ -38,7 +39,8 @@ class Host:
     """Use it as a context manager: nothing that was started here outlives it."""
 
     def __init__(self, code, dagster_yaml, bootstrap_servers, spark_settings):
-        self.root = Path(tempfile.mkdtemp(prefix="a host of ours "))  # others may enter it, unlike pytest's folders
+        # Others may enter it, unlike pytest's folders
+        self.root = Path(tempfile.mkdtemp(prefix="a host of ours "))
         self.root.chmod(0o755)
         self.ports = {"3000": free_port(), "15002": free_port()}
         self.becomes = _another_user()
@@ -46,14 +48,18 @@ class Host:
         self.state = self.path("/var/lib/pipeline")
         self._set_up(code, dagster_yaml)
         self._edit(bootstrap_servers, spark_settings)
-        for told in (self.state, self.catalog, self.socket.parent):  # as systemd does with a state or runtime folder
+        # As systemd does with a state or runtime folder
+        for told in (self.state, self.catalog, self.socket.parent):
             told.mkdir(parents=True, exist_ok=True)
             if self.becomes:
                 for one in (told, *told.iterdir()):
                     shutil.chown(one, ANOTHER_USER)
 
     def _set_up(self, code, dagster_yaml):
-        """What the page has root type; what asks the system, or takes minutes and is tried elsewhere, is said to it."""
+        """What the page has root type.
+
+        What asks the system, or takes minutes and is tried elsewhere, is said to it.
+        """
         checkout, commands = self.root / "checkout", self.root / "said"
         checkout.mkdir()
         commands.mkdir()
@@ -65,10 +71,14 @@ class Host:
             (commands / name).chmod(0o755)
         [typed] = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
         link = f"ln -s {shlex.quote(sys.prefix)} /opt/pipeline/venv\n"
-        typed, installed = re.subn(r"^python3 -m venv .*\n.*pip install .*\n", link, typed, flags=re.MULTILINE)
+        typed, installed = re.subn(
+            r"^python3 -m venv .*\n.*pip install .*\n", link, typed, flags=re.MULTILINE
+        )
         assert installed == 1
         typed = typed.replace("chgrp pipeline", "chgrp nogroup")
-        assert not re.search(r"(?<!\w)/(opt|etc|var)", re.sub("|".join(TOPS), "", typed)), "all of it is under our root"
+        assert not re.search(r"(?<!\w)/(opt|etc|var)", re.sub("|".join(TOPS), "", typed)), (
+            "all of it is under our root"
+        )
         for top in TOPS:
             typed = typed.replace(top, shlex.quote(f"{self.root}{top}"))
         self.path("/etc/systemd/system").mkdir(parents=True)
@@ -81,10 +91,16 @@ class Host:
         """What the reader changes in /etc, and what is another one's on this machine: ports, paths, Java."""
         etc = self.path("/etc/pipeline")
         for file in etc.iterdir():
-            told = file.read_text().replace("CHANGE_ME", TOKEN).replace("broker-1.example.com:9092", bootstrap_servers)
+            told = (
+                file.read_text()
+                .replace("CHANGE_ME", TOKEN)
+                .replace("broker-1.example.com:9092", bootstrap_servers)
+            )
             file.write_text(self._of_here(told))
         with (etc / "spark.env").open("a") as more:
-            more.write(f"JAVA_HOME={find_java().parent.parent}\nJAVA_TOOL_OPTIONS={os.environ['JAVA_TOOL_OPTIONS']}\n")
+            more.write(
+                f"JAVA_HOME={find_java().parent.parent}\nJAVA_TOOL_OPTIONS={os.environ['JAVA_TOOL_OPTIONS']}\n"
+            )
         with (etc / "spark-defaults.conf").open("a") as more:
             more.writelines(f"{key} {value}\n" for key, value in spark_settings(self.catalog).items())
 
@@ -99,7 +115,10 @@ class Host:
         return self.path("/run/pipeline-code-server/grpc.sock")
 
     def start(self, name):
-        """What systemd does when a unit is started: what is to come before it has ended; it need not answer yet."""
+        """What systemd does when a unit is started: what is to come before it has ended.
+
+        It need not answer yet.
+        """
         self.services[name] = self.start_beside(name)
 
     def start_beside(self, name):
@@ -175,7 +194,12 @@ class Service:
 
     def _environment(self, host):
         """What systemd gives a service, and nothing else."""
-        env = {"INVOCATION_ID": self.invocation, "LANG": "C.UTF-8", "HOME": str(host.state), "SHELL": "/bin/sh"}
+        env = {
+            "INVOCATION_ID": self.invocation,
+            "LANG": "C.UTF-8",
+            "HOME": str(host.state),
+            "SHELL": "/bin/sh",
+        }
         for word in self.unit.words("Environment"):
             key, _, value = word.partition("=")
             env[key] = host._of_here(value)
@@ -195,7 +219,10 @@ class Service:
         return found
 
     def stop(self):
-        """What ``systemctl stop`` does: SIGTERM to each process of it; its exit code, when all of them have ended."""
+        """What ``systemctl stop`` does: SIGTERM to each process of it.
+
+        Its exit code, when all of them have ended.
+        """
         assert self.unit.told("KillMode") == self.unit.told("KillSignal") == []
         [seconds] = self.unit.told("TimeoutStopSec") or ["90"]
         group = self.processes()
@@ -219,7 +246,10 @@ class Service:
 
 
 def _another_user():
-    """What makes a command another user's, if we are root; where the checkout is closed to him he may read all."""
+    """What makes a command another user's, if we are root.
+
+    Where the checkout is closed to him he may read all.
+    """
     if os.geteuid() != 0:
         return ()
     plain = ("setpriv", f"--reuid={ANOTHER_USER}", "--regid=nogroup", "--clear-groups")

@@ -1,4 +1,7 @@
-"""deploy/spark-standalone: both lanes go through a cluster, and an executor that dies in mid-write costs nothing."""
+"""deploy/spark-standalone.
+
+Both lanes go through a cluster, and an executor that dies in mid-write costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -143,14 +146,20 @@ def test_both_lanes_lose_their_executors_in_the_middle_of_a_write(cluster, world
     assert (world.offsets(), world.materialized_ranges()) == (written_rows(0, 120), [(70, 120)])
     world.grow_to(200)
     assert world.live(of_the_live_lane) is None
-    assert (world.committed(), world.pending_by_live_log(), world.offsets()) == (200, [], written_rows(0, 200))
+    assert (world.committed(), world.pending_by_live_log(), world.offsets()) == (
+        200,
+        [],
+        written_rows(0, 200),
+    )
     assert of_the_backfill.killed
     assert of_the_live_lane.killed
 
 
 def test_a_port_that_is_taken(cluster, tmp_path):
     """The cluster that has it is not joined by another one's workers, which would share its secret or fail for ever."""
-    second = subprocess.run(cluster.command, cwd=tmp_path, env=cluster.env, capture_output=True, text=True, check=False)
+    second = subprocess.run(
+        cluster.command, cwd=tmp_path, env=cluster.env, capture_output=True, text=True, check=False
+    )
     assert second.returncode != 0
     assert "Address already in use" in second.stderr
     assert cluster.is_up()
@@ -171,9 +180,13 @@ def test_what_has_to_be_said(cluster, missing):
     ("lines", "mode", "says"),
     [
         pytest.param("", 0o600, "has to set spark.authenticate true", id="not set"),
-        pytest.param("true\nspark.authenticate=false", 0o600, "has to set spark.authenticate true", id="set back"),
+        pytest.param(
+            "true\nspark.authenticate=false", 0o600, "has to set spark.authenticate true", id="set back"
+        ),
         pytest.param("true", 0o600, "has to set spark.authenticate.secret", id="no secret"),
-        pytest.param(f"true\nspark.authenticate.secret {SECRET}", 0o644, "may read the secret", id="readable"),
+        pytest.param(
+            f"true\nspark.authenticate.secret {SECRET}", 0o644, "may read the secret", id="readable"
+        ),
     ],
 )
 def test_a_cluster_that_any_user_could_drive_is_not_started(tmp_path, lines, mode, says):
@@ -187,7 +200,10 @@ def test_a_cluster_that_any_user_could_drive_is_not_started(tmp_path, lines, mod
 
 
 def test_all_of_it_ends_in_good_order(cluster):
-    """The script, the master, the workers, their executors and the Connect server; the last test of this file."""
+    """The script, the master, the workers, their executors and the Connect server.
+
+    The last test of this file.
+    """
     everyone = cluster.processes()
     assert len(everyone) >= 4
     cluster.script.terminate()

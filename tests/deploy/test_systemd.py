@@ -1,4 +1,7 @@
-"""The units of deploy/systemd: systemd finds no fault in them, and what they start does its work and ends in order."""
+"""The units of deploy/systemd.
+
+Systemd finds no fault in them, and what they start does its work and ends in order.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,14 @@ SLOW = f"if(offset < {BATCH}, '', java_method('java.lang.Thread', 'sleep', 50L))
 DAEMONS = """{ instance { daemonHealth { allDaemonStatuses { daemonType required healthy } } } }"""
 TICKS = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) {
   ... on Sensor { sensorState { ticks(limit: 3) { status } } } } }"""
-RUNS = """{ runsOrError(filter: {pipelineName: "orders_job"}) { ... on Runs { results { runId status } } } }"""
-ORDERS_GROUP = {"repositoryLocationName": "orders", "repositoryName": "__repository__", "sensorName": "orders_sensor"}
+RUNS = (
+    """{ runsOrError(filter: {pipelineName: "orders_job"}) { ... on Runs { results { runId status } } } }"""
+)
+ORDERS_GROUP = {
+    "repositoryLocationName": "orders",
+    "repositoryName": "__repository__",
+    "sensorName": "orders_sensor",
+}
 
 
 def test_systemd_finds_no_fault(tmp_path):
@@ -55,7 +64,14 @@ def test_systemd_finds_no_fault(tmp_path):
 @pytest.mark.parametrize("name", UNITS)
 def test_how_much_a_unit_exposes(name):
     """At most what the page says, of 10; and the page says it of this unit's kind."""
-    asked = [ANALYZE, "security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", f"./{name}.service"]
+    asked = [
+        ANALYZE,
+        "security",
+        "--offline=true",
+        f"--threshold={EXPOSURE}",
+        "--no-pager",
+        f"./{name}.service",
+    ]
     done = subprocess.run(asked, cwd=FOLDER, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     told = re.search(r"exposure level for \S+: ([\d.]+) ", done.stdout)[1]
@@ -85,7 +101,9 @@ class Pipeline:
         uri, warehouse = f"sqlite:///{home}/catalog.db", f"{home}/warehouse"
         catalog = SqlCatalog("lake", uri=uri, warehouse=warehouse, init_catalog_tables="false")
         with suppress(NoSuchTableError, OperationalError):  # not made yet; or Spark is writing its name
-            rows = catalog.load_table(self.table.partition(".")[2]).scan(selected_fields=("offset",)).to_arrow()
+            rows = (
+                catalog.load_table(self.table.partition(".")[2]).scan(selected_fields=("offset",)).to_arrow()
+            )
             return sorted(rows.column("offset").to_pylist())
         return []
 
@@ -117,7 +135,10 @@ def code(topic, table):
     for there, here in (
         ("max_poll_records=500_000", f"max_poll_records={BATCH}, crash_lag=kl.CrashLag(auto_catch_up=True)"),
         ('"cast(value as string) AS order_json"', f'"{SLOW}"'),
-        ("KafkaLivenessResource()", 'KafkaLivenessResource(bootstrap_servers=dg.EnvVar("KAFKA_BOOTSTRAP_SERVERS"))'),
+        (
+            "KafkaLivenessResource()",
+            'KafkaLivenessResource(bootstrap_servers=dg.EnvVar("KAFKA_BOOTSTRAP_SERVERS"))',
+        ),
         ("SparkConnectResource()", 'SparkConnectResource(remote=dg.EnvVar("SPARK_REMOTE"))'),
     ):
         assert there in text
@@ -151,7 +172,11 @@ def test_what_the_units_start_is_healthy(running):
     def daemons():
         found = (host.ask(DAEMONS) or {"instance": {"daemonHealth": {"allDaemonStatuses": []}}})["instance"]
         wanted = [one for one in found["daemonHealth"]["allDaemonStatuses"] if one["required"]]
-        return {one["daemonType"] for one in wanted} if wanted and all(one["healthy"] for one in wanted) else None
+        return (
+            {one["daemonType"] for one in wanted}
+            if wanted and all(one["healthy"] for one in wanted)
+            else None
+        )
 
     assert wait_for(daemons) >= {"SENSOR", "QUEUED_RUN_COORDINATOR", "MONITORING", "BACKFILL"}
     running.produce(BATCH)
@@ -171,9 +196,14 @@ def test_none_of_it_is_roots(running):
 
 
 @pytest.mark.certify
-@pytest.mark.parametrize("name", ["pipeline-webserver", "pipeline-daemon", "pipeline-code-server", "pipeline-spark"])
+@pytest.mark.parametrize(
+    "name", ["pipeline-webserver", "pipeline-daemon", "pipeline-code-server", "pipeline-spark"]
+)
 def test_a_restart_in_the_middle_of_batches(running, name):
-    """Of each unit: it ends as systemd wants it, nothing of it is left, and all is in the table once afterwards."""
+    """Of each unit.
+
+    It ends as systemd wants it, nothing of it is left, and all is in the table once afterwards.
+    """
     running.in_the_middle_of_batches()
     before = running.runs()
     service = running.host.services[name]

@@ -25,7 +25,9 @@ class Unit:
     def __init__(self, name):
         self.name = name
         common = FOLDER / "pipeline-.service.d" / "common.conf"
-        lines = [line for file in (FOLDER / f"{name}.service", common) for line in file.read_text().splitlines()]
+        lines = [
+            line for file in (FOLDER / f"{name}.service", common) for line in file.read_text().splitlines()
+        ]
         self._told = [line.partition("=")[::2] for line in lines if re.match(r"\w+=", line)]
 
     def told(self, key):
@@ -52,7 +54,9 @@ class Unit:
 @cache
 def _sets():
     """Every ``@set`` of systemd, and what is in it."""
-    said = subprocess.run([ANALYZE, "syscall-filter", "--no-pager"], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [ANALYZE, "syscall-filter", "--no-pager"], check=True, capture_output=True, text=True
+    ).stdout
     found = {}
     for line in said.splitlines():
         if line.startswith("@"):

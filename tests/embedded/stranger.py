@@ -1,4 +1,7 @@
-"""Another user of this machine, who speaks Spark's own RPC: a JVM of theirs, with the jars that anyone can download."""
+"""Another user of this machine, who speaks Spark's own RPC.
+
+A JVM of theirs, with the jars that anyone can download.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,23 @@ if TYPE_CHECKING:
 NOBODY = 65534
 _OPENED = [  # as Spark's own launcher opens them for Java 17
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
-    for package in ("java.lang", "java.lang.invoke", "java.io", "java.net", "java.nio", "java.util", "sun.nio.ch")
+    for package in (
+        "java.lang",
+        "java.lang.invoke",
+        "java.io",
+        "java.net",
+        "java.nio",
+        "java.util",
+        "sun.nio.ch",
+    )
 ]
 
 
 def as_nobody() -> dict[str, Any]:
-    """Arguments of ``subprocess`` that start a process of another user; of this one where this one is not root."""
+    """Arguments of ``subprocess`` that start a process of another user.
+
+    Of this one where this one is not root.
+    """
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
@@ -57,7 +71,10 @@ def java_of_nobody() -> Iterator[Any]:
 
 
 def send_message(jvm: Any, port: int, endpoint: str, message: Any, secret: str | None = None) -> Any:
-    """Send an object of Java's to an endpoint of the Spark that listens there; the receiver deserializes it."""
+    """Send an object of Java's to an endpoint of the Spark that listens there.
+
+    The receiver deserializes it.
+    """
     rpc = _rpc(jvm, secret, listens=False)
     try:
         there = rpc.setupEndpointRef(jvm.org.apache.spark.rpc.RpcAddress(LOOPBACK, port), endpoint)

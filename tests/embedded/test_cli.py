@@ -91,7 +91,9 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             for one in ("orders", f"{HALF}:0:0-1", "orders:9999999999:0-1", "orders:0:0-9999999999999999999")
         ],
         "wanted text without": [["write-off", "etl", "orders:0:0-1", "--reason", HALF, *NOBODY]],
-        "wanted catalog.namespace.table": [[one, "etl", "--table", "a;b", *NOBODY] for one in ("status", "audit")],
+        "wanted catalog.namespace.table": [
+            [one, "etl", "--table", "a;b", *NOBODY] for one in ("status", "audit")
+        ],
         "wanted host:port,host:port": [
             [*command, "--bootstrap-servers", servers]
             for command in (["status", "etl"], ["audit", "etl"], ["doctor"], ["timeline"])
@@ -101,7 +103,10 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             ["audit", "etl", "--spark", SECRET, *NOBODY],
             ["doctor", "--spark", "sc://"],
         ],
-        "is no number of seconds": [["status", "etl", "--watch", "nan", *NOBODY], ["timeline", "--session", "nan"]],
+        "is no number of seconds": [
+            ["status", "etl", "--watch", "nan", *NOBODY],
+            ["timeline", "--session", "nan"],
+        ],
         "is not in the range": [["status", "etl", "--watch", "inf", *NOBODY], ["timeline", "--stall", "inf"]],
         "extra setting group.id='other' is refused": [
             ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "group.conf")]

@@ -92,8 +92,8 @@ def repository(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         settings = tmp_path / "ivysettings.xml"
         settings.write_text(
-            "<ivysettings><settings defaultResolver='here'/><resolvers><ibiblio name='here' m2compatible='true' "
-            f"root='http://127.0.0.1:{server.server_port}/'/></resolvers></ivysettings>"
+            "<ivysettings><settings defaultResolver='here'/><resolvers><ibiblio name='here' "
+            f"m2compatible='true' root='http://127.0.0.1:{server.server_port}/'/></resolvers></ivysettings>"
         )
         monkeypatch.setenv("KAFKA_LIVENESS_IVY_SETTINGS", str(settings))
         monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "jars"))
@@ -121,7 +121,11 @@ def test_a_download_killed_half_way_is_begun_anew(repository):
         cut_off.kill()
     repository.hold_back = 0
     repository.go_on.set()
-    assert names(jars.resolve_jars("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert names(jars.resolve_jars("kafka")) == [
+        "SHA256SUMS",
+        "kafka_2.13-4.3.1.jar",
+        "slf4j-simple-1.7.36.jar",
+    ]
 
 
 def test_a_damaged_jar_is_downloaded_again(repository):
@@ -133,14 +137,19 @@ def test_a_damaged_jar_is_downloaded_again(repository):
 
 
 def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
-    """A connector for each, in a folder of its own; for one that nobody has tried, what to install is said."""
+    """A connector for each, in a folder of its own.
+
+    For one that nobody has tried, what to install is said.
+    """
     here = jars.resolve_jars("spark")
     beside = jars._PROVIDED_BY_SPARK[metadata.version("pyspark")]
     assert f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar" in names(here)
     monkeypatch.setattr(
         jars, "_PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
     )
-    with pytest.raises(JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"):
+    with pytest.raises(
+        JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"
+    ):
         jars.resolve_jars("spark")
     monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
     assert set(names(jars.resolve_jars("spark"))) >= {
@@ -164,10 +173,15 @@ def test_a_jar_that_was_exchanged_or_added_is_not_run(repository):
     (folder / "added.jar").write_bytes(_other_jar())
     sums = (folder / "SHA256SUMS").read_text()
     other = hashlib.sha256(_other_jar()).hexdigest()
-    (folder / "SHA256SUMS").write_text(re.sub(r"\w+(?=  slf4j)", other, sums))  # who exchanges one exchanges this, too
+    # Who exchanges one exchanges this, too
+    (folder / "SHA256SUMS").write_text(re.sub(r"\w+(?=  slf4j)", other, sums))
     assert jars.find_damaged("kafka") == ["slf4j-simple-1.7.36.jar", "added.jar"]
     assert jars.find_jars("kafka") is None
-    assert names(jars.resolve_jars("kafka")) == ["SHA256SUMS", "kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"]
+    assert names(jars.resolve_jars("kafka")) == [
+        "SHA256SUMS",
+        "kafka_2.13-4.3.1.jar",
+        "slf4j-simple-1.7.36.jar",
+    ]
     assert jars.find_damaged("kafka") == []
 
 
@@ -256,7 +270,10 @@ def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
 
 
 def test_processes_that_ask_at_once_download_once(repository, monkeypatch):
-    """The others wait for the first and take what it has downloaded; the next call starts no Ivy and asks nothing."""
+    """The others wait for the first and take what it has downloaded.
+
+    The next call starts no Ivy and asks nothing.
+    """
     asking = [subprocess.Popen([sys.executable, "-c", _RESOLVE], stderr=subprocess.DEVNULL) for _ in range(3)]
     assert [one.wait(600) for one in asking] == [0, 0, 0]
     assert sum(path.endswith("kafka_2.13-4.3.1.jar") for path in repository.asked) <= 2  # HEAD and GET
@@ -276,16 +293,22 @@ def test_the_page_has_what_goes_with_each_pyspark():
 
 
 def test_the_list_of_components_has_the_group_of_each_jar():
-    """Most jars have a file of Maven with it; an audit under another group would find nothing, and be green."""
+    """Most jars have a file of Maven with it.
+
+    An audit under another group would find nothing, and be green.
+    """
     listed = {
-        f"{one.purl.name}-{one.purl.version}.jar": one.purl for one in read_jars(JARS.read_text(encoding="utf-8"))
+        f"{one.purl.name}-{one.purl.version}.jar": one.purl
+        for one in read_jars(JARS.read_text(encoding="utf-8"))
     }
     compared = 0
     for jar in (jar for name in jars.NAMES for jar in jars.resolve_jars(name).glob("*.jar")):
         purl = listed[jar.name]
         with zipfile.ZipFile(jar) as opened:  # a jar with others inside has a file of each
             poms = [name for name in opened.namelist() if name.endswith(f"/{purl.name}/pom.properties")]
-            groups = [re.findall(r"^groupId=(.+?)\s*$", opened.read(pom).decode(), re.MULTILINE) for pom in poms]
+            groups = [
+                re.findall(r"^groupId=(.+?)\s*$", opened.read(pom).decode(), re.MULTILINE) for pom in poms
+            ]
         assert groups in ([], [[purl.namespace]]), jar
         compared += len(groups)
     assert compared > len(listed) / 3

@@ -1,4 +1,7 @@
-"""Whose process is that? Only what was started in this state folder is found again, and nothing else is ever ended."""
+"""Whose process is that?
+
+Only what was started in this state folder is found again, and nothing else is ever ended.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ def decoy(folder, *arguments, command=WAITS, **options):
     """A process that waits, with these arguments; gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [*command, *arguments]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as child:
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options
+    ) as child:
         try:
 
             def is_executed():  # until then its command line is empty
@@ -45,7 +50,10 @@ def decoy(folder, *arguments, command=WAITS, **options):
 
 
 def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
-    """The mark, as an option or alone, in the folder where services run: `down` ends it; a linked path is the same."""
+    """The mark, as an option or alone, in the folder where services run: `down` ends it.
+
+    A linked path is the same.
+    """
     link = tmp_path / "link"
     link.symlink_to(home)
     for argument, asked in ((f"-Dkafka_liveness.process_marker={MARK}", home), (MARK, link)):
@@ -65,7 +73,10 @@ def test_a_service_is_known_by_its_mark_and_its_folder(home, tmp_path):
     ],
 )
 def test_what_only_looks_like_the_mark_is_not_ours(home, argument):
-    """A program that looks at a service, a log or another folder has the mark in its arguments: it is left alone."""
+    """A program that looks at a service, a log or another folder has the mark in its arguments.
+
+    It is left alone.
+    """
     with decoy(home / "kafka", argument) as child:
         service_of(home, child.pid)
         assert services.running_services(home) is None
@@ -105,12 +116,15 @@ def test_a_service_whose_folder_was_removed_is_still_ours(home):
 
 
 def test_who_asks_is_never_ended_nor_who_started_it(home):
-    """`down` inside of a process that the state file names: neither it nor what it descends from is a service."""
+    """`down` inside of a process that the state file names.
+
+    Neither it nor what it descends from is a service.
+    """
     asks = (
-        "import subprocess, sys; from kafka_liveness_dagster.embedded import services; "
-        "down = 'from kafka_liveness_dagster.embedded import services; print(services.stop_services())'; input(); "
-        "print(services.stop_services(), flush=True); "
-        "print(subprocess.check_output([sys.executable, '-c', down], text=True), flush=True); input()"
+        "import subprocess, sys; from kafka_liveness_dagster.embedded import services; down = 'from "
+        "kafka_liveness_dagster.embedded import services; print(services.stop_services())'; input(); "
+        "print(services.stop_services(), flush=True); print(subprocess.check_output([sys.executable, '-c', "
+        "down], text=True), flush=True); input()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with decoy(
@@ -144,7 +158,8 @@ def test_the_first_process_and_no_process_are_never_found():
 def test_another_users_process_is_not_ours(home):
     """Two users on one host: what the other one started is never ended, whatever the state file says."""
     for user, found in ((NOBODY, []), (None, ["kafka"])):
-        waits = ["/bin/sh", "-c", "read line", processes.process_marker_option(MARK)]  # everybody may start it
+        # Everybody may start it
+        waits = ["/bin/sh", "-c", "read line", processes.process_marker_option(MARK)]
         with decoy(home / "kafka", command=waits, user=user) as child:
             service_of(home, child.pid)
             assert services.stop_services(home) == found

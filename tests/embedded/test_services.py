@@ -24,7 +24,10 @@ from kafka_liveness_dagster.embedded.state import PortTakenError, ServiceNotStar
 from tests.waiting import wait_for
 
 KAFKA = ("kafka",)
-ENSURE = "from kafka_liveness_dagster.embedded import services; found = services.ensure_services(which=('kafka',)); "
+ENSURE = (
+    "from kafka_liveness_dagster.embedded import services; found = "
+    "services.ensure_services(which=('kafka',)); "
+)
 
 
 def python(code):
@@ -59,7 +62,9 @@ def test_a_killed_broker_comes_back_with_its_topics_and_offsets(home):
     assert services.running_services() is None
 
     assert services.ensure_services(which=KAFKA) == before
-    group = Consumer({"bootstrap.servers": before.bootstrap_servers, "group.id": "orders-etl", "log_level": 0})
+    group = Consumer(
+        {"bootstrap.servers": before.bootstrap_servers, "group.id": "orders-etl", "log_level": 0}
+    )
     try:
         assert len(group.list_topics(timeout=60).topics["orders"].partitions) == 4
         assert group.committed([TopicPartition("orders", 3)], timeout=60)[0].offset == 70
@@ -73,7 +78,10 @@ def down():
 
 
 def test_only_up_ends_what_down_began(home, processes_of):
-    """After ``down`` no resource, tick, run or library call starts a service; each names the command that does."""
+    """After ``down`` no resource, tick, run or library call starts a service.
+
+    Each names the command that does.
+    """
 
     @kl.kafka_asset(topics=["orders"], group_id="orders-etl", table="lake.shop.orders")
     def orders(batch):
@@ -101,7 +109,9 @@ def test_only_up_ends_what_down_began(home, processes_of):
         assert "`kafka-liveness up`" in failed.event_specific_data.error.to_string()
     assert (processes_of(home), services.running_services()) == ([], None)
 
-    assert services.ensure_services(which=KAFKA, even_if_down=True).bootstrap_servers == before.bootstrap_servers
+    assert (
+        services.ensure_services(which=KAFKA, even_if_down=True).bootstrap_servers == before.bootstrap_servers
+    )
     services.stop_services()  # as a test or the demo does, which no person asked for
     assert kafka.settings().bootstrap_servers == before.bootstrap_servers
 
@@ -113,7 +123,9 @@ def test_nothing_runs_after_a_down_that_meets_starts(home, processes_of):
     with ThreadPoolExecutor(3) as pool:
         with services._locked_state(home):
             code = ENSURE + "print(found.bootstrap_servers)"
-            starts = [pool.submit(subprocess.run, python(code), capture_output=True, text=True) for _ in range(2)]
+            starts = [
+                pool.submit(subprocess.run, python(code), capture_output=True, text=True) for _ in range(2)
+            ]
             stops = pool.submit(down)
         assert stops.result().startswith("stopped: ")
         for one in starts:
@@ -122,7 +134,10 @@ def test_nothing_runs_after_a_down_that_meets_starts(home, processes_of):
 
 
 def test_down_waits_for_a_first_start(home, monkeypatch):
-    """Nothing is noted while the jars come: a `down` that took this for nothing would be followed by the services."""
+    """Nothing is noted while the jars come.
+
+    A `down` that took this for nothing would be followed by the services.
+    """
     state.create_home(home)
     monkeypatch.setattr(services, "_LOCK_SECONDS", 0.0)
     monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.05")
@@ -137,12 +152,14 @@ def test_a_pid_that_belongs_to_another_program_is_never_signalled(home):
     state.create_home(home)
     with subprocess.Popen(python("input()"), stdin=subprocess.PIPE) as other:
         state.write_state(
-            home, {"kafka": StartedService(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=True)}
+            home,
+            {"kafka": StartedService(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=True)},
         )
         assert services.running_services() is None
         assert services.stop_services() == []
         state.write_state(
-            home, {"kafka": StartedService(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=False)}
+            home,
+            {"kafka": StartedService(port=9, pid=other.pid, process_marker="0123456789abcdef", ready=False)},
         )
         services.ensure_services(which=KAFKA)
         assert state.read_state(home)["kafka"].pid != other.pid
@@ -175,7 +192,9 @@ def test_a_broker_that_ends_shows_the_end_of_its_log(home, processes_of):
     data = home / "kafka" / "data"
     data.mkdir(parents=True)
     (data / "meta.properties").write_text("version=1\ncluster.id=broken\nnode.id=7\n")
-    with pytest.raises(ServiceNotStartedError, match=r"(?s)ended with code 1.*kafka\.log ends with.*node id 7"):
+    with pytest.raises(
+        ServiceNotStartedError, match=r"(?s)ended with code 1.*kafka\.log ends with.*node id 7"
+    ):
         services.ensure_services(which=KAFKA)
     assert not processes_of(home)
 
@@ -221,7 +240,10 @@ def _contents(folder):
     """Each file of a folder with its text, and each folder, with modes."""
     found = {".": folder.stat().st_mode}
     for path in sorted(folder.rglob("*")):
-        found[str(path.relative_to(folder))] = (path.stat().st_mode, path.read_bytes() if path.is_file() else None)
+        found[str(path.relative_to(folder))] = (
+            path.stat().st_mode,
+            path.read_bytes() if path.is_file() else None,
+        )
     return found
 
 
@@ -258,7 +280,9 @@ def test_only_a_state_folder_is_removed(home):
     """The demo begins with an empty folder `demo` in the state folder, which may be a checkout with a `demo`."""
     (home / "demo").mkdir(parents=True)
     (home / "demo" / "orders.py").write_text("orders = 1\n")
-    with pytest.raises(InvalidSettingError, match=r"demo holds orders\.py, which this package did not create"):
+    with pytest.raises(
+        InvalidSettingError, match=r"demo holds orders\.py, which this package did not create"
+    ):
         state.remove_home(home / "demo")
     assert (home / "demo" / "orders.py").exists()
     (home / "demo" / "orders.py").unlink()
@@ -286,14 +310,25 @@ def test_an_unknown_service_is_refused(home):
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        pytest.param("kafka", r"the storage of Kafka was not formatted in 0\.02 s", id="its storage is formatted"),
-        pytest.param("spark", r"Spark Connect did not answer on port \d+ in 0\.02 s", id="it does not answer"),
+        pytest.param(
+            "kafka", r"the storage of Kafka was not formatted in 0\.02 s", id="its storage is formatted"
+        ),
+        pytest.param(
+            "spark", r"Spark Connect did not answer on port \d+ in 0\.02 s", id="it does not answer"
+        ),
     ],
 )
-def test_who_sets_the_limit_of_a_start_is_told_so_when_it_passes(home, processes_of, monkeypatch, which, message):
-    """A start that takes too long says how long it may take, what sets that, and where its log is; nothing runs on."""
+def test_who_sets_the_limit_of_a_start_is_told_so_when_it_passes(
+    home, processes_of, monkeypatch, which, message
+):
+    """A start that takes too long says how long it may take, what sets that, and where its log is.
+
+    Nothing runs on.
+    """
     monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.02")
-    with pytest.raises(ServiceNotStartedError, match=rf"(?s){message}.*KAFKA_LIVENESS_START_SECONDS.*\.log ends with"):
+    with pytest.raises(
+        ServiceNotStartedError, match=rf"(?s){message}.*KAFKA_LIVENESS_START_SECONDS.*\.log ends with"
+    ):
         services.ensure_services(which=(which,))
     assert not processes_of(home)
 
@@ -302,13 +337,20 @@ def test_who_sets_the_limit_of_a_start_is_told_so_when_it_passes(home, processes
 def test_a_limit_that_is_none_is_refused_before_anything_is_made(home, monkeypatch, seconds):
     """A mistyped limit is told with the value and what was wanted, not taken for no limit."""
     monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", seconds)
-    with pytest.raises(InvalidSettingError, match=f"KAFKA_LIVENESS_START_SECONDS is '{seconds}': wanted a number"):
+    with pytest.raises(
+        InvalidSettingError, match=f"KAFKA_LIVENESS_START_SECONDS is '{seconds}': wanted a number"
+    ):
         services.ensure_services(which=KAFKA)
     assert not home.exists()
 
 
 def test_a_state_folder_that_cannot_be_made_is_told_with_the_other_way(tmp_path):
-    """No rights, a full disk, a file where a folder should be: an error with the folder and the variable, no trace."""
+    """No rights, a full disk, a file where a folder should be.
+
+    An error with the folder and the variable, no trace.
+    """
     (tmp_path / "file").write_text("")
-    with pytest.raises(ServiceNotStartedError, match=r"services of .*file/state could not .*KAFKA_LIVENESS_HOME"):
+    with pytest.raises(
+        ServiceNotStartedError, match=r"services of .*file/state could not .*KAFKA_LIVENESS_HOME"
+    ):
         services.ensure_services(which=KAFKA, home=tmp_path / "file" / "state")

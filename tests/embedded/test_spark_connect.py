@@ -1,4 +1,7 @@
-"""The whole default as a user starts it: one command, both services, a token, and nothing left where he stands."""
+"""The whole default as a user starts it.
+
+One command, both services, a token, and nothing left where he stands.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ def test_a_table_written_by_spark_is_read_by_pyiceberg(told, where):
     assert list(where.iterdir()) == []
 
 
-@pytest.mark.parametrize(("token", "why"), [("", "No authentication token"), (";token=guessed", "Invalid auth")])
+@pytest.mark.parametrize(
+    ("token", "why"), [("", "No authentication token"), (";token=guessed", "Invalid auth")]
+)
 def test_a_client_without_the_token_is_refused(told, token, why):
     """Other users of this machine reach the port, but may not run anything."""
     stranger = told["spark_remote"].partition("/;")[0] + "/" + token
@@ -105,7 +110,9 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
             with unguarded(java) as control, pytest.raises(Py4JJavaError, match="Cannot find endpoint"):
                 send_message(java, control, "BlockManagerMaster", messages["BlockManagerMaster"])
             for (endpoint, message), secret in zip(messages.items(), (None, "guessed"), strict=True):
-                with pytest.raises(Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"):
+                with pytest.raises(
+                    Py4JJavaError, match=r"SaslException|Expected SaslMessage|Outbox is stopped"
+                ):
                     send_message(java, port, endpoint, message, secret)
         assert spark.range(0, 5, 1, 3).repartition(2).count() == 5
     finally:
@@ -146,7 +153,9 @@ def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, 
     remote = services.ensure_services(which=("spark",)).spark_remote
     spark = connect(remote, timeout_seconds=120)
     spark.sql("create namespace lake.shop")
-    spark.sql("create table lake.shop.orders using iceberg as select 'orders' topic, 0 partition, 70L offset").collect()
+    spark.sql(
+        "create table lake.shop.orders using iceberg as select 'orders' topic, 0 partition, 70L offset"
+    ).collect()
     port = int(spark.conf.get("spark.driver.port"))
     close(spark)
     with java_of_nobody() as java:
@@ -154,7 +163,10 @@ def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, 
         assert send_message(java, port, "LocalSchedulerBackendEndpoint", stop)
     look = TableLedgerReader("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
     look.entries({})
-    assert "answers, but can run no job (java.util.concurrent.RejectedExecutionException" in look.unavailable_reason
+    assert (
+        "answers, but can run no job (java.util.concurrent.RejectedExecutionException"
+        in look.unavailable_reason
+    )
     assert "`kafka-liveness up` restarts the embedded one" in look.unavailable_reason
     [doctor] = checkup.check_spark(lambda: remote)
     assert doctor.outcome is Outcome.FAIL
@@ -174,7 +186,9 @@ def test_a_stopped_spark_context_is_noticed():
     port = free_port()
     with java_of_nobody() as java:
         builder = (
-            java.org.apache.spark.sql.SparkSession.builder().master("local[1]").config("spark.ui.enabled", "false")
+            java.org.apache.spark.sql.SparkSession.builder()
+            .master("local[1]")
+            .config("spark.ui.enabled", "false")
         )
         spark = builder.config("spark.connect.grpc.binding.port", str(port)).getOrCreate()
         constant(java.org.apache.spark.sql.connect.service, "SparkConnectService").start(spark.sparkContext())
@@ -188,9 +202,16 @@ def test_a_stopped_spark_context_is_noticed():
 
 
 def test_the_doctor_finds_nothing_wrong(told):
-    """Every check passes on the embedded default, without a warning; of Dagster nothing is known without its home."""
+    """Every check passes on the embedded default, without a warning.
+
+    Of Dagster nothing is known without its home.
+    """
     doctor = subprocess.run(
-        [*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "DAGSTER_HOME": ""}
+        [*CLI, "doctor"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "DAGSTER_HOME": ""},
     )
     *lines, counts = doctor.stdout.splitlines()
     well = [line for line in lines if line.startswith("ok")]
@@ -225,7 +246,10 @@ def test_down_leaves_no_process(told, shared_home, processes_of):
 
 
 def test_the_users_settings_come_last(tmp_path, monkeypatch):
-    """Spark takes the later of two lines, and finds its own way back; a file that is not there is an error."""
+    """Spark takes the later of two lines, and finds its own way back.
+
+    A file that is not there is an error.
+    """
 
     def launch():
         return embedded_spark.prepare_launch(tmp_path / "home", 1, "token", "mark", lambda _: None)
@@ -242,7 +266,10 @@ def test_the_users_settings_come_last(tmp_path, monkeypatch):
     (tmp_path / "spark.conf").write_text("".join(f"spark.driver.{line}\n" for line in theirs))
     launch()
     lines = (tmp_path / "home" / "spark" / "conf" / "spark-defaults.conf").read_text().splitlines()
-    assert [line for line in lines if "driver.memory" in line] == ["spark.driver.memory 1g", "spark.driver.memory 3g"]
+    assert [line for line in lines if "driver.memory" in line] == [
+        "spark.driver.memory 1g",
+        "spark.driver.memory 3g",
+    ]
     assert ["mark" in line for line in lines if "extraJavaOptions" in line] == [True, False, True]
     class_path = [line for line in lines if "extraClassPath" in line][-1]
     assert class_path == f"spark.driver.extraClassPath {jars.resolve_jars('spark')}/*:/opt/s3.jar:/opt/b/*"

@@ -1,4 +1,7 @@
-"""The package as a new user has it: the wheel alone, in a folder whose path has a space, and no checkout near."""
+"""The package as a new user has it.
+
+The wheel alone, in a folder whose path has a space, and no checkout near.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,24 @@ if "dagster._daemon" in sys.orig_argv:
 
 
 class Installed:
-    """A virtual environment with the wheel alone; what it needs is borrowed from ours: a download takes minutes."""
+    """A virtual environment with the wheel alone.
+
+    What it needs is borrowed from ours: a download takes minutes.
+    """
 
     def __init__(self, folder):
         venv, [wheel] = folder / ".venv", build(folder, "wheel")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-        install = [UV, "pip", "install", "--no-deps", "--offline", "--quiet", "--python", venv / "bin" / "python"]
+        install = [
+            UV,
+            "pip",
+            "install",
+            "--no-deps",
+            "--offline",
+            "--quiet",
+            "--python",
+            venv / "bin" / "python",
+        ]
         subprocess.run([*install, wheel], check=True)
         packages = venv / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
         (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))

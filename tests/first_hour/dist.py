@@ -1,7 +1,8 @@
 """Are wheel and sdist whole? Each is built as it is released, installed alone in an empty environment, and tried.
 
-``python -m tests.first_hour.dist dist`` is ``make dist``. What they need comes from the package index, at the versions
-of requirements.lock: a dependency that is not declared is missing here, however many tests have found it.
+``python -m tests.first_hour.dist dist`` is ``make dist``. What they need comes from the package index, at the
+versions of requirements.lock: a dependency that is not declared is missing here, however many tests have
+found it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UV = shutil.which("uv", path=Path(sys.executable).parent)
-OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "DAGSTER_HOME", "KAFKA_LIVENESS_HOME", "KAFKA_BOOTSTRAP_SERVERS")
+OURS = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "DAGSTER_HOME",
+    "KAFKA_LIVENESS_HOME",
+    "KAFKA_BOOTSTRAP_SERVERS",
+)
 IN_THE_WHEEL = {"py.typed", "embedded/ivy-kafka.xml", "embedded/ivy-spark.xml", "embedded/ivysettings.xml",
                 "example/workspace.yaml", "example/definitions/orders.py"}  # fmt: skip
 IN_THE_SDIST = {"README.md", "LICENSE", "CHANGELOG.md", "DESIGN.md", "CONTRIBUTING.md", "docs/errors.md",
@@ -34,7 +42,10 @@ def ran(*words, **options):
 
 
 def build(folder, *kinds, source=ROOT):
-    """Build these kinds, "wheel" or "sdist", with the backend that requirements.lock has; no network. Their paths."""
+    """Build these kinds, "wheel" or "sdist", with the backend that requirements.lock has; no network.
+
+    Their paths.
+    """
     asked = [f"--{kind}" for kind in kinds]
     offline = ["--no-build-isolation", "--offline", "--quiet", "--python", sys.executable]
     ran(UV, "build", *asked, *offline, "--out-dir", folder, source)

@@ -26,7 +26,9 @@ def demo_in(folder, installed, *arguments):
     command = [shutil.which("kafka-liveness", path=env["PATH"]), "demo", *arguments]
     output = subprocess.PIPE
     try:
-        with subprocess.Popen(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, text=True) as told:
+        with subprocess.Popen(
+            command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, text=True
+        ) as told:
             try:
                 yield told
             except BaseException:
@@ -51,7 +53,10 @@ def wait_for(line, told):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory, installed):
-    """The whole story. Much of it is Dagster's daemons waiting: it is told while the others are interrupted."""
+    """The whole story.
+
+    Much of it is Dagster's daemons waiting: it is told while the others are interrupted.
+    """
     folder = tmp_path_factory.mktemp("a story")
     with demo_in(folder, installed, "--json-file", str(folder / "verdict.json")) as told:
         opening = wait_for("Dagster's UI", told)
@@ -78,7 +83,10 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path, installed, moment):
 
 
 def test_the_story_holds(story):
-    """A worker killed in mid-batch costs no order and doubles none; the skipped ranges are partitions, all done."""
+    """A worker killed in mid-batch costs no order and doubles none.
+
+    The skipped ranges are partitions, all done.
+    """
     code, output, json_file = story()
     it_holds(code, output, json_file)
     folder = json_file.parent
@@ -89,7 +97,10 @@ def test_the_story_holds(story):
 
 @contextmanager
 def broker_of(home):
-    """Start the broker of a demo that has ended: its topic and both commit logs are still in the state folder."""
+    """Start the broker of a demo that has ended.
+
+    Its topic and both commit logs are still in the state folder.
+    """
     try:
         yield services.ensure_services(home=home, which=("kafka",))
     finally:

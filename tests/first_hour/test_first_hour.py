@@ -43,13 +43,20 @@ class Terminal:
         self.project, self.env, self.log = project, installed.env, project.with_suffix(".log")
         with self.log.open("wb") as log:
             self.shell = subprocess.Popen(
-                [BASH, "-ec", START], cwd=project, env=self.env, stdout=log, stderr=log, start_new_session=True
+                [BASH, "-ec", START],
+                cwd=project,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def types(self, text, *command):
         """What it prints; it has to end well."""
         typed = [*(command or (BASH, "-ec")), text]
-        done = subprocess.run(typed, cwd=self.project, env=self.env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            typed, cwd=self.project, env=self.env, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{text}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -139,7 +146,9 @@ def browser(folder):
             yield page
         except Exception as error:
             page.screenshot(path=folder / "failed.png")
-            raise AssertionError(f"{page.url} looked like {folder / 'failed.png'} when it failed: {error}") from error
+            raise AssertionError(
+                f"{page.url} looked like {folder / 'failed.png'} when it failed: {error}"
+            ) from error
         finally:
             page.context.browser.close()
 
@@ -219,7 +228,9 @@ def test_from_nothing_to_rows_through_a_crash(terminal, tmp_path):
     with browser(tmp_path) as page:
         backfill_by_clicking(page, url, keys, first)
     assert dagster.crash_lag() == keys
-    doctor = terminal.types('DAGSTER_HOME="$PWD/.dagster" kafka-liveness doctor --group orders-etl -f orders.py')
+    doctor = terminal.types(
+        'DAGSTER_HOME="$PWD/.dagster" kafka-liveness doctor --group orders-etl -f orders.py'
+    )
     assert re.search(r"dagster daemon +the sensor daemon was alive \S+ s ago", doctor), doctor
     assert re.search(r"location period +orders_sensor ticks every \S+ s; its interval is 5 s", doctor), doctor
 

@@ -75,7 +75,9 @@ def test_dg_scaffolds_what_it_accepts(dg_in, tmp_path):
     assert attributes["topics"] == ["web-orders"]
     lines = written.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  sql:"))
-    written.write_text("\n".join([*lines[:at], "  max_pol_records: 1", "  idle_seconds: -1", *lines[at + 3 :]]))
+    written.write_text(
+        "\n".join([*lines[:at], "  max_pol_records: 1", "  idle_seconds: -1", *lines[at + 3 :]])
+    )
     ((code, said),) = dg_in("check yaml")
     assert code == 1
     assert f"web-orders/defs.yaml:{at + 1}" in said

@@ -55,7 +55,9 @@ def described(defs: dg.Definitions) -> dict[str, Any]:
     graph = repository.asset_graph
     checks = {id(one): one for one in repository.asset_checks_defs_by_key.values()}.values()
     return {
-        "assets": {key.to_user_string(): _asset(graph.get(key)) for key in sorted(graph.get_all_asset_keys())},
+        "assets": {
+            key.to_user_string(): _asset(graph.get(key)) for key in sorted(graph.get_all_asset_keys())
+        },
         "checks": _by_name(_check(spec) for one in checks for spec in one.check_specs),
         "ops": _ops(repository.get_all_jobs()),
         "jobs": _by_name(map(_job, repository.get_all_jobs())),
@@ -93,7 +95,9 @@ def _by_name(found: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_empty(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in data.items() if key != "name" and value not in (None, {}, [], "", ())}
+    return {
+        key: value for key, value in data.items() if key != "name" and value not in (None, {}, [], "", ())
+    }
 
 
 def _asset(node: Any) -> dict[str, Any]:

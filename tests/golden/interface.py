@@ -88,7 +88,11 @@ def _public(name: str, it: Any) -> Iterator[str]:
     elif not inspect.isclass(it):
         yield from _call(name, it)
     else:
-        bases = [base.__name__ for base in it.__mro__[1:-1] if base.__module__ in _SHOWN or base.__name__ in kl.__all__]
+        bases = [
+            base.__name__
+            for base in it.__mro__[1:-1]
+            if base.__module__ in _SHOWN or base.__name__ in kl.__all__
+        ]
         yield f"class {name}({', '.join(bases)})"
         yield from (f"    {line}" for line in (*_made(name, it), *_members(it)))
 
@@ -99,7 +103,9 @@ def _made(name: str, it: type) -> Iterator[str]:
         yield from (f"{member.name} = {member.value!r}" for member in it)
     elif is_typeddict(it):
         yield from (f"{key}: {_annotation(kind)}" for key, kind in it.__annotations__.items())
-    elif not issubclass(it, Exception) or any(_is_ours(base) and "__init__" in vars(base) for base in it.__mro__):
+    elif not issubclass(it, Exception) or any(
+        _is_ours(base) and "__init__" in vars(base) for base in it.__mro__
+    ):
         yield from _call(name, it)
 
 
@@ -111,7 +117,9 @@ def _members(it: type) -> Iterator[str]:
     found -= {field.name for field in dataclass_fields(it)} if is_dataclass(it) else set()
     found -= {*it.model_fields, "model_post_init"} if is_model else set()
     for name in sorted(found):
-        if (name.startswith("_") and name not in _DUNDERS) or (issubclass(it, Enum) and name in it.__members__):
+        if (name.startswith("_") and name not in _DUNDERS) or (
+            issubclass(it, Enum) and name in it.__members__
+        ):
             continue
         value = inspect.getattr_static(it, name)
         if isinstance(value, property):
@@ -125,8 +133,12 @@ def _members(it: type) -> Iterator[str]:
 def _call(name: str, it: Any) -> Iterator[str]:
     """Describe a call, with a line for each parameter where one line is too long."""
     signature = inspect.signature(it)
-    parameters = [one.replace(annotation=_annotation(one.annotation)) for one in signature.parameters.values()]
-    signature = signature.replace(parameters=parameters, return_annotation=_annotation(signature.return_annotation))
+    parameters = [
+        one.replace(annotation=_annotation(one.annotation)) for one in signature.parameters.values()
+    ]
+    signature = signature.replace(
+        parameters=parameters, return_annotation=_annotation(signature.return_annotation)
+    )
     if len(line := f"{name}{signature}") <= _COLUMNS:
         yield line
         return

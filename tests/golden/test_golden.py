@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 EXAMPLES = FOLDER.parents[1] / "docs" / "examples"
-LOCATIONS = sorted(file.stem for file in EXAMPLES.glob("*.py") if "\ndefs = " in file.read_text(encoding="utf-8"))
+LOCATIONS = sorted(
+    file.stem for file in EXAMPLES.glob("*.py") if "\ndefs = " in file.read_text(encoding="utf-8")
+)
 INTERFACES = {
     "commands": interface.commands,
     "component": interface.component,
@@ -41,7 +43,9 @@ def golden(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
             file.write_text(text, encoding="utf-8")
         known = file.read_text(encoding="utf-8") if file.exists() else ""
         if known != text:
-            lines = difflib.unified_diff(known.splitlines(), text.splitlines(), file.name, "now", n=2, lineterm="")
+            lines = difflib.unified_diff(
+                known.splitlines(), text.splitlines(), file.name, "now", n=2, lineterm=""
+            )
             pytest.fail("\n".join(lines) or "line ends differ", pytrace=False)
 
     return compare

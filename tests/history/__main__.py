@@ -1,4 +1,7 @@
-"""Check a history file and print the report; ``python -m tests.history FILE``. Exit code 1: there are anomalies."""
+"""Check a history file and print the report; ``python -m tests.history FILE``.
+
+Exit code 1: there are anomalies.
+"""
 
 from __future__ import annotations
 

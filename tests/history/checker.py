@@ -1,7 +1,7 @@
 """Anomalies of a history, by pure functions of its events.
 
-It reads no clock, file, broker or table. It assumes one table, to which the transform writes one row for each record.
-Records are counted by runs of offsets, so a history of 500,000 records takes about a second.
+It reads no clock, file, broker or table. It assumes one table, to which the transform writes one row for each
+record. Records are counted by runs of offsets, so a history of 500,000 records takes about a second.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class _History:
         return [event for event in self._by_type[type] if event.time <= until]
 
     def made(self, tp: Partition, offset: int) -> tuple[int, ...]:
-        """Return the lines of the events that produced, planned and wrote an offset: the first, and the last few."""
+        """Return the lines of the events that produced, planned and wrote an offset.
+
+        The first, and the last few.
+        """
         if self._looked_up >= _LOOKED_UP:
             return ()
         self._looked_up += 1
@@ -108,7 +111,9 @@ class _History:
 
 def _spans(events: Iterable[Event]) -> Spans:
     """Return the offsets of the events' ranges or rows, by partition."""
-    return _spans_of(span for event in events for name in ("ranges", "rows") for span in event.fields.get(name, ()))
+    return _spans_of(
+        span for event in events for name in ("ranges", "rows") for span in event.fields.get(name, ())
+    )
 
 
 def _spans_of(ranges: Iterable[Sequence]) -> Spans:
@@ -120,7 +125,10 @@ def _spans_of(ranges: Iterable[Sequence]) -> Spans:
 
 
 def _unknown(spans: Spans, known: Spans) -> Iterator[tuple[Partition, int, int]]:
-    """Return the spans that are not known yet, and add them to the known ones: each offset is reported once."""
+    """Return the spans that are not known yet, and add them to the known ones.
+
+    Each offset is reported once.
+    """
     for tp, some in spans.items():
         for start, end in difference(some, known.get(tp, [])):
             yield tp, start, end
@@ -200,16 +208,29 @@ def _changed(history: _History) -> Iterator[Anomaly]:
 
 
 def _differing(start: int, values: list, first: int, originals: list) -> list[Span]:
-    """Return the offsets that both lists have, with different values; the lists begin at ``start`` and ``first``."""
+    """Return the offsets that both lists have, with different values.
+
+    The lists begin at ``start`` and ``first``.
+    """
     low, high = max(start, first), min(start + len(values), first + len(originals))
-    ours, theirs = values[low - start : max(low, high) - start], originals[low - first : max(low, high) - first]
+    ours, theirs = (
+        values[low - start : max(low, high) - start],
+        originals[low - first : max(low, high) - first],
+    )
     if ours == theirs:
         return []
-    return [(low + i, low + i + 1) for i, (our, their) in enumerate(zip(ours, theirs, strict=True)) if our != their]
+    return [
+        (low + i, low + i + 1)
+        for i, (our, their) in enumerate(zip(ours, theirs, strict=True))
+        if our != their
+    ]
 
 
 def _valued(event: Event, ranges: list) -> Iterator[tuple[Partition, int, list]]:
-    """Return the value of each offset of each range; of an offset with several rows, the first value alone."""
+    """Return the value of each offset of each range.
+
+    Of an offset with several rows, the first value alone.
+    """
     values, place = event.fields.get("values"), 0
     for topic, partition, start, end, *count in ranges if values is not None else ():
         times = count[0] if count else 1
@@ -225,19 +246,26 @@ def _seen_then_gone(history: _History) -> Iterator[Anomaly]:
     before: Event | None = None
     for read, rows in history.reads:
         rollbacks = [
-            event for event in history.events("rolled_back") if before and before.time < event.time <= read.time
+            event
+            for event in history.events("rolled_back")
+            if before and before.time < event.time <= read.time
         ]
-        gone = {tp: difference(spans, rows.get(tp, [])) for tp, spans in seen.items()} if not rollbacks else {}
+        gone = (
+            {tp: difference(spans, rows.get(tp, [])) for tp, spans in seen.items()} if not rollbacks else {}
+        )
         for tp, start, end in _unknown(gone, known):
             lines = (before.line, read.line)
-            yield Anomaly("seen_then_gone", *tp, start, end, lines, "in an earlier read, absent from a later one")
+            yield Anomaly(
+                "seen_then_gone", *tp, start, end, lines, "in an earlier read, absent from a later one"
+            )
         seen, before = rows, read
 
 
 def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:  # noqa: A002 - the file's word
     """Find records of a reported range that the first read after the report lacks.
 
-    A rollback shortly before the report of a run, or after it, excuses them; the last read has to have them anyway.
+    A rollback shortly before the report of a run, or after it, excuses them; the last read has to have them
+    anyway.
     """
     known: Spans = {}
     rollbacks = [event.time for event in history.events("rolled_back")] if type == "green" else []
@@ -254,14 +282,16 @@ def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:
             records = difference(intersection(history.produced.get(tp, []), spans), excused.get(tp, []))
             absent[tp] = difference(records, rows.get(tp, []))
         for tp, start, end in _unknown(absent, known):
-            yield Anomaly(kind, *tp, start, end, (event.line, read.line), f"{type}, absent from the next read")
+            yield Anomaly(
+                kind, *tp, start, end, (event.line, read.line), f"{type}, absent from the next read"
+            )
 
 
 def _committed_backwards(history: _History) -> Iterator[Anomaly]:
     """Find commits below an earlier commit of the same log. Only observations of one process have a certain order.
 
-    Each external commit in a log excuses one lower commit of each partition. So does a rollback in the catch-up log,
-    since missing rows are not done any more.
+    Each external commit in a log excuses one lower commit of each partition. So does a rollback in the
+    catch-up log, since missing rows are not done any more.
     """
     last: dict[tuple, Event] = {}
     used: dict[tuple, float] = {}
@@ -279,8 +309,13 @@ def _committed_backwards(history: _History) -> Iterator[Anomaly]:
         if newest > used.get(key, 0.0):
             used[key] = newest
             continue
-        if any(reset["group"] == group and before.time < reset.time <= event.time for reset in history.events("reset")):
+        if any(
+            reset["group"] == group and before.time < reset.time <= event.time
+            for reset in history.events("reset")
+        ):
             continue
         detail = f"{log} log of {group}: {before['offset']}, then {event['offset']}"
         lines = (before.line, event.line)
-        yield Anomaly("committed_backwards", topic, partition, event["offset"], before["offset"], lines, detail)
+        yield Anomaly(
+            "committed_backwards", topic, partition, event["offset"], before["offset"], lines, detail
+        )

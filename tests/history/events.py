@@ -1,11 +1,11 @@
 """The events of a history, and their file: JSON lines, to which several processes append.
 
-It judges nothing. Each event has ``time`` (seconds since the epoch), ``process`` and ``type``; the other fields are
-those of its type. A range is ``[topic, partition, start, end]``, half-open.
+It judges nothing. Each event has ``time`` (seconds since the epoch), ``process`` and ``type``; the other
+fields are those of its type. A range is ``[topic, partition, start, end]``, half-open.
 
-The time of a ``read`` is the moment before the table was loaded. The time of every other event is a moment after the
-fact. So a row that a commit or a report covers has to be in each read that follows it. Reads must not overlap: else an
-earlier one may have a later snapshot.
+The time of a ``read`` is the moment before the table was loaded. The time of every other event is a moment
+after the fact. So a row that a commit or a report covers has to be in each read that follows it. Reads must
+not overlap: else an earlier one may have a later snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FIELDS = {
-    "produced": {"ranges"},  # records of the topic; optional `values`: an id of each record, in the ranges' order
+    # Records of the topic; optional `values`: an id of each record, in the ranges' order
+    "produced": {"ranges"},
     "started": {"group", "topic", "partition", "offset"},  # the group begins here, 0 without this event
     "planned": {"run", "lane", "ranges"},  # evidence alone, as `written` is
     "written": {"run", "ranges", "snapshot"},
@@ -34,7 +35,8 @@ FIELDS = {
     "rolled_back": {"reason"},  # the table was returned to an earlier snapshot
     "reset": {"group"},  # an operator committed an earlier offset
     "external_commit": {"group", "log"},  # another client committed there
-    "read": {"snapshot", "rows"},  # `rows`: [topic, partition, start, end, count]; optional `values`, one for each row
+    # `rows`: [topic, partition, start, end, count]; optional `values`, one for each row
+    "read": {"snapshot", "rows"},
 }
 
 
@@ -73,7 +75,10 @@ def event(line: int, time: float, process: str, type: str, **fields: Any) -> Eve
 
 
 class HistoryFile:
-    """A file to append to. Each event is one write to a file opened with O_APPEND: lines of processes never mix."""
+    """A file to append to.
+
+    Each event is one write to a file opened with O_APPEND: lines of processes never mix.
+    """
 
     def __init__(self, path: Path, process: str = "") -> None:
         self.path, self._process = path, process or f"pid {os.getpid()}"
@@ -89,7 +94,9 @@ class HistoryFile:
         finally:
             os.close(file)
         if written != len(line):
-            raise HistoryError(f"{self.path}: {written} of {len(line)} bytes were written; the disk may be full")
+            raise HistoryError(
+                f"{self.path}: {written} of {len(line)} bytes were written; the disk may be full"
+            )
 
     def events(self) -> list[Event]:
         """Return all events of the file, in its order."""

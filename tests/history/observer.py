@@ -1,7 +1,9 @@
 """A recorder that looks at a pipeline from outside: Kafka's clients, pyiceberg, Dagster's event log, an audit's JSON.
 
-It changes nothing: it joins no group and commits nothing. It depends on four things of the product that users see: the
-suffix of the second commit log, partition keys, the metadata key ``processed``, and the JSON keys of the audit.
+It changes nothing: it joins no group and commits nothing. It depends on four things of the product that users
+    see: the
+suffix of the second commit log, partition keys, the metadata key ``processed``, and the JSON keys of the
+audit.
 """
 
 from __future__ import annotations
@@ -85,7 +87,8 @@ class Observer:
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # an empty fetch shows the end; by default the broker holds it for 500 ms
+            # An empty fetch shows the end; by default the broker holds it for 500 ms
+            "fetch.wait.max.ms": 10,
             "log_level": 0,
         }
         consumer = Consumer(settings)
@@ -102,7 +105,9 @@ class Observer:
                     elif message.error() is not None and message.error().code() == KafkaError._PARTITION_EOF:
                         waiting.discard(tp)
                 if time.monotonic() > give_up_at:
-                    raise HistoryError(f"{len(waiting)} partitions were not read to their ends within {_SECONDS:g} s")
+                    raise HistoryError(
+                        f"{len(waiting)} partitions were not read to their ends within {_SECONDS:g} s"
+                    )
         finally:
             consumer.close()
         for tp, records in sorted(found.items()):
@@ -124,7 +129,10 @@ class Observer:
                     self.file.append("committed", group=self._group, log=log, **fields)
 
     def _offsets(self, request: ConsumerGroupTopicPartitions) -> ConsumerGroupTopicPartitions:
-        """Ask by a client of its own: one of before a network failure may wait for an answer that never comes."""
+        """Ask by a client of its own.
+
+        One of before a network failure may wait for an answer that never comes.
+        """
         admin = AdminClient({"bootstrap.servers": self._servers, "log_level": 0})
         asked = admin.list_consumer_group_offsets([request], request_timeout=_ANSWER_SECONDS)
         return asked[request.group_id].result()
@@ -142,12 +150,16 @@ class Observer:
         pending = [_range_of(key) for key in keys if key not in done]
         self.file.append("pending", group=self._group, ranges=pending)
         for name in (live, crash_lag):
-            condition = AssetRecordsFilter(AssetKey(name), after_storage_id=self._seen_materializations.get(name))
+            condition = AssetRecordsFilter(
+                AssetKey(name), after_storage_id=self._seen_materializations.get(name)
+            )
             records = instance.fetch_materializations(condition, limit=10_000, ascending=True).records
             for record in records:
                 self._seen_materializations[name] = record.storage_id
                 made = record.asset_materialization
-                ranges = [_range_of(record.partition_key)] if record.partition_key else _processed(made.metadata)
+                ranges = (
+                    [_range_of(record.partition_key)] if record.partition_key else _processed(made.metadata)
+                )
                 self.file.append("green", time=record.timestamp, run=record.run_id, ranges=ranges)
 
     def audit(self, found: dict[str, Any]) -> None:
@@ -182,7 +194,10 @@ class Observer:
                 self.file.append("written", time=taken, run="", ranges=ranges, snapshot=snapshot.snapshot_id)
 
     def read(self) -> None:
-        """Read the whole table and record it; a table that does not exist has no rows. Threads read in turn."""
+        """Read the whole table and record it; a table that does not exist has no rows.
+
+        Threads read in turn.
+        """
         columns = ["topic", "partition", "offset", *([self._value_column] if self._value_column else [])]
 
         def load() -> tuple[float, int | None, list[tuple]]:
@@ -230,7 +245,10 @@ def _range_of(key: str) -> list:
 
 
 def _processed(metadata: dict) -> list:
-    """Return the ranges that a live materialization names. It names the ten largest; others are not compared."""
+    """Return the ranges that a live materialization names.
+
+    It names the ten largest; others are not compared.
+    """
     if _PROCESSED not in metadata:
         raise HistoryError(f"a materialization lacks the metadata {_PROCESSED!r}: {sorted(metadata)}")
     rows = [record.data for record in metadata[_PROCESSED].records]
@@ -251,7 +269,11 @@ def _added(table: Table, snapshot: Snapshot) -> list:
             file = entry.data_file
             values = dict(zip(names, file.partition, strict=True))
             bounds = [each.get(offset.field_id) for each in (file.lower_bounds, file.upper_bounds)]
-            if entry.status is ManifestEntryStatus.ADDED and {"topic", "partition"} <= values.keys() and all(bounds):
+            if (
+                entry.status is ManifestEntryStatus.ADDED
+                and {"topic", "partition"} <= values.keys()
+                and all(bounds)
+            ):
                 lowest, highest = (from_bytes(offset.field_type, bound) for bound in bounds)
                 found.append([values["topic"], values["partition"], lowest, highest + 1])
     return sorted(found)

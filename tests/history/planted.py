@@ -1,6 +1,7 @@
 """Defects planted into a table from outside, to show that the checker finds them.
 
-It alters one row by pyiceberg. It knows the columns topic, partition and offset, and nothing else of the table.
+It alters one row by pyiceberg. It knows the columns topic, partition and offset, and nothing else of the
+table.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def plant(which: str, load_table: Callable[[], Table]) -> tuple[str, int, int]:
             if which == "loss":
                 topic, partition, offset = key
                 table.delete(
-                    And(EqualTo("topic", topic), And(EqualTo("partition", partition), EqualTo("offset", offset)))
+                    And(
+                        EqualTo("topic", topic),
+                        And(EqualTo("partition", partition), EqualTo("offset", offset)),
+                    )
                 )
             else:
                 table.append(row)

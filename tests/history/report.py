@@ -1,4 +1,7 @@
-"""The report of a history, as text: events by type, each kind of anomaly with its first evidence, a last line."""
+"""The report of a history, as text.
+
+Events by type, each kind of anomaly with its first evidence, a last line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ def report(events: Sequence[Event], anomalies: Sequence[Anomaly]) -> Iterator[st
     yield "events: " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
     for kind, several in groupby(anomalies, lambda anomaly: anomaly.kind):
         found = list(several)
-        yield f"{kind}: {sum(anomaly.end - anomaly.start for anomaly in found):,} offsets in {len(found):,} ranges"
+        yield (
+            f"{kind}: {sum(anomaly.end - anomaly.start for anomaly in found):,} offsets in {len(found):,} "
+            "ranges"
+        )
         for anomaly in found[:_SHOWN]:
             yield f"  {anomaly}"
         if len(found) > _SHOWN:

@@ -1,7 +1,7 @@
 """Apply each mutant to a copy of the checkout and run the test that has to fail for it.
 
-A mutant counts as killed only if the mutated line ran, the named test failed, and the failure printed the named
-invariant. It changes nothing in the checkout itself.
+A mutant counts as killed only if the mutated line ran, the named test failed, and the failure printed the
+named invariant. It changes nothing in the checkout itself.
 
     python -m tests.mutants --list
     python -m tests.mutants --only ownership
@@ -46,7 +46,8 @@ def mutated(source: str, mutant: Mutant, reached: Path) -> str:
         start += 1
     line = changed.count("\n", 0, start) + 1
     statement = max(
-        (node for node in _statements(ast.parse(changed)) if node.lineno <= line), key=lambda node: node.lineno
+        (node for node in _statements(ast.parse(changed)) if node.lineno <= line),
+        key=lambda node: node.lineno,
     )
     lines = changed.splitlines(keepends=True)
     indent = " " * statement.col_offset
@@ -72,7 +73,18 @@ def outcome(mutant: Mutant, copy: Path) -> str:
     module.write_text(mutated(whole, mutant, reached), encoding="utf-8")
     # Children of the test import the copy, too
     env = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", **mutant.env}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.killed_by]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        mutant.killed_by,
+    ]
     try:
         done = subprocess.run(
             command, cwd=copy, env=env, capture_output=True, text=True, check=False, timeout=_TEST_SECONDS
@@ -86,7 +98,8 @@ def outcome(mutant: Mutant, copy: Path) -> str:
         return "SURVIVED"
     if done.returncode != 1:
         return f"NO TEST RAN (pytest exited with {done.returncode})\n{printed[-2000:]}"
-    # Lines of the error alone: the source of the test, which pytest prints too, has the text of every assertion
+    # Lines of the error alone: the source of the test, which pytest prints too, has the text of every
+    # assertion
     failure = "\n".join(line for line in printed.splitlines() if line.startswith("E "))
     if mutant.invariant not in failure:
         return f"ANOTHER FAILURE: {mutant.invariant!r} is not in\n{printed[-2000:]}"
@@ -104,7 +117,8 @@ def run(mutants: Iterable[Mutant]) -> int:
             verdict = outcome(mutant, copy)
             left += verdict != "killed"
             row = (
-                f"{verdict.splitlines()[0]:10} {time.monotonic() - started:5.1f} s  {mutant.name}  [{mutant.killed_by}]"
+                f"{verdict.splitlines()[0]:10} {time.monotonic() - started:5.1f} s  {mutant.name}  "
+                f"[{mutant.killed_by}]"
             )
             print("\n".join([row, *verdict.splitlines()[1:]]), flush=True)  # noqa: T201
     return left
@@ -113,7 +127,9 @@ def run(mutants: Iterable[Mutant]) -> int:
 def main() -> None:
     """Parse the arguments and run; exit 1 if a mutant was not killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", default="", help="run the mutants that have this text in name, file or test")
+    parser.add_argument(
+        "--only", default="", help="run the mutants that have this text in name, file or test"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run none")
     asked = parser.parse_args()
     chosen = [one for one in ALL if asked.only in f"{one.name} {one.file} {one.killed_by}"]

@@ -117,8 +117,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a record is not read back",
         file="kafka/catch_up/commit_log.py",
-        old='for tp, log in logs.items()})\n        raise self._lost_writes_error("done")\n',
-        new='for tp, log in logs.items()})\n            return\n        raise self._lost_writes_error("done")\n',
+        old=(
+            "                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}\n"
+            "            )"
+        ),
+        new=(
+            "                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}\n"
+            "            )\n"
+            "            return"
+        ),
         killed_by=f"{_SECOND}a_record_is_read_back_and_repeated_until_it_lasts",
         invariant="the record has to last",
     ),
@@ -160,7 +167,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="kafka/watchdog.py",
         old="outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.has_expired(now_ms())",
         new="outdated = False",
-        killed_by="tests/wire/test_watchdog.py::test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down",
+        killed_by=(
+            "tests/wire/test_watchdog.py::test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down"
+        ),
         invariant="the batch took longer than its process timeout",
     ),
     Mutant(
@@ -283,7 +292,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="kafka/record_reader.py",
         old="            if turn != self._iteration:\n",
         new="            if turn > self._iteration:\n",
-        killed_by="tests/wire/test_records.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for",
+        killed_by=(
+            "tests/wire/test_records.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for"
+        ),
         invariant="StopIteration",
     ),
     Mutant(
@@ -307,15 +318,20 @@ MUTANTS: tuple[Mutant, ...] = (
         file="lanes/assignment_wait.py",
         old="if why and waited > self._max_wait_seconds:",
         new="if why and waited < 0:",
-        killed_by="tests/wire/test_waiting.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it",
+        killed_by=(
+            "tests/wire/test_waiting.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it"
+        ),
         invariant="the wait has an end",
     ),
     # The steps of a batch
     Mutant(
         name="a batch that the fence canceled fails the run",
         file="lanes/pipeline.py",
-        old="            lane.check_batch(one.batch)  # what",
-        new="            pass  # what",
+        old=(
+            "            # What was cancelled by the fence failed because of it, though we may be back\n"
+            "            lane.check_batch(one.batch)"
+        ),
+        new="            pass  # what was cancelled by the fence failed because of it, though we may be back",
         killed_by=f"{_PIPELINE}a_batch_that_the_fence_has_canceled_is_retried",
         invariant="RuntimeError: Spark canceled the batch",
     ),
@@ -355,8 +371,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the sensor's request replays materialized partitions",
         file="lanes/runs.py",
-        old="done = set[str]() if by_sensor else",
-        new="done = set[str]() if not by_sensor else",
+        old="        if by_sensor",
+        new="        if not by_sensor",
         killed_by=f"{_LANES}materialized_partitions_and_replays_are_replayed",
         invariant="these are replayed",
     ),
@@ -382,7 +398,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="core/ledger.py",
         old=f"if one.total_as_of is not None and (\n            {_SINCE}\n        ):",
         new="if one.total_as_of is not None:",
-        killed_by="tests/core/test_ledger.py::test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history",
+        killed_by=(
+            "tests/core/test_ledger.py::test_a_sum_of_what_was_rolled_back_does_not_count_in_an_expired_history"
+        ),
         invariant="[(0, 30)], False)",
     ),
     Mutant(
@@ -420,8 +438,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a table that was rolled back is written to as if it had not been",
         file="spark/table/ledger.py",
-        old="return snapshot_id in self._seen_snapshot_ids or (snapshot_id is None and bool(self._seen_snapshot_ids))",
-        new="return snapshot_id is None and bool(self._seen_snapshot_ids)",
+        old=(
+            "        return snapshot_id in self._seen_snapshot_ids or (\n"
+            "            snapshot_id is None and bool(self._seen_snapshot_ids)\n"
+            "        )"
+        ),
+        new="        return snapshot_id is None and bool(self._seen_snapshot_ids)",
         killed_by=f"{_LEDGER}rows_that_a_rollback_removed_are_not_recorded[2]",
         invariant="DID NOT RAISE RowsMissingError",
     ),
@@ -445,7 +467,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the side effects of recovered rows are skipped in the catch-up lane",
         file="kafka/catch_up/consumer.py",
-        old="        if self._recover_unrecorded(facts):\n            facts = self._completion.read_commits()\n",
+        old=(
+            "        if self._recover_unrecorded(facts):\n            facts = "
+            "self._completion.read_commits()\n"
+        ),
         new="",
         killed_by=f"{_CATCH_UP}rows_of_a_dead_run_are_not_recorded_without_its_side_effects",
         invariant="DID NOT RAISE ZeroDivisionError",
@@ -463,7 +488,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="kafka/catch_up/consumer.py",
         old="(left[tp] or tp in self._unrecovered)",
         new="left[tp]",
-        killed_by=f"{_CATCH_UP}a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded",
+        killed_by=(
+            f"{_CATCH_UP}a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded"
+        ),
         invariant="DID NOT RAISE PausedPartitionError",
     ),
     Mutant(
@@ -545,7 +572,10 @@ MUTANTS: tuple[Mutant, ...] = (
         name="an error in a callback keeps revoked partitions",
         file="kafka/live/assignment.py",
         old="        finally:\n            self._remove(client, partitions)\n",
-        new="        finally:\n            self._was_called_back = True\n        self._remove(client, partitions)\n",
+        new=(
+            "        finally:\n            self._was_called_back = True\n        self._remove(client, "
+            "partitions)\n"
+        ),
         killed_by=f"{_COMMITS}revoked_partitions_are_given_up_after_an_error_too",
         invariant="revoked partitions are not owned",
     ),
@@ -754,7 +784,9 @@ MUTANTS: tuple[Mutant, ...] = (
         file="kafka/live/data_listener.py",
         old="is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS",
         new="is_quiet = now - self._caught_up_since < _CAUGHT_UP_SECONDS",
-        killed_by="tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while",
+        killed_by=(
+            "tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while"
+        ),
         invariant="== ({}, 0.2)",
     ),
 )

@@ -53,7 +53,9 @@ _SENSOR = (
         file="sensor/run_requests.py",
         old='            in_progress = self._count_in_progress(instance, "live", orphaned)\n',
         new="",
-        killed_by=f"{_GROUP_LOOKS}test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another",
+        killed_by=(
+            f"{_GROUP_LOOKS}test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another"
+        ),
         invariant="job_name='orders_job'",
     ),
     Mutant(
@@ -93,7 +95,9 @@ _SENSOR = (
         file="sensor/observation.py",
         old="        known |= {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=wanted))}",
         new="        pass",
-        killed_by=f"{_GROUP_LOOKS}test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance",
+        killed_by=(
+            f"{_GROUP_LOOKS}test_a_run_that_dagster_lists_no_longer_among_the_newest_is_of_this_instance"
+        ),
         invariant="assert [True] == [False]",
     ),
     Mutant(
@@ -107,7 +111,10 @@ _SENSOR = (
     Mutant(
         name="the commit logs are not read again after the partitions",
         file="sensor/sensor.py",
-        old="            look = self._observe(cluster, instance, table, must_read_ledger=forgotten or tells)\n",
+        old=(
+            "            look = self._observe(cluster, instance, table, must_read_ledger=forgotten or "
+            "tells)\n"
+        ),
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
         invariant="Left contains one more item: 'orders:3:70-100@2'",
@@ -242,8 +249,15 @@ _WRITE = (
     Mutant(
         name="a write is not serializable",
         file="spark/table/schema.py",
-        old='{"isolation-level": "serializable", "distribution-mode"',
-        new='{"distribution-mode"',
+        old=(
+            "    return {\n"
+            '        "isolation-level": "serializable",\n'
+            '        "distribution-mode": "none",\n'
+            '        "fanout-enabled": fan_out,\n'
+            "        **properties,\n"
+            "    }"
+        ),
+        new='    return {"distribution-mode": "none", "fanout-enabled": fan_out, **properties}',
         killed_by=f"{_WRITES}test_a_write_is_serializable",
         invariant="isolation-level is not in the plan",
     ),
@@ -267,7 +281,10 @@ _WRITE = (
         name="a successor is looked for before the snapshot is known",
         file="spark/table/write.py",
         old="        of.may_go_on()\n        shape = table.writable_shape(session)\n",
-        new="        of.may_go_on()\n        of.may_replace()\n        shape = table.writable_shape(session)\n",
+        new=(
+            "        of.may_go_on()\n        of.may_replace()\n        shape = "
+            "table.writable_shape(session)\n"
+        ),
         killed_by=f"{_WRITES}test_a_successor_is_noticed_after_the_snapshot_is_known",
         invariant="At index 0 diff: 'permission' != 'snapshot'",
     ),
@@ -346,7 +363,10 @@ _WRITE = (
     Mutant(
         name="the namespace of a table that could not be created stays",
         file="spark/table/schema.py",
-        old="    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef check",
+        old=(
+            "    except PySparkException:\n        _drop_namespaces(session, made)\n        raise\n\n\ndef "
+            "check"
+        ),
         new="    except PySparkException:\n        raise\n\n\ndef check",
         killed_by=f"{_WRITES}test_a_namespace_that_a_write_created_goes_with_its_table",
         invariant="AssertionError: the namespace stays",
@@ -354,8 +374,12 @@ _WRITE = (
     Mutant(
         name="a sink is given rows outside of the batch",
         file="spark/sink.py",
-        old="Replacement(require_rows_in_ranges(frame, self.ranges), ",
-        new="Replacement(frame, ",
+        old=(
+            "        replacement = Replacement(\n"
+            "            require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on\n"
+            "        )"
+        ),
+        new="        replacement = Replacement(frame, tuple(self.ranges), self.may_go_on)",
         killed_by=f"{_WRITES}test_a_sink_is_given_rows_of_the_batch_alone",
         invariant="CASE WHEN (`topic` = 'orders'",
     ),
@@ -373,8 +397,12 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table without a time limit",
         file="spark/table/ledger.py",
-        old='with connection_of(session).abort_after(self._answer_seconds, f"it was asked what {self.target} holds"):',
-        new="if True:",
+        old=(
+            "            with connection_of(session).abort_after(\n"
+            '                self._answer_seconds, f"it was asked what {self.target} holds"\n'
+            "            ):"
+        ),
+        new="            if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
         invariant="the tick waits for Spark",
     ),
@@ -389,8 +417,12 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for dead letters without a time limit",
         file="sensor/table_ledger.py",
-        old='with connection_of(session).abort_after(_QUERY_SECONDS, f"{self.target} was asked for its dead letters"):',
-        new="if True:",
+        old=(
+            "        with connection_of(session).abort_after(\n"
+            '            _QUERY_SECONDS, f"{self.target} was asked for its dead letters"\n'
+            "        ):"
+        ),
+        new="        if True:",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_dead_letters",
         invariant="the tick waits for Spark",
     ),
@@ -476,7 +508,10 @@ _TRANSFORM = (
         name="a transform that returns None passes",
         file="spark/transform.py",
         old="        if not isinstance(rows, DataFrame):\n",
-        new="        if rows is None:\n            return batch\n        if not isinstance(rows, DataFrame):\n",
+        new=(
+            "        if rows is None:\n            return batch\n        if not isinstance(rows, "
+            "DataFrame):\n"
+        ),
         killed_by=f"{_TRANSFORMS}test_something_other_than_rows_is_refused",
         invariant="DID NOT RAISE TransformError",
     ),
@@ -507,8 +542,11 @@ _TRANSFORM = (
     Mutant(
         name="an unknown column is not found before the write",
         file="spark/transform.py",
-        old="            _ = rows.schema  #",
-        new="            _ = rows  #",
+        old=(
+            "            # Spark tells an unknown column or table only now; it is kept for those who ask again\n"
+            "            _ = rows.schema"
+        ),
+        new="            _ = rows  # Spark tells an unknown column or table only now; it is kept for those who ask again",
         killed_by=f"{_TRANSFORMS}test_a_plan_that_spark_refuses_is_the_transform_s_error_at_once",
         invariant="DID NOT RAISE TransformError",
     ),
@@ -531,7 +569,9 @@ _TRANSFORM = (
     Mutant(
         name="a cancel becomes the failure of a record",
         file="spark/transform.py",
-        old="            if is_server_error(error):\n                raise\n            if unreadable := rows",
+        old=(
+            "            if is_server_error(error):\n                raise\n            if unreadable := rows"
+        ),
         new="            if unreadable := rows",
         killed_by=f"{_TRANSFORMS}test_a_canceled_search_does_not_blame_a_record",
         invariant="DID NOT RAISE Exception",
@@ -675,7 +715,9 @@ _REST = (
         file="sensor/windows.py",
         old="            if unavailable_reason or found.status",
         new="            if found.status",
-        killed_by="tests/test_windows.py::test_no_window_is_marked_complete_while_the_table_cannot_be_queried",
+        killed_by=(
+            "tests/test_windows.py::test_no_window_is_marked_complete_while_the_table_cannot_be_queried"
+        ),
         invariant="At index 0 diff: ['2026-10-24-00:00', '2026-10-24-01:00'] != []",
     ),
     Mutant(

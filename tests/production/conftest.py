@@ -14,7 +14,10 @@ from tests.production.services import Production
 
 @pytest.fixture(scope="module")
 def start(services, catalog_name):
-    """Start a production Dagster: ``start([{"partitions": 1}, {}], **settings) -> Production``, a dict a pipeline."""
+    """Start a production Dagster: ``start([{"partitions".
+
+    1}, {}], **settings) -> Production``, a dict a pipeline.
+    """
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
     with ExitStack() as left:
 

@@ -1,6 +1,7 @@
 """The code location of this tier: the README's pipeline with small, slow batches. Each code server has a copy of it.
 
-The environment holds the asset's settings, and a folder for files by which a test changes what the transform does.
+The environment holds the asset's settings, and a folder for files by which a test changes what the transform
+does.
 """
 
 from __future__ import annotations
@@ -31,20 +32,27 @@ def orders(batch):
     endless = CONTROLS / f"{NAME}-endless"
     if endless.exists():
         if endless.read_text() == "C":
-            sum(itertools.repeat(0))  # one call of C, which no signal interrupts and no other thread runs beside
+            # One call of C, which no signal interrupts and no other thread runs beside
+            sum(itertools.repeat(0))
         while True:
             pass
     nap = "java_method('java.lang.Thread', 'sleep', 50L)"
-    return batch.selectExpr("topic", "partition", "offset", f"'{VERSION}' AS version", f"concat({nap}, '') AS nap")
+    return batch.selectExpr(
+        "topic", "partition", "offset", f"'{VERSION}' AS version", f"concat({nap}, '') AS nap"
+    )
 
 
 resources = {
     "kafka": kl.KafkaLivenessResource(
-        bootstrap_servers=dg.EnvVar("KAFKA_BOOTSTRAP_SERVERS"), session_timeout_seconds=6, heartbeat_interval_seconds=1
+        bootstrap_servers=dg.EnvVar("KAFKA_BOOTSTRAP_SERVERS"),
+        session_timeout_seconds=6,
+        heartbeat_interval_seconds=1,
     ),
     "spark": kl.SparkConnectResource(remote=dg.EnvVar("SPARK_REMOTE")),
 }
-every_minute = dg.ScheduleDefinition(name=f"{NAME}_every_minute", job=orders.live_job, cron_schedule="* * * * *")
+every_minute = dg.ScheduleDefinition(
+    name=f"{NAME}_every_minute", job=orders.live_job, cron_schedule="* * * * *"
+)
 defs = dg.Definitions.merge(
     orders.definitions,
     dg.Definitions(schedules=[every_minute], executor=dg.in_process_executor, resources=resources),

@@ -1,4 +1,7 @@
-"""A pipeline in production: its topic, its runs and its table, as a person sees and changes them in the UI."""
+"""A pipeline in production.
+
+Its topic, its runs and its table, as a person sees and changes them in the UI.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ class Pipeline:
         return run
 
     def crashes(self):
-        """Kill a live run in the middle of its batches; return the crash lag partitions that the sensor adds."""
+        """Kill a live run in the middle of its batches.
+
+        Return the crash lag partitions that the sensor adds.
+        """
         known, dead = set(self.missing()), self.is_at_work()
         self.worker(dead.run_id).kill()
         wanted = len(self.log_ends)
@@ -113,7 +119,9 @@ class Pipeline:
 
     def runs(self, *statuses, job=None):
         """Return the live runs, or another job's, the newest first."""
-        return self.instance.get_runs(dg.RunsFilter(job_name=job or self.live_job, statuses=list(statuses) or None))
+        return self.instance.get_runs(
+            dg.RunsFilter(job_name=job or self.live_job, statuses=list(statuses) or None)
+        )
 
     def run(self, run_id):
         """Return a run as Dagster knows it now."""
@@ -121,7 +129,9 @@ class Pipeline:
 
     def ends(self, run_id):
         """Wait for a run's end; return its status."""
-        run = wait_for(lambda: (found := self.run(run_id)).is_finished and found, patience=300.0, details=self.shown)
+        run = wait_for(
+            lambda: (found := self.run(run_id)).is_finished and found, patience=300.0, details=self.shown
+        )
         return run.status
 
     def messages(self, run_id):
@@ -130,7 +140,11 @@ class Pipeline:
 
     def last_tick(self):
         """Return the sensor's last tick that has ended."""
-        [sensor] = [one for one in self.instance.all_instigator_state() if one.instigator_name == f"{self.name}_sensor"]
+        [sensor] = [
+            one
+            for one in self.instance.all_instigator_state()
+            if one.instigator_name == f"{self.name}_sensor"
+        ]
         ticks = self.instance.get_ticks(sensor.instigator_origin_id, sensor.selector_id, limit=2)
         return next(tick for tick in ticks if tick.status is not TickStatus.STARTED)
 
@@ -160,7 +174,9 @@ class Pipeline:
         params = {
             "selector": {**self._of("repositoryLocationName"), "pipelineName": job or self.live_job},
             "mode": "default",
-            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
+            "executionMetadata": {
+                "tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]
+            },
         }
         return self._press(_LAUNCH, "launchRun", params=params)["run"]["runId"]
 
@@ -180,7 +196,10 @@ class Pipeline:
 
     def cancel_backfill(self, backfill_id):
         """Cancel a backfill."""
-        assert self._press(_CANCEL, "cancelPartitionBackfill", id=backfill_id)["__typename"] == "CancelBackfillSuccess"
+        assert (
+            self._press(_CANCEL, "cancelPartitionBackfill", id=backfill_id)["__typename"]
+            == "CancelBackfillSuccess"
+        )
 
     def backfill_ends(self, backfill_id):
         """Wait for a backfill's end; return its status."""
@@ -209,7 +228,10 @@ class Pipeline:
         return {location: f"{self.name}", "repositoryName": _REPOSITORY}
 
     def _press(self, query, field, **variables):
-        """Press a button until the storage answers: a webserver's connection does not survive PostgreSQL's restart."""
+        """Press a button until the storage answers.
+
+        A webserver's connection does not survive PostgreSQL's restart.
+        """
 
         def press():
             answer = (self.production.query(query, **variables) or {}).get(field)

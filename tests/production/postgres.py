@@ -17,7 +17,8 @@ from tests.production.recipes import URL
 from tests.waiting import wait_for
 
 USER, PASSWORD = "dagster", "s3cret"  # docs/production.md names the user, and a database of the same name
-_INSTALLED = Path("/usr/lib/postgresql")  # Debian keeps its commands out of the path: one folder for each version
+# Debian keeps its commands out of the path: one folder for each version
+_INSTALLED = Path("/usr/lib/postgresql")
 _USERS = ("postgres", "nobody")
 
 
@@ -51,7 +52,9 @@ class Postgres:
 
     def __enter__(self):
         (self._folder / "password").write_text(PASSWORD)
-        self._run("initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", f"--pwfile={self._folder}/password")
+        self._run(
+            "initdb", "-D", self._data, "-U", USER, "-A", "scram-sha-256", f"--pwfile={self._folder}/password"
+        )
         self.start()
         self._run("createdb", "-h", LOOPBACK, "-p", str(self._port), "-U", USER, USER, PGPASSWORD=PASSWORD)
         return self
@@ -62,7 +65,16 @@ class Postgres:
 
     def start(self):
         """Start the server, and wait until it answers."""
-        options = ("-c", f"listen_addresses={LOOPBACK}", "-p", str(self._port), "-k", self._folder, "-c", "fsync=off")
+        options = (
+            "-c",
+            f"listen_addresses={LOOPBACK}",
+            "-p",
+            str(self._port),
+            "-k",
+            self._folder,
+            "-c",
+            "fsync=off",
+        )
         with self._log.open("ab") as log:
             command = [self._commands / "postgres", "-D", self._data, *options]
             self._server = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, **self._as)
@@ -77,7 +89,9 @@ class Postgres:
     def _answers(self):
         assert self._server.poll() is None, self._log.read_text()
         try:
-            psycopg2.connect(host=LOOPBACK, port=self._port, user=USER, password=PASSWORD, dbname="postgres").close()
+            psycopg2.connect(
+                host=LOOPBACK, port=self._port, user=USER, password=PASSWORD, dbname="postgres"
+            ).close()
         except psycopg2.OperationalError:
             return False
         return True
@@ -96,7 +110,10 @@ class Postgres:
 
 
 def _another_user():
-    """Return the arguments of Popen by which a command is another user's, if we are root: the server refuses root."""
+    """Return the arguments of Popen by which a command is another user's, if we are root.
+
+    The server refuses root.
+    """
     if os.geteuid() != 0:
         return {}
     known = {entry.pw_name: entry for entry in pwd.getpwall()}

@@ -28,7 +28,10 @@ def dagster_yaml(**settings):
 
 
 def workspace_yaml(sockets):
-    """Return the workspace file with an entry for each code server; ``sockets`` has their files by location."""
+    """Return the workspace file with an entry for each code server.
+
+    ``sockets`` has their files by location.
+    """
     workspace = yaml.safe_load(_WORKSPACE.read_text())
     [entry] = workspace["load_from"]
     entries = [

@@ -46,7 +46,8 @@ class Production:
 
     def __init__(self, services, postgres, **settings):
         self.services, self.postgres = services, postgres
-        self.home = Path(tempfile.mkdtemp(prefix="kafka-liveness-production-"))  # short: a socket's path has a limit
+        # Short: a socket's path has a limit
+        self.home = Path(tempfile.mkdtemp(prefix="kafka-liveness-production-"))
         self.controls = self.home / "controls"
         self._mark, self._port, self.pipelines = uuid4().hex, free_port(), {}
         self._commands, self._services, self._patch = {}, {}, pytest.MonkeyPatch()
@@ -179,7 +180,9 @@ class Production:
         """Ask the webserver as the UI does; None while it does not answer."""
         with suppress(requests.RequestException):
             answer = requests.post(
-                f"http://{LOOPBACK}:{self._port}/graphql", json={"query": query, "variables": variables}, timeout=60
+                f"http://{LOOPBACK}:{self._port}/graphql",
+                json={"query": query, "variables": variables},
+                timeout=60,
             )
             return answer.json()["data"]
         return None
@@ -190,12 +193,17 @@ class Production:
             assert service.poll() is None, (name, self.logs())
         found = (self.query(_LOCATIONS) or {}).get("workspaceOrError", {}).get("locationEntries", [])
         loaded = [
-            one["name"] for one in found if (one["locationOrLoadError"] or {}).get("__typename") == "RepositoryLocation"
+            one["name"]
+            for one in found
+            if (one["locationOrLoadError"] or {}).get("__typename") == "RepositoryLocation"
         ]
         return sorted(loaded) == sorted(self.pipelines)
 
     def reload(self, name):
-        """Press *Reload* until the location is loaded: where its process is gone, the first answer is an error."""
+        """Press *Reload* until the location is loaded.
+
+        Where its process is gone, the first answer is an error.
+        """
 
         def is_loaded():
             answer = (self.query(_RELOAD, name=name) or {}).get("reloadRepositoryLocation") or {}
@@ -206,7 +214,9 @@ class Production:
     def logs(self):
         """Return the end of each service's log."""
         logs = sorted(self.home.glob("*.log"))
-        return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-_LAST_CHARACTERS:]}" for log in logs)
+        return "\n".join(
+            f"== {log.name}\n{log.read_text(errors='replace')[-_LAST_CHARACTERS:]}" for log in logs
+        )
 
     def _processes(self):
         """Return all processes that carry the mark in their environment and are no zombies."""

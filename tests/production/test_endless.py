@@ -1,4 +1,7 @@
-"""A transform that never returns, in Python and not in Spark: what the sensor does, and what a person does."""
+"""A transform that never returns, in Python and not in Spark.
+
+What the sensor does, and what a person does.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ def production(start, warm_spark):
 
 
 def hang(pipeline, where):
-    """Let a transform hang in a live run; return the run, and its successor, which the sensor starts meanwhile."""
+    """Let a transform hang in a live run.
+
+    Return the run, and its successor, which the sensor starts meanwhile.
+    """
     endless = pipeline.production.controls / f"{pipeline.name}-endless"
     endless.write_text(where)
     pipeline.produce(60)
@@ -33,7 +39,10 @@ def hang(pipeline, where):
     assert pipeline.run(hung.run_id).status is dg.DagsterRunStatus.STARTED
     *_, successor, first = pipeline.runs()
     assert first.run_id == hung.run_id
-    assert f"run {short_run_id(hung.run_id)} is in progress, but has not been seen at work for " in pipeline.observed()
+    assert (
+        f"run {short_run_id(hung.run_id)} is in progress, but has not been seen at work for "
+        in pipeline.observed()
+    )
     return hung, successor
 
 
@@ -41,7 +50,10 @@ def test_in_python(production):
     """The run leaves its group at its deadline, a successor starts, and a termination reaches the transform."""
     orders, _ = production.pipelines.values()
     hung, successor = hang(orders, "Python")
-    assert successor.tags["kafka_liveness/started_because"] == f"run {short_run_id(hung.run_id)} left by poll timeout"
+    assert (
+        successor.tags["kafka_liveness/started_because"]
+        == f"run {short_run_id(hung.run_id)} left by poll timeout"
+    )
     worker = orders.worker(hung.run_id)
     assert orders.terminate(hung.run_id)["__typename"] == "TerminateRunSuccess"
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED
@@ -50,7 +62,10 @@ def test_in_python(production):
 
 
 def test_in_a_call_of_c(production):
-    """The client's own thread leaves the group; Dagster gives the run up, a person ends the process, and reloads."""
+    """The client's own thread leaves the group.
+
+    Dagster gives the run up, a person ends the process, and reloads.
+    """
     _, orders = production.pipelines.values()
     hung, _ = hang(orders, "C")
     worker = orders.worker(hung.run_id)
@@ -58,7 +73,8 @@ def test_in_a_call_of_c(production):
     assert orders.ends(hung.run_id) is dg.DagsterRunStatus.CANCELED
     assert worker.is_running()
     worker.kill()
-    production.reload(orders.name)  # Dagster's code server has waited for the process, and starts no run any more
+    # Dagster's code server has waited for the process, and starts no run any more
+    production.reload(orders.name)
     orders.is_at_work()
     orders.becomes_exact()
     assert orders.run(hung.run_id).status is dg.DagsterRunStatus.CANCELED

@@ -1,4 +1,7 @@
-"""SIGKILL of each process of a production Dagster in the middle of batches; a supervisor starts a service again."""
+"""SIGKILL of each process of a production Dagster in the middle of batches.
+
+A supervisor starts a service again.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def test_a_service(production, name):
 
 
 def test_the_process_in_which_a_code_server_has_the_code(production):
-    """Dagster does not start it again: the sensor's ticks fail until somebody reloads the location. No run notices."""
+    """Dagster does not start it again: the sensor's ticks fail until somebody reloads the location.
+
+    No run notices.
+    """
     orders, _ = production.pipelines.values()
     run = orders.is_at_work()
     production.kill_inner(orders.name)
@@ -73,7 +79,10 @@ def test_all_of_them_with_the_run_worker(production):
 
 
 def test_a_code_server_before_its_run_is_terminated(production):
-    """No code server knows the worker, and the UI shows an error; the run reads its status, and ends itself."""
+    """No code server knows the worker, and the UI shows an error.
+
+    The run reads its status, and ends itself.
+    """
     orders, _ = production.pipelines.values()
     run = orders.is_at_work(300)
     worker = orders.worker(run.run_id)

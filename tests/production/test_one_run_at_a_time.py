@@ -22,7 +22,10 @@ def production(start, warm_spark):
 
 
 def test_nothing_stands_still_without_a_message(production):
-    """A lane that is never idle holds the other group and its own crash lag back; when it is idle they go on."""
+    """A lane that is never idle holds the other group and its own crash lag back.
+
+    When it is idle they go on.
+    """
     busy, waits = production.pipelines.values()
     dead = busy.is_at_work()
     busy.worker(dead.run_id).kill()
@@ -36,7 +39,9 @@ def test_nothing_stands_still_without_a_message(production):
         last = production.instance.event_log_storage.get_latest_asset_check_execution_by_key(
             [dg.AssetCheckKey(dg.AssetKey(waits.name), "group_alive")]
         )
-        found = next((one.evaluation for one in last.values() if one and one.evaluation), None) if last else None
+        found = (
+            next((one.evaluation for one in last.values() if one and one.evaluation), None) if last else None
+        )
         return found if found is not None and not found.passed else None
 
     failed = wait_for(failed_check, pause=0.3, details=busy.shown)

@@ -72,7 +72,10 @@ def test_a_backfill_that_is_canceled_half_way(by_hand):
 
 
 def test_a_termination_while_spark_works(orders):
-    """The run is canceled, leaves its group, and its successor goes on where it was: nothing becomes crash lag."""
+    """The run is canceled, leaves its group, and its successor goes on where it was.
+
+    Nothing becomes crash lag.
+    """
     run = orders.is_at_work()
     worker = orders.worker(run.run_id)
     assert orders.terminate(run.run_id)["__typename"] == "TerminateRunSuccess"
@@ -101,11 +104,20 @@ def test_dagster_asset_materialize(production, orders, by_hand):
     """The command runs in a process of its own, beside the live run, and for a partition."""
     run = orders.is_at_work()
     code = str(production.home / "code" / f"{orders.name}.py")
-    production.command("dagster", "asset", "materialize", "--select", orders.name, "-f", code, pipeline=orders)
+    production.command(
+        "dagster", "asset", "materialize", "--select", orders.name, "-f", code, pipeline=orders
+    )
     orders.becomes_exact()
     assert orders.ends(run.run_id) is dg.DagsterRunStatus.SUCCESS
     key, *others = by_hand.crashes()
-    words = ("--select", by_hand.crash_lag, "--partition", key, "-f", production.home / "code" / f"{by_hand.name}.py")
+    words = (
+        "--select",
+        by_hand.crash_lag,
+        "--partition",
+        key,
+        "-f",
+        production.home / "code" / f"{by_hand.name}.py",
+    )
     production.command("dagster", "asset", "materialize", *words, pipeline=by_hand)
     assert by_hand.missing() == others
     assert by_hand.backfill_ends(by_hand.backfill(others)) is BulkActionStatus.COMPLETED_SUCCESS

@@ -35,7 +35,9 @@ def test_under_a_live_run_and_a_backfill(production, how, seconds):
     orders.becomes_exact()
     assert orders.ends(live.run_id) is dg.DagsterRunStatus.SUCCESS, orders.error(live.run_id)
     if by_hand.backfill_ends(backfill) is not BulkActionStatus.COMPLETED_SUCCESS:
-        assert by_hand.backfill_ends(by_hand.backfill(by_hand.missing())) is BulkActionStatus.COMPLETED_SUCCESS
+        assert (
+            by_hand.backfill_ends(by_hand.backfill(by_hand.missing())) is BulkActionStatus.COMPLETED_SUCCESS
+        )
     assert by_hand.missing() == []
     by_hand.becomes_exact()
     wait_for(lambda: all(run.is_finished for run in production.instance.get_runs()), details=orders.shown)

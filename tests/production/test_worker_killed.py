@@ -1,4 +1,7 @@
-"""Dagster as production runs it: a run worker is killed while PostgreSQL restarts, and nothing is lost or doubled."""
+"""Dagster as production runs it.
+
+A run worker is killed while PostgreSQL restarts, and nothing is lost or doubled.
+"""
 
 from __future__ import annotations
 

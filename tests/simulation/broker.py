@@ -180,7 +180,9 @@ class Admin:
         topic_id = me.process.topic_id = me.process.world.topic_id
         return {TOPIC: ImmediateFuture(SimpleNamespace(topic_id=topic_id))}
 
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, ImmediateFuture]:
+    def describe_consumer_groups(
+        self, groups: list[str], request_timeout: float
+    ) -> dict[str, ImmediateFuture]:
         """The members, and what they have."""
         clock.point()
         group = _broker().group

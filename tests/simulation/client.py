@@ -1,7 +1,7 @@
 """What does a confluent_kafka ``Consumer`` do that is a member of a group? As librdkafka was measured to behave.
 
-Rebalances come as callbacks, inside of ``poll`` and ``close`` only. To close it inside of a callback hangs it, or
-raises SystemError; so does a commit beside a poll: nobody gets away with either here.
+Rebalances come as callbacks, inside of ``poll`` and ``close`` only. To close it inside of a callback hangs
+it, or raises SystemError; so does a commit beside a poll: nobody gets away with either here.
 """
 
 from __future__ import annotations
@@ -268,7 +268,10 @@ class MemberClient:
             self.in_callback = False
 
     def _look_at_polls(self) -> None:
-        """``max.poll.interval.ms``: the classic protocol leaves; under KIP-848 the client only falls silent."""
+        """``max.poll.interval.ms``: the classic protocol leaves.
+
+        Under KIP-848 the client only falls silent.
+        """
         if self.leaving or self.process.dead:
             return
         late = clock.now - self._polled_at

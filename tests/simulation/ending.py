@@ -1,4 +1,7 @@
-"""How does a history end? All come to an end by themselves, or die; then everything is caught up, and must be there."""
+"""How does a history end?
+
+All come to an end by themselves, or die; then everything is caught up, and must be there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ CALM_SECONDS = 200.0
 
 
 def drain(world: Simulation) -> None:
-    """Everybody comes to an end; one live run without trouble, and backfills of all that is missing, remain."""
+    """Everybody comes to an end.
+
+    One live run without trouble, and backfills of all that is missing, remain.
+    """
     _calm_down(world)
     if world.chance(0.5):
         for process in (*world.runs, *world.catch_ups):
@@ -68,6 +74,8 @@ def _until_over(world: Simulation, until: float) -> None:
 
 def _is_drained(world: Simulation) -> bool:
     return not world.waiting() and not any(
-        p.below(p.log_end) & ~p.processed or p.below(p.log_end) != p.below_first or p.outstanding & ~p.processed
+        p.below(p.log_end) & ~p.processed
+        or p.below(p.log_end) != p.below_first
+        or p.outstanding & ~p.processed
         for p in world.partitions.values()
     )

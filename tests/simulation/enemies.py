@@ -118,7 +118,9 @@ def expire_snapshots(world: Simulation) -> None:
     """All but the newest few ancestors, and whatever else is old."""
     table = world.table
     kept = table.ancestors()[: world.rng.choice((1, 1, 2, 3))]
-    before = world.rng.randint(0, max(table.snapshots, default=0)) if world.chance(0.3) else max(kept, default=0)
+    before = (
+        world.rng.randint(0, max(table.snapshots, default=0)) if world.chance(0.3) else max(kept, default=0)
+    )
     if gone := [one for one in table.snapshots if one not in kept and (one <= before or world.chance(0.5))]:
         table.expire(gone)
         world.note("snapshots expired", gone)
@@ -179,9 +181,9 @@ def start_over_with_new_table(world: Simulation) -> None:
     world.table.intruders = 0
     for p in world.partitions.values():
         p.born, p.base, p.acknowledged = p.topic_id, 0, 0
-        p.waived = p.unknowable_missing = p.lost = p.removed_by_fault = p.wrongly_told = p.mistaken = p.went_back = (
-            p.covered
-        ) = 0
+        p.waived = p.unknowable_missing = p.lost = p.removed_by_fault = p.wrongly_told = p.mistaken = (
+            p.went_back
+        ) = p.covered = 0
         p.given_up = p.unsaid = False
         p.unborn, p.holder, p.adopted_by, p.erased = True, None, None, False
         p.put_first(None)

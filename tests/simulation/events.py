@@ -1,4 +1,7 @@
-"""What may befall a simulated group? Each event is a function of the world; ``WEIGHTS`` says how often it comes."""
+"""What may befall a simulated group?
+
+Each event is a function of the world; ``WEIGHTS`` says how often it comes.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +41,25 @@ def begin_in_the_middle(world: Simulation, p: SimulatedPartition) -> None:
         p.begin_life(at)
         return
     p.begin_life(p.log_start)
-    origin = None if world.chance(0.2) else GroupOrigin(p.log_start, p.topic_id)  # None: from a lane without a table
+    # None: from a lane without a table
+    origin = None if world.chance(0.2) else GroupOrigin(p.log_start, p.topic_id)
     cuts = sorted(world.rng.sample(range(p.log_start + 1, at), 6))
     owed = union(Span(*pair) for pair in zip(cuts[::2], cuts[1::2], strict=True))
     while not fits_commit_metadata(owed, GroupOrigin(p.log_start, p.topic_id)):
         owed = owed[1:]
-    p.put_first((at, LiveCommitMetadata(world.rng.choice(list(OwnerState)), RUN_ID, owed, origin=origin).encode()))
+    p.put_first(
+        (at, LiveCommitMetadata(world.rng.choice(list(OwnerState)), RUN_ID, owed, origin=origin).encode())
+    )
     done = tuple(span for span in owed if world.chance(0.3))
     rows = p.below(at) & ~p.read(set(owed) - set(done))
     account = LedgerEntry(tuple(p.spans(rows)), first_offset=p.log_start, topic_id=p.topic_id)
-    world.table.write({p.tp: rows}, {"kafka-liveness.written": encode_entries({p.tp: account})} if origin else {})
+    world.table.write(
+        {p.tp: rows}, {"kafka-liveness.written": encode_entries({p.tp: account})} if origin else {}
+    )
     target = world.table.name if origin else None
-    p.commit_second(p.log_start, CatchUpCommitMetadata(p.log_start, done, origin=origin, target=target).encode())
+    p.commit_second(
+        p.log_start, CatchUpCommitMetadata(p.log_start, done, origin=origin, target=target).encode()
+    )
     world.keys += new_keys([OffsetRange(*p.tp, *span) for span in owed], [], [])
     world.note("begun in the middle", p.tp, p.live_commit, p.catch_up_commit)
 
@@ -141,7 +151,9 @@ def stop_in_a_commit(world: Simulation) -> None:
     """SIGSTOP of who repeats a commit that a rebalance holds up; often it is back before its session ends."""
     for _ in range(40):
         for run in world.runs:
-            if not run.stopped and any(client.is_held_up and not client.in_callback for client in run.clients):
+            if not run.stopped and any(
+                client.is_held_up and not client.in_callback for client in run.clients
+            ):
                 run.freezes, run.fuse = True, 1 + int(world.rng.random() * 6)
                 run.freeze_seconds = world.rng.random() * world.scenario.session_ms / 800
                 return
@@ -209,9 +221,14 @@ def sensor_tick(world: Simulation) -> Iterator[str]:
 
 
 def seen_owed(facts: PartitionState) -> tuple[Span, ...]:
-    """What the sensor makes partitions of: what is owed, and what a stranger's commit made the group forget."""
+    """What the sensor makes partitions of.
+
+    What is owed, and what a stranger's commit made the group forget.
+    """
     forgotten = (
-        () if facts.is_committed_by_this_package or facts.committed is None else facts.missing_rows(facts.committed)
+        ()
+        if facts.is_committed_by_this_package or facts.committed is None
+        else facts.missing_rows(facts.committed)
     )
     return union((*facts.outstanding, *forgotten))
 

@@ -4,11 +4,11 @@
     python -m tests.simulation.fingerprints --write
     python -m tests.simulation.fingerprints --show 17
 
-A fingerprint covers joins and leaves of members, commits with their metadata, requested writes, snapshots with their
-summaries, materialized partitions and the ends of runs. It covers no name of a module or a class, no log text and no
-error text. A seed also decides which thread runs next, at each lock and each request. So a change in the number of
-locks, requests or warnings changes fingerprints, too. ``--show`` prints the effects, so that two versions can be
-compared with diff.
+A fingerprint covers joins and leaves of members, commits with their metadata, requested writes, snapshots
+with their summaries, materialized partitions and the ends of runs. It covers no name of a module or a class,
+no log text and no error text. A seed also decides which thread runs next, at each lock and each request. So a
+change in the number of locks, requests or warnings changes fingerprints, too. ``--show`` prints the effects,
+so that two versions can be compared with diff.
 """
 
 from __future__ import annotations
@@ -61,16 +61,22 @@ def effects(seed: int) -> list[str]:
 
 
 def differing(seeds: Sequence[int], found: Sequence[str]) -> str:
-    """Return a message about the seeds whose fingerprints are not the stored ones; an empty text without any."""
+    """Return a message about the seeds whose fingerprints are not the stored ones.
+
+    An empty text without any.
+    """
     stored = known()
-    others = [seed for seed, one in zip(seeds, found, strict=True) if seed >= len(stored) or stored[seed] != one]
+    others = [
+        seed for seed, one in zip(seeds, found, strict=True) if seed >= len(stored) or stored[seed] != one
+    ]
     if not others:
         return ""
     return (
-        f"{len(others)} of {len(seeds)} histories have other effects than tests/simulation/fingerprints.txt records: "
-        f"seeds {', '.join(map(str, others[:10]))}{', …' if len(others) > 10 else ''}. "
-        f"To see them: python -m tests.simulation.fingerprints --show {others[0]}, here and in a checkout of the "
-        "commit before, and diff. If the change is intended: python -m tests.simulation.fingerprints --write"
+        f"{len(others)} of {len(seeds)} histories have other effects than tests/simulation/fingerprints.txt "
+        f"records: seeds {', '.join(map(str, others[:10]))}{', …' if len(others) > 10 else ''}. To see "
+        f"them: python -m tests.simulation.fingerprints --show {others[0]}, here and in a checkout of the "
+        "commit before, and diff. If the change is intended: python -m tests.simulation.fingerprints "
+        "--write"
     )
 
 
@@ -145,13 +151,16 @@ class _Recorder:
     def _commits_to_second_log(self, offsets: Iterable[Any], process: Any) -> None:
         self._note("commit of the second log", process.name, _commits(offsets))
 
-    def _requested(self, write: Any, author: str, ranges: Iterable[Any], told: Mapping[str, str], *_: object) -> None:
+    def _requested(
+        self, write: Any, author: str, ranges: Iterable[Any], told: Mapping[str, str], *_: object
+    ) -> None:
         self._note("write", author, *ranges, _summary(told), "begun" if write else "refused")
 
     def _added(self, _: None, *told: Any) -> None:
         *sets, summary = told
         offsets = [
-            [f"{tp} {self._world.partitions[tp].names(bits)}" for tp, bits in sorted(one.items())] for one in sets
+            [f"{tp} {self._world.partitions[tp].names(bits)}" for tp, bits in sorted(one.items())]
+            for one in sets
         ]
         self._note("snapshot", self._world.table.current_id, *offsets, _summary(summary))
 
@@ -186,10 +195,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.fingerprints")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="compare with the stored fingerprints; 1 if any differs")
+    what.add_argument(
+        "--check", action="store_true", help="compare with the stored fingerprints; 1 if any differs"
+    )
     what.add_argument("--write", action="store_true", help="store the fingerprints")
     what.add_argument("--show", type=int, metavar="SEED", help="print the effects of one history")
-    parser.add_argument("--seeds", type=int, default=HISTORIES, help="how many, from 0 [default: %(default)s]")
+    parser.add_argument(
+        "--seeds", type=int, default=HISTORIES, help="how many, from 0 [default: %(default)s]"
+    )
     given = parser.parse_args(words)
     if given.show is not None:
         print("\n".join(effects(given.show)))  # noqa: T201

@@ -1,6 +1,7 @@
 """What does the coordinator do under KIP-848? It assigns by itself, and tells each member with its heartbeats.
 
-A member that does not give up in time what it was told to is fenced; commits are held against the member's epoch.
+A member that does not give up in time what it was told to is fenced; commits are held against the member's
+epoch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Which histories does a run of the tests go through, and what has to happen in them? In two halves, for two processes.
 
-``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=12000-200000`` looks for new ones.
+``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=12000-200000`` looks for new
+ones.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not t
 
 
 def half(number: int) -> Sequence[int]:
-    """Return the seeds of one half: those of ``SIMULATION_SEEDS``, or the first ones and those that failed once."""
+    """Return the seeds of one half.
+
+    Those of ``SIMULATION_SEEDS``, or the first ones and those that failed once.
+    """
     named = os.environ.get("SIMULATION_SEEDS")
     if named is None:
         return [*range(HISTORIES), *(seed for seed in FAILED_ONCE if seed >= HISTORIES)][number::2]
@@ -95,7 +99,10 @@ def half(number: int) -> Sequence[int]:
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """Collect garbage seldom, and look only at new objects: to look at the others again takes a tenth of the time."""
+    """Collect garbage seldom, and look only at new objects.
+
+    To look at the others again takes a tenth of the time.
+    """
     often = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_SELDOM)

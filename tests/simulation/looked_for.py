@@ -72,7 +72,8 @@ class Trace:
 
     Attributes:
         calls: how many there were.
-        broken: errors that the wrong function made itself, such as an attribute that the product no longer has.
+        broken: errors that the wrong function made itself, such as an attribute that the product no longer
+            has.
     """
 
     calls: int = 0

@@ -1,6 +1,7 @@
 """What would the simulation see if the product's shell were wrong? Mistakes to be made on purpose.
 
-Most take out a mend: what stood there before, or what somebody may put there next. ``SHELL_MUTANTS`` says in whose
+Most take out a mend: what stood there before, or what somebody may put there next. ``SHELL_MUTANTS`` says in
+    whose
 place it is put, which invariant breaks, in which histories it is looked for, and from which seed on.
 """
 
@@ -31,7 +32,13 @@ from tests.simulation.product import LOG
 from tests.simulation.scheduler import clock
 
 # What is looked for in one place only comes oftener there
-QUICK = {"slow_logs": 0.0, "slow_answers": 0.0, "slow_looks": 0.0, "failure_rate": 0.0, "spark_failure_rate": 0.0}
+QUICK = {
+    "slow_logs": 0.0,
+    "slow_answers": 0.0,
+    "slow_looks": 0.0,
+    "failure_rate": 0.0,
+    "spark_failure_rate": 0.0,
+}
 HANDOVERS = Histories(1.0)
 _TWO: dict[str, Any] = {**QUICK, "in_flight": 2, "liveness": "poll"}
 TWO_LONG_BATCHES = Histories(1.0, {**_TWO, "slow_batches": 0.8, "max_poll_records": 8})
@@ -128,13 +135,20 @@ def commit_what_was_given_up(member, done, arrivals, waiting=lambda: None, _left
 
 def know_an_ownership_by_its_partition(member, done, arrivals, waiting=lambda: None, _left_out=None):
     """A batch of a former ownership passes for one of this."""
-    return _commit(member, done, {tp: member.owned[tp].assignment_id for tp in done if tp in member.owned}, waiting)
+    return _commit(
+        member, done, {tp: member.owned[tp].assignment_id for tp in done if tp in member.owned}, waiting
+    )
 
 
 def settle_with_an_old_look(member, settled):
     """The partition went away and came back after it was looked at."""
     _adopt(
-        member, {tp: replace(o, assignment_id=member.pending[tp]) for tp, o in settled.items() if tp in member.pending}
+        member,
+        {
+            tp: replace(o, assignment_id=member.pending[tp])
+            for tp, o in settled.items()
+            if tp in member.pending
+        },
     )
 
 
@@ -195,28 +209,51 @@ def believe_what_was_written(proof, left_out):
 
 SHELL_MUTANTS = [
     SimulatedMutant(
-        RebalanceCallbacks, "check_handover_deadline", wait_for_ever, "gives up in time", TWO_LONG_BATCHES, 6_221
+        RebalanceCallbacks,
+        "check_handover_deadline",
+        wait_for_ever,
+        "gives up in time",
+        TWO_LONG_BATCHES,
+        6_221,
     ),
-    SimulatedMutant(Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 6_221),
+    SimulatedMutant(
+        Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 6_221
+    ),
     SimulatedMutant(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_482),
     SimulatedMutant(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 100),
-    SimulatedMutant(Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 5_020),
+    SimulatedMutant(
+        Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 5_020
+    ),
     SimulatedMutant(
         LivenessConsumer, "check_batch", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 9_450
     ),
     SimulatedMutant(Pipeline, "_commit_oldest", commit_before_writing, "in the table or owed"),
     SimulatedMutant(CatchUpCommitLog, "require_pending", refuse_what_is_forgotten, "when all is caught up"),
     SimulatedMutant(
-        CatchUpConsumer, "_write_off_expired", record_what_was_lost, "the second log covers nothing", first_seed=200
+        CatchUpConsumer,
+        "_write_off_expired",
+        record_what_was_lost,
+        "the second log covers nothing",
+        first_seed=200,
     ),
     SimulatedMutant(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 9_450),
     SimulatedMutant(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
-    SimulatedMutant(Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first_seed=200),
-    SimulatedMutant(Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_300),
-    SimulatedMutant(Member, "commit_start_positions", own_before_committing, "begins where the first log says"),
-    SimulatedMutant(consumer, "partition_states_with_ledger", ask_the_table_first, "RowsMissingError", BESIDE_OTHERS),
+    SimulatedMutant(
+        Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first_seed=200
+    ),
+    SimulatedMutant(
+        Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_300
+    ),
+    SimulatedMutant(
+        Member, "commit_start_positions", own_before_committing, "begins where the first log says"
+    ),
+    SimulatedMutant(
+        consumer, "partition_states_with_ledger", ask_the_table_first, "RowsMissingError", BESIDE_OTHERS
+    ),
     SimulatedMutant(LivePlanner, "_update_ledger", learn_nothing, "the table is told"),
-    SimulatedMutant(LivePlanner, "_check_topic_id", any_topic, "nothing is written of a topic made anew", MADE_ANEW),
+    SimulatedMutant(
+        LivePlanner, "_check_topic_id", any_topic, "nothing is written of a topic made anew", MADE_ANEW
+    ),
     SimulatedMutant(
         CompletionCheck,
         "_require_same_topics",

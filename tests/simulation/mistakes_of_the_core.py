@@ -1,6 +1,7 @@
 """What would the simulation see if the core were wrong? Mistakes to be made on purpose; see ``mistakes``.
 
-Each is a function to be put in the place of a right one. ``CORE_MUTANTS`` says whose place, and which invariant breaks.
+Each is a function to be put in the place of a right one. ``CORE_MUTANTS`` says whose place, and which
+invariant breaks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from tests.simulation import enemies, events, oracle
 from tests.simulation.looked_for import Histories, SimulatedMutant
 from tests.simulation.table import SimulatedTable
 
-_resume, _union, _plan, _new_keys = resume_module.decide_resume, offsets.union, planner.plan_ranges, events.new_keys
+_resume, _union, _plan, _new_keys = (
+    resume_module.decide_resume,
+    offsets.union,
+    planner.plan_ranges,
+    events.new_keys,
+)
 _record, _outstanding, _done = (
     CatchUpCommitMetadata.mark_done,
     CatchUpCommitMetadata.outstanding,
@@ -161,7 +167,10 @@ def keep_the_second_log(tp, facts, policy, poison=()):
     """What it says of another life of the group is believed in this one."""
     found = _resume(tp, facts, policy, poison)
     return replace(
-        found, catch_up_log=replace(facts.catch_up_log, origin=found.origin, written_off=found.catch_up_log.written_off)
+        found,
+        catch_up_log=replace(
+            facts.catch_up_log, origin=found.origin, written_off=found.catch_up_log.written_off
+        ),
     )
 
 
@@ -173,7 +182,10 @@ def believe_any_sum(snapshots, current):
 
 
 def whatever_befell(_now, _known):
-    """What was known of a table goes on to be so where its history is expired: it may have been rolled back."""
+    """What was known of a table goes on to be so where its history is expired.
+
+    It may have been rolled back.
+    """
     return True
 
 
@@ -207,7 +219,12 @@ POISONED = Histories(
 SET_BACK = Histories(
     0.0,
     policy={"on_missing_rows": "crash_lag"},
-    weights={enemies.roll_back: 12, enemies.drop_table: 6, enemies.external_live_commit: 12, events.start_catch_up: 20},
+    weights={
+        enemies.roll_back: 12,
+        enemies.drop_table: 6,
+        enemies.external_live_commit: 12,
+        events.start_catch_up: 20,
+    },
 )
 ROLLED_BACK = Histories(0.0, weights={enemies.roll_back: 25})
 _ONE_BY_ONE = (enemies.roll_back, enemies.expire_snapshots, enemies.compact, enemies.drop_table)
@@ -229,7 +246,9 @@ CORE_MUTANTS = [
     SimulatedMutant(
         CatchUpCommitMetadata, "outstanding", close_the_range, "the second log covers nothing", first_seed=6
     ),
-    SimulatedMutant(CatchUpCommitMetadata, "decode", read_too_wide, "committed() never passes", first_seed=159),
+    SimulatedMutant(
+        CatchUpCommitMetadata, "decode", read_too_wide, "committed() never passes", first_seed=159
+    ),
     SimulatedMutant(commit_metadata, "union", bridge_small_gaps, "in the table or owed"),
     SimulatedMutant(LiveCommitMetadata, "decode", released_owes_nothing, "committed() never passes"),
     SimulatedMutant(oracle, "committed_offset", ignore_the_debt, "committed() never passes"),
@@ -240,15 +259,27 @@ CORE_MUTANTS = [
     SimulatedMutant(SimulatedTable, "replaced", add_rows, "rows once"),
     SimulatedMutant(PartitionState, "missing_rows", trust_strangers, "in silence", first_seed=130),
     SimulatedMutant(PartitionState, "missing_rows", trust_our_commits, "in silence"),
-    SimulatedMutant(PartitionState, "not_done", believe_the_second_log, "materialised only when done", first_seed=300),
     SimulatedMutant(
-        PartitionState, "written_off", tell_nothing, "an error has its reason RowsMissingError", first_seed=200
+        PartitionState, "not_done", believe_the_second_log, "materialised only when done", first_seed=300
     ),
     SimulatedMutant(
-        resume_module, "check_identity", any_topic, "never goes back behind an acknowledged commit", first_seed=550
+        PartitionState,
+        "written_off",
+        tell_nothing,
+        "an error has its reason RowsMissingError",
+        first_seed=200,
+    ),
+    SimulatedMutant(
+        resume_module,
+        "check_identity",
+        any_topic,
+        "never goes back behind an acknowledged commit",
+        first_seed=550,
     ),
     SimulatedMutant(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
-    SimulatedMutant(table_ledger, "is_continuation_of", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900),
+    SimulatedMutant(
+        table_ledger, "is_continuation_of", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 19_900
+    ),
     SimulatedMutant(
         table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first_seed=180
     ),
@@ -256,6 +287,11 @@ CORE_MUTANTS = [
         planner, "decide_resume", pass_poison_without_owing, "in the table or owed", POISONED, first_seed=970
     ),
     SimulatedMutant(
-        planner, "decide_resume", keep_the_second_log, "the second log covers nothing", SET_BACK, first_seed=80
+        planner,
+        "decide_resume",
+        keep_the_second_log,
+        "the second log covers nothing",
+        SET_BACK,
+        first_seed=80,
     ),
 ]

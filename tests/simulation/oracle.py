@@ -1,7 +1,7 @@
 """What must hold, whatever happens? An account of its own, kept in bits beside the core's algebra.
 
-What somebody else did is the enemy's: rows a table lost, debts a commit replaced. It may be missing, but never in
-silence: who resumes the partition next must owe it, or say by name why not.
+What somebody else did is the enemy's: rows a table lost, debts a commit replaced. It may be missing, but
+never in silence: who resumes the partition next must owe it, or say by name why not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.commit_metadata import ExternalCommitError, committed_offset
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.ledger import SnapshotSummary, lineage
-from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError, TopicRecreatedError
+from kafka_liveness_dagster.core.partition_state import (
+    DataExpiredError,
+    RowsMissingError,
+    TopicRecreatedError,
+)
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.kafka.catch_up.commit_log import NotPendingError
 from kafka_liveness_dagster.kafka.catch_up.consumer import PausedPartitionError
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
 INVARIANTS: dict[str, Callable[[SimulatedPartition], int]] = {
-    "the second log covers nothing that is not in the table": lambda p: p.done & ~(p.processed | p.removed_by_fault),
+    "the second log covers nothing that is not in the table": lambda p: (
+        p.done & ~(p.processed | p.removed_by_fault)
+    ),
     "the second log covers nothing that comes to be a member's to do": lambda p: p.covered,
     "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.removed_by_fault,
     "what is owed is below the first log": lambda p: p.pending & ~p.below_first,
@@ -100,7 +106,10 @@ def check_partition(world: Simulation, p: SimulatedPartition) -> None:
 
 
 def _below_committed(world: Simulation, p: SimulatedPartition) -> int:
-    """All offsets below KIP-333's committed(), as the core has it; asked once for each state of the witnesses."""
+    """All offsets below KIP-333's committed(), as the core has it.
+
+    Asked once for each state of the witnesses.
+    """
     state = p.live_commit, p.catch_up_commit, world.table.version
     if p.below_committed[0] != state:
         facts = p.facts(account=world.table.entries()[p.tp])
@@ -109,7 +118,10 @@ def _below_committed(world: Simulation, p: SimulatedPartition) -> int:
 
 
 def found_by_next_owner(world: Simulation, p: SimulatedPartition) -> int:
-    """The offsets that who resumes the partition next will owe, process, or tell as lost; all where it refuses."""
+    """The offsets that who resumes the partition next will owe, process, or tell as lost.
+
+    All where it refuses.
+    """
     try:
         found = resume_module.decide_resume(p.tp, p.facts(account=world.table.entries()[p.tp]), _FRESH)
     except KafkaLivenessError:
@@ -132,7 +144,10 @@ def check_table(world: Simulation) -> None:
         return
     for tp, account in world.table.entries().items():
         p = world.partitions[tp]
-        if bits := p.read(account.written) & ~(p.rows | p.unknowable_missing) | p.read(account.written_off) & ~p.lost:
+        if (
+            bits := p.read(account.written) & ~(p.rows | p.unknowable_missing)
+            | p.read(account.written_off) & ~p.lost
+        ):
             if not _is_accepted(world):
                 raise world.violation(CLAIMS, f"({tp}: {p.names(bits)})")
             world.note("claimed what was rolled away and expired", tp, p.names(bits))
@@ -164,7 +179,8 @@ def after_fault(world: Simulation) -> None:
         begun = [start for start in (p.begun, account.first_offset) if start is not None]
         p.unborn = p.unborn or not begun
         p.unknowable_missing |= (
-            p.below(min(begun) if begun else max(p.log_end, p.live_commit[0] if p.live_commit else 0)) & ~p.outstanding
+            p.below(min(begun) if begun else max(p.log_end, p.live_commit[0] if p.live_commit else 0))
+            & ~p.outstanding
         )
         p.removed_by_fault |= p.gap | p.done & ~p.processed
         p.enemy_at = clock.now
@@ -174,7 +190,12 @@ def after_fault(world: Simulation) -> None:
 def check_idle(world: Simulation, run: LiveRun) -> None:
     """Nobody ends as if there were nothing to do who has been given what he has not begun with."""
     lane = run.consumer._session.planner if run.consumer is not None else None
-    if world.scenario.liveness == "poll" and lane is not None and lane.member.pending and lane.member.fenced_by is None:
+    if (
+        world.scenario.liveness == "poll"
+        and lane is not None
+        and lane.member.pending
+        and lane.member.fenced_by is None
+    ):
         clock.fail(world.violation(IDLE, f"({run.name}: {sorted(lane.member.pending)})"))
 
 
@@ -193,7 +214,9 @@ def check_error(world: Simulation, error: KafkaLivenessError, process: RunWorker
             or world.set_back_at >= process.began_at
             or any(p.lacked_until >= process.began_at for p in world.partitions.values())
         ),
-        NotPendingError: lambda: world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values()),
+        NotPendingError: lambda: (
+            world.set_back or world.is_anew or any(p.is_back for p in world.partitions.values())
+        ),
         FencedError: lambda: isinstance(error, FencedError) and not error.reason.may_rejoin,
         BrokerUnreachableError: lambda: world.scenario.failure_rate > 0,
         CommitRefusedError: lambda: "other runs" in str(error) or world.scenario.failure_rate > 0,

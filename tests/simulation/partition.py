@@ -1,7 +1,8 @@
 """One log, its commits in both groups, and what an oracle of its own knows of them.
 
-A set of offsets is an integer, bit 0 being the first log start, and commit metadata is read here by other code than
-the core's: an invariant is one line of set algebra, and no mistake in ``core.offsets`` can hide from it.
+A set of offsets is an integer, bit 0 being the first log start, and commit metadata is read here by other
+code than the core's: an invariant is one line of set algebra, and no mistake in ``core.offsets`` can hide
+from it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata, ExternalCommitError, LiveCommitMetadata
+from kafka_liveness_dagster.core.commit_metadata import (
+    CatchUpCommitMetadata,
+    ExternalCommitError,
+    LiveCommitMetadata,
+)
 from kafka_liveness_dagster.core.offsets import Span
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from tests.simulation.scheduler import clock
@@ -32,26 +37,30 @@ class SimulatedPartition:
     """A log, its commits in both groups, and what the table holds of it.
 
     Attributes:
-        base: the offset of bit 0; ``topic_id``: the topic's now, ``born``: that of the life the oracle judges.
-        live_commit, catch_up_commit: the commits as written; ``live_log``, ``catch_up_log``: as the core reads them.
+        base: the offset of bit 0; ``topic_id``: the topic's now, ``born``: that of the life the oracle
+            judges.
+        live_commit, catch_up_commit: the commits as written; ``live_log``, ``catch_up_log``: as the core
+            reads them.
         foreign: what the core says of a first log that is another program's.
         holder: the member that has it, by the coordinator; ``adopted_by``: who committed where it goes on.
         acknowledged: the last first-log commit whose author knows of it.
         erased: the first log was taken away under its holder, who has not committed since.
         rows: offsets in the table; ``twice``: those in it more than once.
         pending, done: what the commits say.
-        waived: what nobody asked to process; ``unknowable_missing``: what is missing and no witness can know of;
-            ``lost``: what was told as lost; ``removed_by_fault``: what somebody else made go missing.
+        waived: what nobody asked to process; ``unknowable_missing``: what is missing and no witness can know
+            of; ``lost``: what was told as lost; ``removed_by_fault``: what somebody else made go missing.
         unborn: no witness knows of a life of the group.
         went_back: offsets below an acknowledged commit that a later commit was below.
         wrongly_told: offsets told as lost that have not expired; ``mistaken``: a commit that does not
             say, of a topic made anew, that it is of the old one.
-        covered: what came to be a member's to do when it began, or to be owed, and the second log said is done.
-        is_back: the live lane has gone back behind what it had committed, for the table had lost too much to owe it.
+        covered: what came to be a member's to do when it began, or to be owed, and the second log said is
+            done.
+        is_back: the live lane has gone back behind what it had committed, for the table had lost too much to
+            owe it.
         given_up: a member committed what it knew that it has no more: the broker lets it.
         unsaid: a live run wrote rows without saying where the group's life began.
-        second_at, second_by: when the second log was last written, and by which process; ``enemy_at``: when an enemy
-            was last here.
+        second_at, second_by: when the second log was last written, and by which process; ``enemy_at``: when
+            an enemy was last here.
         lacked_until: when it last ``lacks`` rows; who looked slowly tells of them later.
         changed: since the invariants were checked.
     """
@@ -162,15 +171,23 @@ class SimulatedPartition:
         self.holder, self.adopted_by = client, None
 
     def adopt(self, client: MemberClient, offset: int, metadata: str, account: LedgerEntry) -> None:
-        """Before a member's commit: the first one since the partition became its own says where it goes on."""
+        """Before a member's commit.
+
+        The first one since the partition became its own says where it goes on.
+        """
         if self.adopted_by is client or self.holder is not client:
             return
         self.adopted_by = client
         self.begin_life(offset if self.live_commit is None else self.live_commit[0])
         if offset < self.acknowledged and (self.removed_by_fault or not account.is_complete):
-            self.acknowledged, self.is_back = offset, True  # what is missing does not fit: in order from there
+            # What is missing does not fit: in order from there
+            self.acknowledged, self.is_back = offset, True
         at = client.assigned_at  # what an enemy, or another run, has done since then may not have been seen
-        if account.is_complete and self.enemy_at < at and (self.second_at < at or self.second_by is client.process):
+        if (
+            account.is_complete
+            and self.enemy_at < at
+            and (self.second_at < at or self.second_by is client.process)
+        ):
             to_do = self._read(_owed(metadata)) & ~self.pending | ~self.below(offset)
             self.covered |= self.done & to_do & ~self.processed if self.topic_id == self.born else 0
 
@@ -201,7 +218,10 @@ class SimulatedPartition:
         """Write the second log: anybody may, the last one wins."""
         if self.topic_id != self.born and f" {self.topic_id}@" in metadata:
             self.mistaken |= 1
-        self.catch_up_commit, self.catch_up_log = (offset, metadata), CatchUpCommitMetadata.decode(offset, metadata)
+        self.catch_up_commit, self.catch_up_log = (
+            (offset, metadata),
+            CatchUpCommitMetadata.decode(offset, metadata),
+        )
         self.second_at, self.second_by = clock.now, by
         done, told = _done(metadata)
         self.done = self.below(offset) | self._read(done)
@@ -209,13 +229,24 @@ class SimulatedPartition:
         self.changed = True
 
     def expire_second(self) -> None:
-        """The broker's offsets retention: nobody committed to the second log for a week; or somebody deleted it."""
-        self.catch_up_commit, self.catch_up_log, self.done, self.changed = None, CatchUpCommitMetadata(), 0, True
+        """The broker's offsets retention: nobody committed to the second log for a week.
+
+        Or somebody deleted it.
+        """
+        self.catch_up_commit, self.catch_up_log, self.done, self.changed = (
+            None,
+            CatchUpCommitMetadata(),
+            0,
+            True,
+        )
 
     def replace_second(self, offset: int, metadata: str) -> None:
         """Another client writes the second log: nothing is done by it."""
         self.expire_second()
-        self.catch_up_commit, self.catch_up_log = (offset, metadata), CatchUpCommitMetadata.read(offset, metadata)
+        self.catch_up_commit, self.catch_up_log = (
+            (offset, metadata),
+            CatchUpCommitMetadata.read(offset, metadata),
+        )
 
     def lose(self, bits: int) -> None:
         """These offsets are told as lost, which only those may be that the broker has deleted."""
@@ -241,7 +272,10 @@ class SimulatedPartition:
     @property
     def named(self) -> bool:
         """Whether a commit says which topic it is of."""
-        return any(text and text[0] != "@" for text in (_origin(self.live_commit, 3), _origin(self.catch_up_commit, 2)))
+        return any(
+            text and text[0] != "@"
+            for text in (_origin(self.live_commit, 3), _origin(self.catch_up_commit, 2))
+        )
 
     def spans(self, bits: int) -> list[Span]:
         """The offsets as spans."""

@@ -1,4 +1,7 @@
-"""What does a run worker do? What ``lanes`` has it do, with the product's own consumers, pipeline and ledger."""
+"""What does a run worker do?
+
+What ``lanes`` has it do, with the product's own consumers, pipeline and ledger.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +195,9 @@ class LiveRun(RunWorker):
         with LivenessConsumer(KAFKA, live, self._timeouts(), self._link()) as consumer:
             self.consumer = consumer
             commit_interval_seconds = self.world.scenario.commit_interval_seconds
-            told: Any = SimpleNamespace(add=Tally().add, emit_if_due=lambda **_: None, due_in_seconds=math.inf)
+            told: Any = SimpleNamespace(
+                add=Tally().add, emit_if_due=lambda **_: None, due_in_seconds=math.inf
+            )
             next_batch = _batches_until_idle(
                 consumer, IDLE_SECONDS, commit_interval_seconds, AssignmentWait(consumer, storage), told
             )

@@ -99,11 +99,15 @@ _SEAMS: list[tuple[Any, str, Any]] = [
         (module, "time", time)
         for module in (admin, consumer, member, in_flight, write, job, ledger, run_context, planner)
     ),
-    *((module, "time", time) for module in (batch_reporting, runs, data_listener, member, assignment, assignment_wait)),
+    *(
+        (module, "time", time)
+        for module in (batch_reporting, runs, data_listener, member, assignment, assignment_wait)
+    ),
     *((module, "threading", threading) for module in (concurrency, futures, job, member, watchdog)),
     *((module, "create_client", _create_client) for module in (member, commit_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, ErrorListener(settings))),
-    (committer.Committer, "_commit_in_thread", lambda _self, commit, _until: commit()),  # nobody falls silent here
+    # Nobody falls silent here
+    (committer.Committer, "_commit_in_thread", lambda _self, commit, _until: commit()),
     (admin, "commit_reader", lambda group_id, _settings: Committer(group_id)),
     (session, "POLL_SECONDS", 0.5),
     (consumer, "REFRESH_SECONDS", 0.5),
@@ -122,7 +126,11 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     (write, "require_rows_in_ranges", lambda frame, _ranges: frame),
     (write, "schema", SimpleNamespace(with_missing_columns=lambda frame, _found: frame, allows_fanout=bool)),
     (write, "with_sums", lambda frame: (frame, frame)),
-    (write, "commits", SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_, **__: None, ATTEMPT="attempt")),
+    (
+        write,
+        "commits",
+        SimpleNamespace(overwrite=spark.overwrite, Merge=lambda *_, **__: None, ATTEMPT="attempt"),
+    ),
     (write, "row_count", lambda frame, *_: sum(r.size for r in frame.ranges)),
     (core_ledger, "decode_entries", _decoded),  # the same texts, again and again
     (table, "IcebergTable", spark.SeenTable),

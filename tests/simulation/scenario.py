@@ -17,8 +17,8 @@ class Scenario:
 
     Attributes:
         protocol: the classic one, eager or cooperative, or KIP-848's.
-        slow_answers: how many answers take their time; ``slow_logs``: how many log lines; ``slow_looks``: how many
-            looks at the table; ``slow_batches``: how many batches take most of their budget.
+        slow_answers: how many answers take their time; ``slow_logs``: how many log lines; ``slow_looks``: how
+            many looks at the table; ``slow_batches``: how many batches take most of their budget.
         is_about_rebalances: much comes and goes, and nobody is an enemy.
     """
 

@@ -1,7 +1,9 @@
 """Whose turn is it, and what time is it? Threads of simulated processes as greenlets, in an order that a seed decides.
 
-Nothing happens at once and nothing is left to the operating system: a thread goes on until it waits, for a lock, an
-answer or the time. Then one of those that are ready is drawn; when nobody is, the clock goes to the next timer.
+Nothing happens at once and nothing is left to the operating system: a thread goes on until it waits, for a
+    lock, an
+answer or the time. Then one of those that are ready is drawn; when nobody is, the clock goes to the next
+timer.
 """
 
 from __future__ import annotations

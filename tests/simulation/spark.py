@@ -125,7 +125,9 @@ class SeenTable:
 class Frame:
     """The rows of a batch; as ``spark.transform.TransformedBatch`` makes them."""
 
-    def __init__(self, _transform: object, session: Session, ranges: Sequence[OffsetRange], **_: object) -> None:
+    def __init__(
+        self, _transform: object, session: Session, ranges: Sequence[OffsetRange], **_: object
+    ) -> None:
         me: Any = getcurrent()
         self.session, self.ranges, self.planned = session, ranges, me.process.topic_id
 

@@ -83,7 +83,8 @@ class SimulatedTable:
 
     Attributes:
         parents: of all snapshots that ever were; ``dropped``: those of former tables.
-        intruders: what was planned and written of a topic made anew, beside, or over, the rows of the old one.
+        intruders: what was planned and written of a topic made anew, beside, or over, the rows of the old
+            one.
         losses: how often the table was set back, dropped or replaced; ``lost_at``: when it was last.
         version: changes with what the table says.
     """
@@ -134,9 +135,17 @@ class SimulatedTable:
         return [(*row[:2], "", "", row[4]) for row in found]
 
     def begin(
-        self, author: str, ranges: Iterable[OffsetRange], told: Mapping[str, str], planned: str, since: int | None
+        self,
+        author: str,
+        ranges: Iterable[OffsetRange],
+        told: Mapping[str, str],
+        planned: str,
+        since: int | None,
     ) -> Write | None:
-        """Start to write; it may land at any time, whatever becomes of its author. None: what it reads has expired."""
+        """Start to write; it may land at any time, whatever becomes of its author.
+
+        None: what it reads has expired.
+        """
         bits: Bits = {}
         now = planned
         for r in ranges:
@@ -150,10 +159,15 @@ class SimulatedTable:
         return self.in_flight[-1]
 
     def land(self, write: Write) -> None:
-        """The end of a write: it replaces its ranges, or is refused since somebody wrote to them meanwhile."""
+        """The end of a write.
+
+        It replaces its ranges, or is refused since somebody wrote to them meanwhile.
+        """
         self.in_flight.remove(write)
         since = list(self._after(write.since))
-        if None in since or any(bits & s.written.get(tp, 0) for s in since if s for tp, bits in write.bits.items()):
+        if None in since or any(
+            bits & s.written.get(tp, 0) for s in since if s for tp, bits in write.bits.items()
+        ):
             return
         write.landed = True
         for tp, bits in write.bits.items():
@@ -229,7 +243,10 @@ class SimulatedTable:
         clock.changed = True
 
     def _after(self, since: int | None) -> Iterator[TableSnapshot | None]:
-        """The snapshots after this one; None at the end where it is no ancestor: the history cannot be determined."""
+        """The snapshots after this one.
+
+        None at the end where it is no ancestor: the history cannot be determined.
+        """
         at = self.current_id
         while at != since:
             found = self.snapshots.get(at) if at is not None else None

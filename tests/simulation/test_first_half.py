@@ -1,4 +1,7 @@
-"""Whatever happens in whichever order: nothing is lost, nothing is there twice, nobody hangs, what is told is true."""
+"""Whatever happens in whichever order.
+
+Nothing is lost, nothing is there twice, nobody hangs, what is told is true.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ FOUND_WITHIN = 1_000
 
 
 def find(made, monkeypatch):
-    """Look for the mistake; return the seed of the first violation, its first line, and the wrong function's calls."""
+    """Look for the mistake.
+
+    Return the seed of the first violation, its first line, and the wrong function's calls.
+    """
     right = getattr_static(made.owner, made.name)
     of_its_kind = property if isinstance(right, property) else staticmethod
     special = isinstance(right, (staticmethod, classmethod, property))
@@ -36,12 +39,16 @@ def find(made, monkeypatch):
 
 @pytest.mark.parametrize(
     "made",
-    [pytest.param(made, id=f"{made.name}: {made.replacement.__name__}") for made in (*SHELL_MUTANTS, *CORE_MUTANTS)],
+    [
+        pytest.param(made, id=f"{made.name}: {made.replacement.__name__}")
+        for made in (*SHELL_MUTANTS, *CORE_MUTANTS)
+    ],
 )
 def test_a_mistake_is_found(made, monkeypatch):
     """Each replaces the right function; some history shows it, which is in order without it.
 
-    The wrong function ran, failed by no mistake in its own text, and broke the invariant that the table names.
+    The wrong function ran, failed by no mistake in its own text, and broke the invariant that the table
+    names.
     """
     assert made.invariant
     with simulated():
@@ -69,7 +76,9 @@ def refused(log):
     return log.outstanding(None)
 
 
-@pytest.mark.parametrize(("wrong", "is_its_own"), [(misspelled, True), (misunderstood, True), (refused, False)])
+@pytest.mark.parametrize(
+    ("wrong", "is_its_own"), [(misspelled, True), (misunderstood, True), (refused, False)]
+)
 def test_an_error_of_the_wrong_function_itself_is_recorded(wrong, is_its_own):
     """The mistake in question was not made then. Errors of the product's own code are not recorded."""
     trace = Trace()

@@ -33,7 +33,10 @@ def test_a_history_is_a_function_of_its_seed():
 
 
 def test_an_external_second_log_costs_work_and_no_data():
-    """Beside all other enemies: the table's ledger takes its place, and every invariant of a history holds."""
+    """Beside all other enemies.
+
+    The table's ledger takes its place, and every invariant of a history holds.
+    """
     weights = {**events.WEIGHTS, **enemies.ENEMIES, enemies.external_catch_up_commit: 12}
     with simulated():
         lives = [Simulation(seed, None, weights, of_rebalances=0).run() for seed in range(150)]

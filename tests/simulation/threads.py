@@ -1,4 +1,7 @@
-"""What the product takes for ``threading`` and ``time``: its threads' turns are drawn, and the time is the clock's."""
+"""What the product takes for ``threading`` and ``time``.
+
+Its threads' turns are drawn, and the time is the clock's.
+"""
 
 from __future__ import annotations
 

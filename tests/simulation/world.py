@@ -1,7 +1,7 @@
 """What can happen to a group, its two commit logs, its topic and its table? Seeded histories around the real product.
 
-A history is a function of its seed alone. After each step that changed something all invariants of DESIGN.md are
-checked; at the end everything is caught up and must be there. To read one history:
+A history is a function of its seed alone. After each step that changed something all invariants of DESIGN.md
+are checked; at the end everything is caught up and must be there. To read one history:
 
     SIMULATION_SEEDS=4711 python -m pytest -s tests/simulation -k invariants
 """
@@ -60,7 +60,11 @@ class Simulation:
     """
 
     def __init__(
-        self, seed: int, scenario: Scenario | None = None, weights: Weights | None = None, of_rebalances: float = 0.3
+        self,
+        seed: int,
+        scenario: Scenario | None = None,
+        weights: Weights | None = None,
+        of_rebalances: float = 0.3,
     ) -> None:
         self.seed, self.rng = seed, Random(seed)  # noqa: S311 - a history is to be repeated, not to be secret
         self.scenario = scenario = scenario or Scenario.random(self.rng, of_rebalances=of_rebalances)
@@ -90,7 +94,10 @@ class Simulation:
         Raises:
             Violation: with the seed and the history.
         """
-        limit, commit_metadata.MAX_METADATA_BYTES = commit_metadata.MAX_METADATA_BYTES, self.scenario.max_metadata_bytes
+        limit, commit_metadata.MAX_METADATA_BYTES = (
+            commit_metadata.MAX_METADATA_BYTES,
+            self.scenario.max_metadata_bytes,
+        )
         clock.reset(self.rng)
         clock.look, clock.slow = lambda: oracle.check(self), self.scenario.slow_answers
         try:
@@ -127,7 +134,9 @@ class Simulation:
         """Whether Spark fails at this write."""
         return not self.calm and self.chance(self.scenario.spark_failure_rate)
 
-    def violation(self, invariant: str, details: object = "", cause: BaseException | None = None) -> Violation:
+    def violation(
+        self, invariant: str, details: object = "", cause: BaseException | None = None
+    ) -> Violation:
         """The end of a history."""
         found = Violation(f"seed {self.seed}: {invariant} {details}\n{self}")
         found.__cause__ = cause
@@ -199,7 +208,10 @@ class Simulation:
         return [key for key in self.keys if key not in self.materialized]
 
     def materialize(self, keys: list[str], asked_at: float) -> None:
-        """Dagster shows these keys as done from now on; what the table loses after it was asked, nobody can know."""
+        """Dagster shows these keys as done from now on.
+
+        What the table loses after it was asked, nobody can know.
+        """
         self.note("materialized", *keys)
         for r in map(parse_key, keys):
             p = self.partitions[r.topic_partition]

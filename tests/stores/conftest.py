@@ -1,8 +1,9 @@
 """The same fixtures as everywhere, on a catalog that speaks REST and keeps its files in S3.
 
-Kafka and Spark are of this folder alone. Spark knows the catalog by four names: ``depot``, ``lake`` as the example has
-it, ``shaky`` where what a test says comes between it and both servers, and ``lossy`` where it comes before the catalog
-alone.
+Kafka and Spark are of this folder alone. Spark knows the catalog by four names: ``depot``, ``lake`` as the
+    example has
+it, ``shaky`` where what a test says comes between it and both servers, and ``lossy`` where it comes before
+the catalog alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tests.stores.servers import started
 from tests.stores.unreliable import FailingProxy
 from tests.world.conftest import patient  # noqa: F401 - the same limits as there
 
-IMPATIENT = {"rest.client.max-retries": "1", "s3.retry.num-retries": "0"}  # Iceberg's own patience is half a minute
+# Iceberg's own patience is half a minute
+IMPATIENT = {"rest.client.max-retries": "1", "s3.retry.num-retries": "0"}
 
 
 @pytest.fixture(scope="session")

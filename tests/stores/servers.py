@@ -51,7 +51,9 @@ class StorageServers:
 
     def spark_settings(self, name, **others):
         """The catalog as docs/production.md has it in ``spark-defaults.conf``, by this name."""
-        [page] = re.findall(r"^```\n(spark\.sql\.extensions .*?)^```", _page("production.md"), re.DOTALL | re.MULTILINE)
+        [page] = re.findall(
+            r"^```\n(spark\.sql\.extensions .*?)^```", _page("production.md"), re.DOTALL | re.MULTILINE
+        )
         told = dict(line.split() for line in self._of_here(page).splitlines())
         catalog, ours = "spark.sql.catalog.lake", f"spark.sql.catalog.{name}"
         told |= {f"{catalog}.{key}": value for key, value in others.items()}
@@ -120,7 +122,8 @@ class StorageServers:
             "s3.secret-access-key": SECRET_KEY,
             "client.region": REGION,
         }
-        names = {key: key.upper().replace("-", "__").replace(".", "_") for key in settings}  # as this server has it
+        # As this server has it
+        names = {key: key.upper().replace("-", "__").replace(".", "_") for key in settings}
         return {f"CATALOG_{names[key]}": value for key, value in settings.items()}
 
     def _run(self, name, main, env):

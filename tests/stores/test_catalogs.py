@@ -44,7 +44,9 @@ def settings(folder, postgres, stores):
     lines = {
         "spark.driver.memory": "2g",
         # Spark's own metastore, in the server's process, without its lock manager
-        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": (
+            f"jdbc:derby:;databaseName={folder}/metastore;create=true"
+        ),
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
         "spark.hadoop.hive.metastore.schema.verification": "false",
         "spark.hadoop.iceberg.engine.hive.lock-enabled": "false",
@@ -66,10 +68,14 @@ def session(stores, tmp_path_factory):
     home = tmp_path_factory.mktemp("catalogs")
     with Postgres() as postgres, pytest.MonkeyPatch.context() as patch:
         conf = home / "catalogs.conf"
-        conf.write_text("".join(f"{name} {value}\n" for name, value in settings(home, postgres, stores).items()))
+        conf.write_text(
+            "".join(f"{name} {value}\n" for name, value in settings(home, postgres, stores).items())
+        )
         patch.setenv("KAFKA_LIVENESS_SPARK_CONF", str(conf))
         try:
-            found = connect(embedded.ensure_services(home=home, which=("spark",)).spark_remote, timeout_seconds=120)
+            found = connect(
+                embedded.ensure_services(home=home, which=("spark",)).spark_remote, timeout_seconds=120
+            )
             yield found
             close(found)
         finally:

@@ -23,7 +23,9 @@ ROOT = Path(__file__).parents[2]
 def user(services, stores, tmp_path):
     """Someone who has told the example where the services are, and pyiceberg what Spark calls ``lake``."""
     (tmp_path / "sitecustomize.py").write_text(HURRY)
-    (tmp_path / ".pyiceberg.yaml").write_text(yaml.safe_dump({"catalog": {"lake": stores.pyiceberg_settings()}}))
+    (tmp_path / ".pyiceberg.yaml").write_text(
+        yaml.safe_dump({"catalog": {"lake": stores.pyiceberg_settings()}})
+    )
     kept = {name: value for name, value in os.environ.items() if name not in OURS}
     told = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -36,7 +38,10 @@ def user(services, stores, tmp_path):
 
 
 def test_the_whole_story(user, stores, services, tmp_path):
-    """Kill, jump, backfill, compare: it holds, nothing is left running, and every file is an object of the store."""
+    """Kill, jump, backfill, compare.
+
+    It holds, nothing is left running, and every file is an object of the store.
+    """
     folder = tmp_path / "a story"
     folder.mkdir()
     with demo_in(folder, user, "--json-file", str(folder / "verdict.json")) as told:

@@ -1,4 +1,7 @@
-"""The sink's tests, told once more: the catalog speaks REST, the files are in S3, and neither is called ``lake``."""
+"""The sink's tests, told once more.
+
+The catalog speaks REST, the files are in S3, and neither is called ``lake``.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ TOLD_ONCE_MORE = (
     test_maintenance.test_deleted_rows_are_gone_from_the_files,
 )
 globals().update({test.__name__: test for test in TOLD_ONCE_MORE})
-topic, streamed, audit = test_spark_iceberg.topic, test_layouts.streamed, test_audit.audit  # fixtures of theirs
+# Fixtures of theirs
+topic, streamed, audit = test_spark_iceberg.topic, test_layouts.streamed, test_audit.audit
 ledger = test_maintenance.ledger
 NOBODY = "http://127.0.0.1:1"
 
@@ -114,7 +118,9 @@ def test_what_no_snapshot_has_is_deleted_from_the_store(stores, warm_spark, tabl
     two_days_ago = time.time() - 2 * 86_400
     for one in (old, kept):
         os.utime(one, (two_days_ago, two_days_ago))
-    assert TableMaintenance(warm_spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
+    assert (
+        TableMaintenance(warm_spark, IcebergTable(table)).remove_orphans(time.time(), min_age=86_400.0) == 1
+    )
     assert (old.exists(), young.exists(), kept.exists()) == (False, True, True)
 
 
@@ -162,7 +168,10 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
     ],
 )
 def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky, rest, s3, says):  # noqa: PLR0917
-    """It is named, with its own words and a remedy, by whoever writes and by whoever looks; nothing is changed."""
+    """It is named, with its own words and a remedy, by whoever writes and by whoever looks.
+
+    Nothing is changed.
+    """
     put(warm_spark, table, orders(0, 10))
     same = table.replace("depot.", "shaky.")
     shaky[0].fails, shaky[1].fails = (lambda *_, status=status: status for status in (rest, s3))
@@ -199,7 +208,10 @@ def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
         ({"s3.endpoint": NOBODY}, f"store does not take .*Connect to {NOBODY} failed: Connection refused"),
         ({"s3.secret-access-key": "guessed"}, "its store does not take .*signature.*Status Code: 403.*keys"),
         ({"io-impl": "org.example.NoSuchIO"}, "lacks the client of its store.*iceberg-aws-bundle"),
-        ({"rest.client.max-retries": "-1"}, "cannot open its catalog wrong_.*must be positive.*mend the settings"),
+        (
+            {"rest.client.max-retries": "-1"},
+            "cannot open its catalog wrong_.*must be positive.*mend the settings",
+        ),
     ],
 )
 def test_settings_with_which_nobody_is_reached(stores, warm_spark, table, catalog, settings, says):  # noqa: PLR0917
@@ -232,7 +244,9 @@ def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
 @pytest.mark.parametrize("status", [0, 500])
 def test_a_namespace_that_was_made_though_the_catalog_failed(warm_spark, table, rows, shaky, status):
     """Its answer was lost, or another writer was quicker, which a catalog in a database tells as a 500."""
-    shaky[0].loses = lambda method, path: status if method == "POST" and path.endswith("/namespaces") else None
+    shaky[0].loses = lambda method, path: (
+        status if method == "POST" and path.endswith("/namespaces") else None
+    )
     done = put(warm_spark, table.replace("depot.", "shaky."), orders(0, 10))
     assert (done.rows, done.attempts) == (10, 1)
     assert held(rows(table)) == once("first", 0, 10)
@@ -278,7 +292,10 @@ def test_namespaces_are_made_from_the_outside(warm_spark, table, shaky):
     """Many a catalog makes none in one that is not there."""
     del shaky[0].asked[:]
     put(warm_spark, table.replace("depot.", "shaky."), orders(0, 10))
-    assert len([path for method, path in shaky[0].asked if method == "POST" and path.endswith("/namespaces")]) == 2
+    assert (
+        len([path for method, path in shaky[0].asked if method == "POST" and path.endswith("/namespaces")])
+        == 2
+    )
 
 
 def of_commits(status, every):
@@ -294,8 +311,13 @@ def commits(proxy):
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("was_done", [True, False])
 @pytest.mark.parametrize("status", [0, 503])
-def test_a_commit_of_which_the_catalog_says_nothing(warm_spark, table, rows, shaky, is_there, was_done, status):  # noqa: PLR0917
-    """What landed is found in the table and not written again; what did not is written again, by the same run."""
+def test_a_commit_of_which_the_catalog_says_nothing(  # noqa: PLR0917
+    warm_spark, table, rows, shaky, is_there, was_done, status
+):
+    """What landed is found in the table and not written again.
+
+    What did not is written again, by the same run.
+    """
     same = table.replace("depot.", "shaky.")
     if is_there:
         put(warm_spark, table, orders(0, 10))
@@ -303,7 +325,11 @@ def test_a_commit_of_which_the_catalog_says_nothing(warm_spark, table, rows, sha
     setattr(shaky[0], "loses" if was_done else "fails", of_commits(status, every=10))
     done = put(warm_spark, same, orders(0, 20), by="second")
     of_iceberg = was_done and is_there and status == 503  # which asks by itself then
-    assert (done.rows, done.attempts, done.unknown_commits) == (20, 1 if was_done else 2, 0 if of_iceberg else 1)
+    assert (done.rows, done.attempts, done.unknown_commits) == (
+        20,
+        1 if was_done else 2,
+        0 if of_iceberg else 1,
+    )
     assert commits(shaky[0]) == done.attempts
     shaky[0].repair()
     assert held(rows(table)) == once("second", 0, 20)
@@ -346,7 +372,9 @@ def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, mo
         shaky[0].loses = lambda *request: away(shaky[0]) if is_commit(*request) else None
     else:
         shaky[0].fails = of_commits(500, every=1)
-    with pytest.raises(StorageError, match=r"did not say whether it took the commit .*what landed is replaced"):
+    with pytest.raises(
+        StorageError, match=r"did not say whether it took the commit .*what landed is replaced"
+    ):
         put(warm_spark, same, orders(0, 20), by="second")
     assert commits(shaky[0]) == (1 if was_done else 5)
     shaky[0].repair()
@@ -363,9 +391,14 @@ def away(proxy):
 
 @pytest.mark.parametrize("trouble", ["none", "lost after the commit", "lost before it"])
 def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, warm_spark, shaky, trouble):  # noqa: PLR0917
-    """One run: nothing is lost, nothing is there twice, nothing is owed; ``LOST_ANSWERS_BATCHES`` says of how many."""
+    """One run: nothing is lost, nothing is there twice, nothing is owed.
+
+    ``LOST_ANSWERS_BATCHES`` says of how many.
+    """
     batches = int(os.environ.get("LOST_ANSWERS_BATCHES", "12"))
-    world = GroupWithTable(services, produce, rows, warm_spark, catalog="lossy", batching=kl.Batching(in_flight=2))
+    world = GroupWithTable(
+        services, produce, rows, warm_spark, catalog="lossy", batching=kl.Batching(in_flight=2)
+    )
     world.grow_to(batches * 10)
     del shaky[0].asked[:]
     if trouble != "none":
@@ -376,7 +409,10 @@ def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, 
     shaky[0].repair()
     found = world.offsets()
     lost, twice = len(set(written_rows(0, batches * 10)) - set(found)), len(found) - len(set(found))
-    told = f"answers {trouble}: {batches:,} batches, {sent:,} commits sent, {seconds:.1f} s; lost {lost}, twice {twice}"
+    told = (
+        f"answers {trouble}: {batches:,} batches, {sent:,} commits sent, {seconds:.1f} s; lost {lost}, "
+        f"twice {twice}"
+    )
     print(told)  # noqa: T201 - with -s, for whoever asks what it costs
     assert sent >= batches * (1.2 if trouble == "lost before it" else 1)
     assert (world.committed(), world.pending_by_live_log(), lost, twice) == (batches * 10, [], 0, 0)
@@ -384,9 +420,14 @@ def test_a_lane_whose_catalog_loses_every_fifth_answer(services, produce, rows, 
 
 
 def test_a_lane_whose_catalog_and_store_come_and_go(services, produce, rows, warm_spark, shaky):
-    """Every run that fails is named and has committed nothing; what landed all the same is there once at the end."""
+    """Every run that fails is named and has committed nothing.
+
+    What landed all the same is there once at the end.
+    """
     rest, s3 = shaky
-    world = GroupWithTable(services, produce, rows, warm_spark, catalog="shaky", enable_parallel_rebalance=False)
+    world = GroupWithTable(
+        services, produce, rows, warm_spark, catalog="shaky", enable_parallel_rebalance=False
+    )
     world.grow_to(40)
     assert world.live() is None
     world.grow_to(80)

@@ -21,9 +21,11 @@ class FailingProxy:
     """Passes requests on to a server of this machine.
 
     Attributes:
-        fails: told method and path; the status to answer with instead, 0 to close the connection, None to pass it on.
+        fails: told method and path; the status to answer with instead, 0 to close the connection, None to
+            pass it on.
         changes: told an answer's body; the body to give in its place.
-        loses: told method and path of what was done; the status to answer with in place of its answer, or 0, or None.
+        loses: told method and path of what was done; the status to answer with in place of its answer, or 0,
+            or None.
         holds: told method and path; whether to close the connection and send it when ``release`` is called.
         asked: what came, for tests to count.
     """

@@ -72,7 +72,11 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         self.remote = f"sc://127.0.0.1:{port}"
         self.settings, self.observed = dict(_SPARK_SETTINGS), {"rows": 5}
         self.executed, self.interrupted, self.progress = [], [], None
-        self.reached, self.was_interrupted, self._over = threading.Event(), threading.Event(), threading.Event()
+        self.reached, self.was_interrupted, self._over = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._results, self._schemas, self._silent = [], [], []
 
     def gives(self, text, *results):
@@ -108,7 +112,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         """Release the requests that wait for a reply."""
         self._over.set()
 
-    # --- the service ------------------------------------------------------------------------------------------------
+    # --- the service ----------------------------------------------------------------------------------------
 
     def Config(self, request, context):  # noqa: N802
         """Set and get settings."""
@@ -121,7 +125,9 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
             for key in operation.keys:
                 self.settings.pop(key, None)
         else:
-            keys = [] if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in operation.keys]
+            keys = (
+                [] if what == "get_with_default" else [base_pb2.KeyValue(key=key) for key in operation.keys]
+            )
             pairs = keys or operation.pairs
             for pair in pairs:
                 value = self.settings.get(pair.key, pair.value if pair.HasField("value") else None)
@@ -161,11 +167,15 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, found.schema) as writer:
                 writer.write_batch(found)
-            batch = base_pb2.ExecutePlanResponse.ArrowBatch(row_count=len(rows), data=sink.getvalue().to_pybytes())
+            batch = base_pb2.ExecutePlanResponse.ArrowBatch(
+                row_count=len(rows), data=sink.getvalue().to_pybytes()
+            )
             yield base_pb2.ExecutePlanResponse(response_id="rows", arrow_batch=batch, **ids)
         if self.progress:
             done, total = self.progress
-            stage = base_pb2.ExecutePlanResponse.ExecutionProgress.StageInfo(num_tasks=total, num_completed_tasks=done)
+            stage = base_pb2.ExecutePlanResponse.ExecutionProgress.StageInfo(
+                num_tasks=total, num_completed_tasks=done
+            )
             progress = base_pb2.ExecutePlanResponse.ExecutionProgress(stages=[stage])
             yield base_pb2.ExecutePlanResponse(response_id="progress", execution_progress=progress, **ids)
         for name in _OBSERVED.findall(text):
@@ -236,7 +246,9 @@ def _abort(context, failure):
         info.metadata["messageParameters"] = json.dumps(failure.parameters)
     detail = any_pb2.Any()
     detail.Pack(info)
-    status = status_pb2.Status(code=grpc.StatusCode.INTERNAL.value[0], message=failure.message, details=[detail])
+    status = status_pb2.Status(
+        code=grpc.StatusCode.INTERNAL.value[0], message=failure.message, details=[detail]
+    )
     context.abort_with_status(rpc_status.to_status(status))
 
 

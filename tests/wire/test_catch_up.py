@@ -50,7 +50,11 @@ class Broker:
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (OWED.span,), origin=GroupOrigin(0, "T1"))
         self.topic_id, self.loses, self.written = "T1", False, []
         self.facts_now = PartitionState(
-            120, mark, 0, log_end=150, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE)
+            120,
+            mark,
+            0,
+            log_end=150,
+            catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0, "T1"), target=TABLE),
         )
 
     def partition_states(self, _group_id, _partitions):
@@ -112,8 +116,15 @@ def opened(monkeypatch, broker, table):
     lanes = []
 
     def make(**settings):
-        usual = {"max_poll_records": 500, "budget": RunBudget(60, "argument"), "run_context": LINK, "ledger": table}
-        lanes.append(CatchUpConsumer(KafkaSettings("127.0.0.1:1"), "orders-etl", [OWED], **{**usual, **settings}))
+        usual = {
+            "max_poll_records": 500,
+            "budget": RunBudget(60, "argument"),
+            "run_context": LINK,
+            "ledger": table,
+        }
+        lanes.append(
+            CatchUpConsumer(KafkaSettings("127.0.0.1:1"), "orders-etl", [OWED], **{**usual, **settings})
+        )
         return lanes[-1].__enter__()
 
     yield make
@@ -173,13 +184,16 @@ def test_rows_of_a_paused_partition_are_recovered_when_it_is_resumed(opened, bro
         lane.poll()
     assert (lane.recovered, broker.written) == ([], [])
     broker.facts_now = replace(
-        broker.facts_now, live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.RUNNING)
+        broker.facts_now,
+        live_metadata=replace(broker.facts_now.live_metadata, owner_state=OwnerState.RUNNING),
     )
     assert lane.poll().ranges == (REST,)
     assert lane.recovered == [FIRST]
 
 
-def test_a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded(opened, broker, table):
+def test_a_paused_partition_whose_rows_are_all_there_is_not_done_before_they_are_recorded(
+    opened, broker, table
+):
     """A green partition with a pending range would come back as a missing one."""
     table.done = (Span(0, 120),)
     broker.facts_now = replace(
@@ -238,7 +252,9 @@ def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, broker, t
     with pytest.raises(RowsMissingError, match="lacks orders:3:70-120") as raised:
         lane.poll()
     lane.__exit__(RowsMissingError, raised.value, None)
-    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (OWED.span,), "missing rows are not done"
+    assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (OWED.span,), (
+        "missing rows are not done"
+    )
 
 
 def test_a_record_that_another_run_has_replaced_is_outstanding(opened, broker):
@@ -315,7 +331,9 @@ def test_a_quarantined_offset_is_not_planned_a_second_time(opened, table):
     lane.poll()
     lane.quarantine(OffsetRange("orders", 3, 100, 101))
     lane._timer.polled_at_ms -= 60_000
-    assert [tuple(r.span) for r in lane.poll().ranges] == [(70, 100), (101, 120)], "a quarantined offset is left out"
+    assert [tuple(r.span) for r in lane.poll().ranges] == [(70, 100), (101, 120)], (
+        "a quarantined offset is left out"
+    )
 
 
 def test_a_deadline_that_passes_in_the_last_poll_is_no_error_of_the_run(opened, broker, table, monkeypatch):
@@ -360,7 +378,8 @@ def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
 def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(opened, broker, table, caplog):
     """From the table: what is there is done, the rest is not, whatever offset the other client committed.
 
-    The writer of these rows may have died, so its side effects are repeated before the log says that they are done.
+    The writer of these rows may have died, so its side effects are repeated before the log says that they are
+    done.
     """
     broker.facts_now = replace(
         broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, ""))
@@ -377,7 +396,10 @@ def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(ope
     assert lane.poll().ranges == (REST,)
     assert repeated == [([FIRST], [])]
     assert broker.written == [(100, f"kl1 done T1@0 target {TABLE}")]
-    assert "orders-etl.catch-up), 1 external commits had replaced it: orders:3, offset 150, metadata ''" in caplog.text
+    assert (
+        "orders-etl.catch-up), 1 external commits had replaced it: orders:3, offset 150, metadata ''"
+        in caplog.text
+    )
 
 
 def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(opened, broker, table):
@@ -385,7 +407,8 @@ def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(
     lane = opened()
     batch = lane.poll(30)
     broker.facts_now = replace(
-        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "not ours"))
+        broker.facts_now,
+        catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "not ours")),
     )
     lane.commit(batch)
     assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (REST.span,)
@@ -400,7 +423,8 @@ def test_an_external_commit_after_the_first_look_is_replaced_by_the_next_record(
 def test_a_newer_versions_log_stops_the_lane(opened, broker):
     """It may have more than the ledger: nothing is written over it."""
     broker.facts_now = replace(
-        broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "kl3 done"))
+        broker.facts_now,
+        catch_up_log=CatchUpCommitMetadata(external=ExternalCommit("second", 150, "kl3 done")),
     )
     with pytest.raises(ExternalCommitError, match="has a commit of a newer version: orders:3, offset 150"):
         opened()
@@ -421,7 +445,9 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(opened, broker):
     ("servers", "group", "seen"),
     [
         pytest.param("127.0.0.1:1", "orders-etl", [False, True, False], id="its group"),
-        pytest.param("127.0.0.2:1,127.0.0.1:1", "orders-etl", [False, True, False], id="by another of the brokers"),
+        pytest.param(
+            "127.0.0.2:1,127.0.0.1:1", "orders-etl", [False, True, False], id="by another of the brokers"
+        ),
         pytest.param("127.0.0.1:1", "another", [False] * 3, id="another group"),
         pytest.param("127.0.0.2:1", "orders-etl", [False] * 3, id="another cluster"),
     ],
@@ -440,9 +466,13 @@ def test_a_live_consumer_of_this_process_sees_the_open_catch_up_lane(opened, ser
 def test_a_live_lane_that_closes_leaves_the_catch_up_lane_open(opened):
     """KIP-333's close() shuts both down; here a live lane that restarts does not interrupt the other."""
     limits = BrokerLimits(6_000, 1_800_000)
-    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    timeouts = derive_timeouts(
+        RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits
+    )
     lane = opened()
-    with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "orders-etl"), timeouts, LINK):
+    with LivenessConsumer(
+        KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "orders-etl"), timeouts, LINK
+    ):
         batch = lane.poll()
     lane.check()
     assert lane.is_batch_current(batch)

@@ -19,8 +19,14 @@ AT, NEVER = (TopicPartition("orders", p) for p in range(2))
 
 @pytest.mark.parametrize("offset", [0, 70])
 def test_a_commit_at_the_first_offset_is_a_commit(monkeypatch, offset):
-    """The client gives a negative offset for a partition without a commit; only there the reset policy decides."""
-    answer = [KafkaTopicPartition(*AT, offset, "kl1 running 0badcafe @-"), KafkaTopicPartition(*NEVER, OFFSET_INVALID)]
+    """The client gives a negative offset for a partition without a commit.
+
+    Only there the reset policy decides.
+    """
+    answer = [
+        KafkaTopicPartition(*AT, offset, "kl1 running 0badcafe @-"),
+        KafkaTopicPartition(*NEVER, OFFSET_INVALID),
+    ]
     client = SimpleNamespace(committed=lambda _partitions, timeout: answer)
     monkeypatch.setattr(admin, "admin_client", lambda _settings: (None, None))
     monkeypatch.setattr(admin, "commit_reader", lambda _group_id, _settings: client)

@@ -48,7 +48,11 @@ class Lane:
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", self._owed, origin=GroupOrigin(0))
         return {
             AT: PartitionState(
-                self._committed, mark, 0, log_end=200, catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0))
+                self._committed,
+                mark,
+                0,
+                log_end=200,
+                catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0)),
             )
         }
 
@@ -138,7 +142,9 @@ def test_the_live_lanes_own_position_records_no_crash_lag_as_done():
 def test_the_end_of_a_pending_range_is_refused(committed, owed, offset):
     """The live lane went on there: such an offset does not show who processed the range."""
     lane = Lane(*(Span(*one) for one in owed), committed=committed, position=committed + 10)
-    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 is where the live lane went on behind 70-120"):
+    with pytest.raises(
+        CommitRefusedError, match=r"120 of orders:3 is where the live lane went on behind 70-120"
+    ):
         commits_of(lane).commit({AT: offset})
     assert (lane.first, lane.second) == ([], [])
 
@@ -159,7 +165,10 @@ def test_two_pending_ranges_are_counted_apart():
     ],
 )
 def test_a_late_commit_of_a_former_membership_counts_from_where_it_began(found, offset, second):
-    """Two jumps of one process, 70 to 120 and 120 to 140, are one pending range: 120-130 says nothing of 70-120."""
+    """Two jumps of one process, 70 to 120 and 120 to 140, are one pending range.
+
+    120-130 says nothing of 70-120.
+    """
     lane = Lane(Span(70, 140), committed=140, position=140)
     for resumed in (ResumeDecision(120, (Span(70, 120),)), ResumeDecision(140, (Span(70, 140),))):
         found.add({AT: resumed}, logging.getLogger(__name__))
@@ -177,7 +186,9 @@ def test_a_former_position_inside_of_a_pending_range_is_refused(found):
     assert (lane.first, lane.second) == ([], [])
 
 
-@pytest.mark.parametrize("offset", [151, 110, 70], ids=["not planned yet", "below the commit", "the first pending one"])
+@pytest.mark.parametrize(
+    "offset", [151, 110, 70], ids=["not planned yet", "below the commit", "the first pending one"]
+)
 def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, offset):
     """Nothing of it is committed, in either log."""
     with pytest.raises(CommitRefusedError, match="not in this consumer's hands"):
@@ -186,7 +197,10 @@ def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, o
 
 
 def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(commits, rotation, lane):
-    """Else one partition would come first in every batch. ``on_first_commit`` is called at the first commit only."""
+    """Else one partition would come first in every batch.
+
+    ``on_first_commit`` is called at the first commit only.
+    """
     for _ in range(2):
         commits.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, rotation_start=AT))
     assert (rotation.committed, lane.events) == (AT, ["worked"])

@@ -23,9 +23,13 @@ def consumer(monkeypatch):
     """A consumer that has not joined its group; a batch may take a minute."""
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    timeouts = derive_timeouts(
+        RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits
+    )
     link = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
-    with LivenessConsumer(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g"), timeouts, link) as made:
+    with LivenessConsumer(
+        KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g"), timeouts, link
+    ) as made:
         yield made
 
 
@@ -55,7 +59,9 @@ def test_what_settling_took_is_not_the_next_batchs(consumer, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"session_timeout_seconds": 45.0}, {"group_protocol": "consumer"}], ids=["classic", "KIP-848"]
+    "settings",
+    [{"session_timeout_seconds": 45.0}, {"group_protocol": "consumer"}],
+    ids=["classic", "KIP-848"],
 )
 def test_a_process_timeout_that_was_raised_is_a_warning_in_the_log(monkeypatch, caplog, settings):
     """A budget of 30 s under a session of 45 s: one behavior on both protocols, before anything is joined."""
@@ -66,7 +72,10 @@ def test_a_process_timeout_that_was_raised_is_a_warning_in_the_log(monkeypatch, 
     monkeypatch.setattr(kl.KafkaLivenessResource, "cluster", lambda _self: cluster)
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     kafka = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1", **settings)
-    with caplog.at_level(logging.WARNING), kafka.consumer(topics=["orders"], group_id="g", max_batch_seconds=30) as one:
+    with (
+        caplog.at_level(logging.WARNING),
+        kafka.consumer(topics=["orders"], group_id="g", max_batch_seconds=30) as one,
+    ):
         assert one.timeouts.process_timeout_ms == 45_000
     assert caplog.messages == [one.timeouts.warning]
     assert "30 s (argument) to the session timeout, 45 s" in one.timeouts.warning

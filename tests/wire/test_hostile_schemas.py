@@ -1,4 +1,7 @@
-"""Schemas and records that anybody with the right to write them may send: refused by name, before they cost much."""
+"""Schemas and records that anybody with the right to write them may send.
+
+Refused by name, before they cost much.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,11 @@ def avro_schema():
     inner = {"type": "int"}
     for name in reversed([name for name, _ in doubled(lambda *names: names)]):
         again = inner.get("name", "int")
-        inner = {"type": "record", "name": name, "fields": [{"name": "a", "type": inner}, {"name": "b", "type": again}]}
+        inner = {
+            "type": "record",
+            "name": name,
+            "fields": [{"name": "a", "type": inner}, {"name": "b", "type": again}],
+        }
     return json.dumps(inner)
 
 
@@ -55,7 +62,9 @@ def protobuf_schema():
     [
         pytest.param("JSON", json_schema, spark_type_of_json_schema, id="JSON Schema"),
         pytest.param("AVRO", avro_schema, check_avro_size, id="Avro"),
-        pytest.param("PROTOBUF", protobuf_schema, lambda schema: protobuf_reader([schema], schema), id="Protobuf"),
+        pytest.param(
+            "PROTOBUF", protobuf_schema, lambda schema: protobuf_reader([schema], schema), id="Protobuf"
+        ),
     ],
 )
 def test_a_schema_that_doubles_with_each_name_is_refused(kind, text, read):
@@ -68,10 +77,15 @@ def test_a_schema_that_doubles_with_each_name_is_refused(kind, text, read):
     ("kind", "text", "read"),
     [
         pytest.param(
-            "JSON", '{"type":"array","items":' * 900 + "{}" + "}" * 900, spark_type_of_json_schema, id="JSON Schema"
+            "JSON",
+            '{"type":"array","items":' * 900 + "{}" + "}" * 900,
+            spark_type_of_json_schema,
+            id="JSON Schema",
         ),
         pytest.param("JSON", "[" * 100_000, spark_type_of_json_schema, id="JSON that Python does not read"),
-        pytest.param("AVRO", '{"type":"array","items":' * 900 + '"int"' + "}" * 900, check_avro_size, id="Avro"),
+        pytest.param(
+            "AVRO", '{"type":"array","items":' * 900 + '"int"' + "}" * 900, check_avro_size, id="Avro"
+        ),
     ],
 )
 def test_a_schema_within_schemas_without_end_is_refused(kind, text, read):
@@ -80,7 +94,9 @@ def test_a_schema_within_schemas_without_end_is_refused(kind, text, read):
         read(SchemaWithId(7, kind, text))
 
 
-@pytest.mark.parametrize("text", ['{"type":[{}]}', '{"properties":[1]}', '{"$ref":7}', '{"type":{"a":1}}', "7"])
+@pytest.mark.parametrize(
+    "text", ['{"type":[{}]}', '{"properties":[1]}', '{"$ref":7}', '{"type":{"a":1}}', "7"]
+)
 def test_what_is_no_json_schema_is_refused_by_name(text):
     """By no TypeError out of the middle of it."""
     with pytest.raises(SchemaUnusableError, match="schema 7 describes no object"):
@@ -89,7 +105,12 @@ def test_what_is_no_json_schema_is_refused_by_name(text):
 
 def test_what_spark_reads_is_not_refused():
     """Records in records, unions, names with their namespace, and a record within itself, which Spark refuses."""
-    address = {"type": "record", "name": "Address", "namespace": "shop", "fields": [{"name": "zip", "type": "string"}]}
+    address = {
+        "type": "record",
+        "name": "Address",
+        "namespace": "shop",
+        "fields": [{"name": "zip", "type": "string"}],
+    }
     order = {
         "type": "record", "name": "Order", "namespace": "shop",
         "fields": [
@@ -114,8 +135,13 @@ def test_what_spark_reads_is_not_refused():
     ],
 )
 def test_a_record_that_names_no_message_is_refused_at_once(index):
-    """Its indexes are as deep as messages are in messages; a number without end took 4 s of each task's time."""
-    reader = ProtobufUdf(b"", "shop.Order", {7: {(0,): "shop.Order", (0, 1): "shop.Order.Line"}}, ("struct", []))
+    """Its indexes are as deep as messages are in messages.
+
+    A number without end took 4 s of each task's time.
+    """
+    reader = ProtobufUdf(
+        b"", "shop.Order", {7: {(0,): "shop.Order", (0, 1): "shop.Order.Line"}}, ("struct", [])
+    )
     with pytest.raises(ValueError, match=r"a record of schema 7 is no shop\.Order: its message index"):
         reader(b"\0\0\0\0\7" + index + b"\0")
 
@@ -123,5 +149,7 @@ def test_a_record_that_names_no_message_is_refused_at_once(index):
 def test_a_protoc_that_does_not_end_is_stopped(monkeypatch):
     """By the name of the schema that it was to compile."""
     monkeypatch.setattr(protobuf, "_PROTOC_SECONDS", 0.0)
-    with pytest.raises(SchemaUnusableError, match=r"schema 7 .* protoc did not compile it in 0 s: nothing was written"):
+    with pytest.raises(
+        SchemaUnusableError, match=r"schema 7 .* protoc did not compile it in 0 s: nothing was written"
+    ):
         protobuf.descriptor_files(SchemaWithId(7, "PROTOBUF", 'syntax = "proto3"; message A {}'))

@@ -41,7 +41,9 @@ def rejects(server, bad):
     """A server with both tables, on which plans that read a bad offset fail."""
 
     def noop(plan):
-        start, end = (json.loads(option(plan, name))["orders"]["0"] for name in ("startingOffsets", "endingOffsets"))
+        start, end = (
+            json.loads(option(plan, name))["orders"]["0"] for name in ("startingOffsets", "endingOffsets")
+        )
         is_empty = 'expression: "false"' in plan
         failing = [] if is_empty else sorted(bad & set(range(start, end)))
         return Failure(f"Job aborted: no price in {failing[0]}", kind="x.PriceException") if failing else []
@@ -176,7 +178,9 @@ def test_only_partitions_that_this_process_still_owns_are_reported_as_left_out(h
 def test_a_table_of_another_kind_is_not_taken_for_dead_letters(handle, rejects):
     """Its rows would be replaced."""
     rejects.has_table(LETTERS, RECORDS)
-    with pytest.raises(TableSchemaError, match="is no table of dead letters, it has no headers, timestamp, error, run"):
+    with pytest.raises(
+        TableSchemaError, match="is no table of dead letters, it has no headers, timestamp, error, run"
+    ):
         handle()
     assert handle.order == []
 
@@ -192,7 +196,7 @@ def test_letters_are_not_kept_in_a_table_of_another_kind(session, rejects, bad):
     assert rejects.executed == []
 
 
-# --- the table of dead letters --------------------------------------------------------------------------------------
+# --- the table of dead letters ------------------------------------------------------------------------------
 
 
 def test_a_letter_is_pending_while_its_offset_is_in_a_pending_range(session, rejects):

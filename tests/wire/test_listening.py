@@ -9,7 +9,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.kafka.live import data_listener
-from kafka_liveness_dagster.kafka.live.data_listener import LISTENING_REFRESH_SECONDS, REFRESH_SECONDS, DataListener
+from kafka_liveness_dagster.kafka.live.data_listener import (
+    LISTENING_REFRESH_SECONDS,
+    REFRESH_SECONDS,
+    DataListener,
+)
 
 ENDS = {TopicPartition("orders", 0): 10, TopicPartition("orders", 1): 20}
 
@@ -62,7 +66,11 @@ def test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while(quiet):
     assert quiet.one.on_message(SimpleNamespace(error=lambda: None)) is None
     assert (quiet.client.fetched, quiet.one.has_new_data) == ({}, True)
     quiet.look(1.1, ENDS)
-    assert (quiet.client.fetched, quiet.one.refresh_seconds, quiet.one.has_new_data) == ({}, REFRESH_SECONDS, False)
+    assert (quiet.client.fetched, quiet.one.refresh_seconds, quiet.one.has_new_data) == (
+        {},
+        REFRESH_SECONDS,
+        False,
+    )
     quiet.look(2.1, ENDS)
     assert quiet.client.fetched == ENDS
 

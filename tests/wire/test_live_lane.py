@@ -47,7 +47,11 @@ class RecordedCalls:
 
     def __init__(self):
         self.bounds, self.topic_id, self.done = (0, 120), "", []
-        self.committed, self.is_ours, self.second = 70, True, CatchUpCommitMetadata(120, origin=GroupOrigin(0))
+        self.committed, self.is_ours, self.second = (
+            70,
+            True,
+            CatchUpCommitMetadata(120, origin=GroupOrigin(0)),
+        )
         self.pending, self.owned, self.in_table = {}, {}, 70
         self.data_listener = SimpleNamespace(on_caught_up=lambda _ends: None)
 
@@ -173,9 +177,16 @@ def test_the_second_log_is_written_before_the_first(steps, lane):
     [(0, ResumePolicy(), ["orders:3:70-100"]), (90, SKIP, ["orders:3:90-100", "orders:3:70-90"])],
     ids=["all there", "partly deleted"],
 )
-def test_recovered_rows_get_their_side_effects_before_they_are_committed(steps, lane, log_start, policy, repeated):
+def test_recovered_rows_get_their_side_effects_before_they_are_committed(
+    steps, lane, log_start, policy, repeated
+):
     """A crash in between repeats them. A rebalance that holds up the commit does not, in the same process."""
-    steps.pending[AT], steps.in_table, steps.bounds, steps.second = 1, 100, (log_start, 120), CatchUpCommitMetadata(70)
+    steps.pending[AT], steps.in_table, steps.bounds, steps.second = (
+        1,
+        100,
+        (log_start, 120),
+        CatchUpCommitMetadata(70),
+    )
     adopt, steps.commit_start_positions = steps.commit_start_positions, lambda _settled: None
     told = []
     found = ResumeReport(on_recovered=lambda *ranges: told.append([str(r) for part in ranges for r in part]))
@@ -245,7 +256,9 @@ def test_a_batch_is_confirmed_by_the_broker_after_its_partitions_went(steps, lan
     live, batch = planned(steps, lane)
     steps.owns = lambda _: False
     steps.verify_ownership = lambda *_: (AT,)
-    with pytest.raises(FencedError, match=r"handed over to another member \(orders:3, before the batch was written\)"):
+    with pytest.raises(
+        FencedError, match=r"handed over to another member \(orders:3, before the batch was written\)"
+    ):
         live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 70, "owned partitions are replanned"
 
@@ -258,7 +271,7 @@ def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane
     assert steps.owned[AT].position == 120
 
 
-# --- text of other clients ------------------------------------------------------------------------------------------
+# --- text of other clients ----------------------------------------------------------------------------------
 
 EXTERNAL = CatchUpCommitMetadata(external=ExternalCommit("second", 10**6, ""))
 
@@ -276,8 +289,8 @@ def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
     assert steps.second.outstanding((Span(70, 120),)) == (Span(70, 120),)
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"][:1]
     assert warning == (
-        "Rewrote the second commit log of group orders-etl (orders-etl.catch-up), 1 external commits had replaced it: "
-        "orders:3, offset 1000000, metadata ''"
+        "Rewrote the second commit log of group orders-etl (orders-etl.catch-up), 1 external commits had "
+        "replaced it: orders:3, offset 1000000, metadata ''"
     )
 
 
@@ -293,11 +306,15 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrives", "live"])
-def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(steps, lane, monkeypatch, arrives):
+def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log(
+    steps, lane, monkeypatch, arrives
+):
     """The run may have died before it recorded them, and the rebuilt log says that they are done."""
     mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 120),), origin=GroupOrigin(0))
     facts = PartitionState(120, mark, steps.bounds[0], log_end=steps.bounds[1], catch_up_log=EXTERNAL)
-    monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    monkeypatch.setattr(
+        steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts)
+    )
     found, steps.in_table = ResumeReport(), 100
 
     def repeat(ranges, _deleted):
@@ -333,21 +350,32 @@ def test_an_external_commit_stops_a_lane_without_a_ledger(steps, lane):
     steps.pending[AT], steps.second = 1, EXTERNAL
     with pytest.raises(ExternalCommitError, match="orders:3, offset 1000000, metadata ''") as caught:
         lane(has_witness=False).resume_assigned()
-    command = "kafka-consumer-groups --bootstrap-server broker-1:9092 --topic orders:3 --group orders-etl.catch-up "
+    command = (
+        "kafka-consumer-groups --bootstrap-server broker-1:9092 --topic orders:3 --group orders-etl.catch-up "
+    )
     assert command + "--delete-offsets" in str(caught.value)
     assert steps.done == []
 
 
 def test_pending_offsets_that_cannot_be_are_ignored(steps, lane, caplog, monkeypatch):
     """With a warning; the lane reads them anyway."""
-    mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=GroupOrigin(0))
-    facts = PartitionState(
-        70, mark, steps.bounds[0], log_end=steps.bounds[1], catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0))
+    mark = LiveCommitMetadata(
+        OwnerState.RELEASED, "0badcafe", (Span(1_000, 2**63 - 1),), origin=GroupOrigin(0)
     )
-    monkeypatch.setattr(steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts))
+    facts = PartitionState(
+        70,
+        mark,
+        steps.bounds[0],
+        log_end=steps.bounds[1],
+        catch_up_log=CatchUpCommitMetadata(origin=GroupOrigin(0)),
+    )
+    monkeypatch.setattr(
+        steps, "partition_states", lambda _group, partitions: dict.fromkeys(partitions, facts)
+    )
     steps.pending[AT] = 1
     lane().resume_assigned()
     assert steps.owned[AT].pending == ()
     assert (
-        "at or above its committed offset, which the live lane reads: orders:3:1000-9223372036854775807" in caplog.text
+        "at or above its committed offset, which the live lane reads: orders:3:1000-9223372036854775807"
+        in caplog.text
     )

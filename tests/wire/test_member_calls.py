@@ -1,4 +1,7 @@
-"""The client around the table of a member's states: each call does what the table says, wherever the member stands."""
+"""The client around the table of a member's states.
+
+Each call does what the table says, wherever the member stands.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,13 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_liveness_dagster.core.fencing import FenceReason, RunState
-from kafka_liveness_dagster.core.member_state import ALLOWED_ACTIONS, CommitAction, LeaveAction, PollAction, State
+from kafka_liveness_dagster.core.member_state import (
+    ALLOWED_ACTIONS,
+    CommitAction,
+    LeaveAction,
+    PollAction,
+    State,
+)
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.resume import OwnedPartition
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, derive_timeouts
@@ -73,7 +82,9 @@ def made(monkeypatch):
     client = Client()
     monkeypatch.setattr(of_member, "create_client", lambda *_: client)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    timeouts = derive_timeouts(
+        RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits
+    )
     run = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     return Member(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g", 20), timeouts, run), client
 
@@ -111,7 +122,9 @@ def bring(member, client, state, probe):
         client.to_call_back.append(("on_assign", [KEPT, GOES]))
         member.poll(0)
         arrived = member.pending.items()
-        member.commit_start_positions({tp: OwnedPartition(70, 70, assignment_id=number) for tp, number in arrived})
+        member.commit_start_positions(
+            {tp: OwnedPartition(70, 70, assignment_id=number) for tp, number in arrived}
+        )
     ways = {
         State.JOINING: look,
         State.ASSIGNED: look,
@@ -160,7 +173,11 @@ def test_a_leave_that_was_put_off_releases_as_it_was_asked_to(made, release):
     member, client = made
     asked = bring(member, client, State.REVOKING, lambda: member.leave(release=release))
     assert asked == []
-    assert client.asked == [CommitAction.IN_CALLBACK, *([CommitAction.NORMAL] if release else []), LeaveAction.NOW]
+    assert client.asked == [
+        CommitAction.IN_CALLBACK,
+        *([CommitAction.NORMAL] if release else []),
+        LeaveAction.NOW,
+    ]
 
 
 @pytest.mark.parametrize("state", [State.FENCED, State.LOSING], ids=lambda state: state.name.lower())

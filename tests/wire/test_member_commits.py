@@ -52,7 +52,10 @@ class Client:
     def commit(self, offsets, asynchronous):
         assert not asynchronous
         self.requested.append(
-            {TopicPartition(o.topic, o.partition): (o.offset, LiveCommitMetadata.decode(o.metadata)) for o in offsets}
+            {
+                TopicPartition(o.topic, o.partition): (o.offset, LiveCommitMetadata.decode(o.metadata))
+                for o in offsets
+            }
         )
         if self.refusals:
             raise KafkaException(KafkaError(self.refusals.popleft()))
@@ -91,7 +94,9 @@ def member(monkeypatch, client):
     """A member that owns two partitions, both committed at 70."""
     monkeypatch.setattr(of_member, "create_client", lambda *_: client)
     limits = BrokerLimits(1_000, 60_000)
-    timeouts = derive_timeouts(RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits)
+    timeouts = derive_timeouts(
+        RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits
+    )
     run = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     made = Member(KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g", 20), timeouts, run)
     client.to_call_back.append(("on_assign", [KEPT, GOES]))
@@ -157,9 +162,15 @@ def test_offsets_that_a_commit_leaves_out_are_crash_lag_from_that_commit_on(memb
     """The next commit carries them too."""
     left_out = {KEPT: (Span(75, 76),)}
     member.commit({KEPT: Span(70, 80)}, ARRIVALS, skipped=lambda tp: left_out.get(tp, ()))
-    assert client.accepted[-1][KEPT] == (80, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)))
+    assert client.accepted[-1][KEPT] == (
+        80,
+        LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)),
+    )
     member.commit({KEPT: Span(80, 85)}, ARRIVALS)
-    assert client.accepted[-1][KEPT] == (85, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)))
+    assert client.accepted[-1][KEPT] == (
+        85,
+        LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(75, 76),)),
+    )
 
 
 def test_an_error_of_a_single_partition_refuses_the_commit(member, client):

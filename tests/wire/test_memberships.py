@@ -25,7 +25,9 @@ class Lane:
     def __init__(self, steps):
         self.steps, self.held, self.entered = steps, threading.Event(), threading.Event()
         self.held.set()
-        self.member = SimpleNamespace(is_joined=True, fenced_by=None, owned={}, poll=lambda *_: None, leave=self.end)
+        self.member = SimpleNamespace(
+            is_joined=True, fenced_by=None, owned={}, poll=lambda *_: None, leave=self.end
+        )
 
     def leave(self, reason):
         if not self.held.is_set() and not self.entered.is_set():

@@ -1,4 +1,7 @@
-"""Texts over which librdkafka ends its process: a child tries each wherever a user can write one, and lives."""
+"""Texts over which librdkafka ends its process.
+
+A child tries each wherever a user can write one, and lives.
+"""
 
 from __future__ import annotations
 

@@ -23,10 +23,12 @@ CLASSIC = SimpleNamespace(protocol="classic")
 def named(take_over, *members, protocol=CLASSIC, dealt=(), topic=(), **live):
     """The name of a membership of run 0badcafe."""
     link = replace(
-        RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS), claim_instance_id=take_over
+        RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS),
+        claim_instance_id=take_over,
     )
     listed = tuple(
-        MemberDescription(f"m-{name}", "c", "h", partitions=tuple(dealt), group_instance_id=name) for name in members
+        MemberDescription(f"m-{name}", "c", "h", partitions=tuple(dealt), group_instance_id=name)
+        for name in members
     )
     cluster = SimpleNamespace(members=lambda _: listed)
     return choose_group_instance_id(cluster, LiveSettings(("t",), "g", **live), protocol, link, set(topic))
@@ -45,7 +47,10 @@ def test_only_places_are_asked_for():
     [((P0, P1), (P0, P1), "0000beef"), ((P0,), (P0, P1), "0badcafe"), ((P0, P1), (P0,), "0badcafe")],
 )
 def test_a_place_is_no_remedy_where_partitions_must_be_dealt_again(dealt, topic, named_after):
-    """A topic has grown, or others are consumed: the broker would hand out what the dead run had, and no more."""
+    """A topic has grown, or others are consumed.
+
+    The broker would hand out what the dead run had, and no more.
+    """
     taken = named(lambda _, names: next(iter(names), None), DEAD, dealt=dealt, topic=topic)
     assert run_id_of_instance(taken) == named_after
 

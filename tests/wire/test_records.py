@@ -47,20 +47,29 @@ def read(reader, start, end, bound=None):
 
 @pytest.mark.parametrize("by", ["partition", "total"])
 def test_little_room_changes_nothing_but_the_memory(reader, by):
-    """With room for 30 records partitions are paused and resumed again and again; none is lost, repeated or late."""
+    """With room for 30 records partitions are paused and resumed again and again.
+
+    None is lost, repeated or late.
+    """
     found, most = read(reader, 0, RECORDS, Prefetch(max_records=30, limit_by=by))
     assert found == [(n, partition) for n in range(RECORDS) for partition in range(PARTITIONS)]
     assert most < 90
 
 
 def test_batches_go_on_repeat_and_skip(reader):
-    """Whichever offset the next batch begins at, it begins there: what was fetched for another never slips in."""
+    """Whichever offset the next batch begins at, it begins there.
+
+    What was fetched for another never slips in.
+    """
     for start, end in [(0, 50), (50, 60), (55, 70), (0, 5), (150, 160), (70, 71), (71, 200), (10, 190)] * 2:
         assert read(reader, start, end)[0] == [(n, p) for n in range(start, end) for p in range(PARTITIONS)]
 
 
 def test_a_reader_is_no_member(reader, cluster):
-    """Its settings name the group, for the broker's permissions; it subscribes to nothing and has nothing to commit."""
+    """Its settings name the group, for the broker's permissions.
+
+    It subscribes to nothing and has nothing to commit.
+    """
     read(reader, 0, 10)
     assert reader._client.memberid() in ("", None)
     assert cluster.reader_config("etl", "reads")["enable.auto.commit"] is False

@@ -32,12 +32,18 @@ def test_silence_may_pass(code):
 
 def test_a_login_that_is_renewed_ends_no_membership():
     """A token that is about to expire makes a session of a second, and the broker refuses another login in it."""
-    cut_off = KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure")
+    cut_off = KafkaError(
+        KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure"
+    )
     assert is_transient(cut_off)
     assert is_rebalance_in_progress(cut_off)
     assert isinstance(to_package_error(cut_off, "committing", "b:9092"), BrokerUnreachableError)
     heard = ErrorListener(KafkaSettings("b:9092"))
-    heard(KafkaError(KafkaError._AUTHENTICATION, "handshake failed: Broker: Request not valid in current SASL state"))
+    heard(
+        KafkaError(
+            KafkaError._AUTHENTICATION, "handshake failed: Broker: Request not valid in current SASL state"
+        )
+    )
     silence = KafkaError(KafkaError._TRANSPORT)
     assert isinstance(heard.to_package_error(silence, "looking"), BrokerUnreachableError)
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
@@ -50,4 +56,6 @@ def test_a_refusal_of_long_ago_explains_no_silence(monkeypatch):
     heard = ErrorListener(KafkaSettings("b:9092"))
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
     monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._RECENT_SECONDS", 0.0)
-    assert isinstance(heard.to_package_error(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError)
+    assert isinstance(
+        heard.to_package_error(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError
+    )

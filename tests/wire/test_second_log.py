@@ -1,4 +1,7 @@
-"""The second log has many writers, the last one wins: what is told is told again when another's write took it away."""
+"""The second log has many writers, the last one wins.
+
+What is told is told again when another's write took it away.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,10 @@ def test_a_record_is_read_back_and_repeated_until_it_lasts(opened, late):
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_rows_that_were_found_missing_are_recorded(opened, late):
-    """What is pending is not done any more; what was committed is missing; what is not committed comes anyway."""
+    """What is pending is not done any more; what was committed is missing.
+
+    What is not committed comes anyway.
+    """
     log, broker = opened(late)
     log.mark_done([OffsetRange("orders", 3, 80, 120)])
     log.mark_missing_rows([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG)
@@ -171,10 +177,12 @@ def test_a_client_whose_broker_fell_silent_is_not_closed(monkeypatch, opened, si
     assert closed == ([] if silent else [True])
 
 
-# --- an external commit ---------------------------------------------------------------------------------------------
+# --- an external commit -------------------------------------------------------------------------------------
 
 KCAT = ExternalCommit("second", 10**6, "")
-OURS = CatchUpCommitMetadata(75, (Span(80, 90),), (Span(70, 75),), origin=GroupOrigin(0), target="lake.shop.orders")
+OURS = CatchUpCommitMetadata(
+    75, (Span(80, 90),), (Span(70, 75),), origin=GroupOrigin(0), target="lake.shop.orders"
+)
 
 
 def replaced(log, broker, *, was_read=True):
@@ -185,7 +193,10 @@ def replaced(log, broker, *, was_read=True):
 
 
 def test_a_record_replaces_an_external_commit(opened):
-    """With what was written off; done islands are not among it, the live lane may have them pending again since."""
+    """With what was written off.
+
+    Done islands are not among it, the live lane may have them pending again since.
+    """
     log, broker = opened()
     replaced(log, broker)
     log.mark_done([OffsetRange("orders", 3, 90, 120)])
@@ -226,7 +237,9 @@ def test_an_external_commit_is_replaced_when_the_log_is_renewed(opened, monkeypa
     log, broker = opened()
     replaced(log, broker)
     written = []
-    monkeypatch.setattr(broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False)
+    monkeypatch.setattr(
+        broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False
+    )
     monkeypatch.setattr(broker, "commit", written.append)
     assert log.recommit([AT]) == {AT: KCAT}
     assert written == [{AT: (OURS.watermark, OURS.encode())}]
@@ -246,5 +259,7 @@ def test_a_newer_versions_log_is_not_written_over(opened, monkeypatch, write):
 def test_a_moved_table_is_not_written_over_an_external_commit(opened, monkeypatch):
     """It names no table; the next run of either lane writes its own."""
     log, broker = opened()
-    monkeypatch.setattr(broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False)
+    monkeypatch.setattr(
+        broker, "commits", lambda *_: {AT: CommittedOffset(KCAT.offset, KCAT.metadata)}, raising=False
+    )
     assert log.change_target([AT], "lake.sales.orders") == {}

@@ -1,4 +1,7 @@
-"""Security settings without a broker: what is refused, what each side is told, and that no secret is ever shown."""
+"""Security settings without a broker.
+
+What is refused, what each side is told, and that no secret is ever shown.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +52,27 @@ def block(kind, content="MIIB"):
     ("settings", "words"),
     [
         pytest.param({"security_protocol": "TLS"}, "wanted PLAINTEXT, SSL", id="no such protocol"),
-        pytest.param({**LOGIN, "sasl_mechanism": "GSSAPI"}, "'GSSAPI': wanted PLAIN", id="Spark cannot be told"),
-        pytest.param({**LOGIN, "sasl_mechanism": None}, "sasl_mechanism is missing", id="librdkafka would take GSSAPI"),
-        pytest.param({**LOGIN, "sasl_password": ""}, "sasl_password is missing or empty", id="an empty variable"),
-        pytest.param({**LOGIN, "sasl_mechanism": "OAUTHBEARER"}, "client_secret and .* missing", id="no token server"),
-        pytest.param({**TOKENS, "sasl_username": "etl"}, "sasl_username would not be used: .* OAUTHBEARER", id="both"),
-        pytest.param({**LOGIN, "sasl_oauthbearer_scope": "a"}, "scope would not be used: .* PLAIN", id="of no token"),
-        pytest.param({**LOGIN, "https_ca_location": "ca.pem"}, "https_ca_location would not", id="no token server's"),
+        pytest.param(
+            {**LOGIN, "sasl_mechanism": "GSSAPI"}, "'GSSAPI': wanted PLAIN", id="Spark cannot be told"
+        ),
+        pytest.param(
+            {**LOGIN, "sasl_mechanism": None}, "sasl_mechanism is missing", id="librdkafka would take GSSAPI"
+        ),
+        pytest.param(
+            {**LOGIN, "sasl_password": ""}, "sasl_password is missing or empty", id="an empty variable"
+        ),
+        pytest.param(
+            {**LOGIN, "sasl_mechanism": "OAUTHBEARER"}, "client_secret and .* missing", id="no token server"
+        ),
+        pytest.param(
+            {**TOKENS, "sasl_username": "etl"}, "sasl_username would not be used: .* OAUTHBEARER", id="both"
+        ),
+        pytest.param(
+            {**LOGIN, "sasl_oauthbearer_scope": "a"}, "scope would not be used: .* PLAIN", id="of no token"
+        ),
+        pytest.param(
+            {**LOGIN, "https_ca_location": "ca.pem"}, "https_ca_location would not", id="no token server's"
+        ),
         pytest.param(
             {**TOKENS, "sasl_oauthbearer_token_endpoint_url": "http://login.example/token"},
             "begins with https",
@@ -67,13 +84,21 @@ def block(kind, content="MIIB"):
             id="a secret in the address",
         ),
         pytest.param(
-            {**TOKENS, "sasl_oauthbearer_client_secret": "hunter2 "}, "which Java removes", id="another secret for Java"
+            {**TOKENS, "sasl_oauthbearer_client_secret": "hunter2 "},
+            "which Java removes",
+            id="another secret for Java",
         ),
         pytest.param(
-            {**TOKENS, "sasl_oauthbearer_extensions": "auth=hunter2"}, "letters in a name", id="the token itself"
+            {**TOKENS, "sasl_oauthbearer_extensions": "auth=hunter2"},
+            "letters in a name",
+            id="the token itself",
         ),
-        pytest.param({**TOKENS, "sasl_oauthbearer_extensions": "a=b,"}, "letters in a name", id="half an extension"),
-        pytest.param({**TOKENS, "https_ca_location": "nowhere.pem"}, r"cannot be read \(No such", id="no such file"),
+        pytest.param(
+            {**TOKENS, "sasl_oauthbearer_extensions": "a=b,"}, "letters in a name", id="half an extension"
+        ),
+        pytest.param(
+            {**TOKENS, "https_ca_location": "nowhere.pem"}, r"cannot be read \(No such", id="no such file"
+        ),
         pytest.param(
             {
                 **TOKENS,
@@ -84,20 +109,32 @@ def block(kind, content="MIIB"):
             "https_ca_location would not be used",
             id="nothing to verify",
         ),
-        pytest.param({**LOGIN, "security_protocol": "SSL"}, "sasl_password would not be used", id="never sent"),
+        pytest.param(
+            {**LOGIN, "security_protocol": "SSL"}, "sasl_password would not be used", id="never sent"
+        ),
         pytest.param({"sasl_password": "hunter2"}, "security_protocol is PLAINTEXT", id="protocol forgotten"),
-        pytest.param({"ssl_ca_location": "ca.pem"}, "ssl_ca_location would not be used", id="nothing is encrypted"),
         pytest.param(
-            {**LOGIN, "ssl_endpoint_identification_algorithm": "off"}, "wanted https or none", id="no such check"
+            {"ssl_ca_location": "ca.pem"}, "ssl_ca_location would not be used", id="nothing is encrypted"
         ),
         pytest.param(
-            {"security_protocol": "SSL", "ssl_certificate_location": "a.pem"}, "set both, or neither", id="half of mTLS"
+            {**LOGIN, "ssl_endpoint_identification_algorithm": "off"},
+            "wanted https or none",
+            id="no such check",
         ),
         pytest.param(
-            {"security_protocol": "SSL", "ssl_key_password": "hunter2"}, "ssl_key_location is missing", id="of no key"
+            {"security_protocol": "SSL", "ssl_certificate_location": "a.pem"},
+            "set both, or neither",
+            id="half of mTLS",
         ),
         pytest.param(
-            {"security_protocol": "SSL", "ssl_ca_location": "nowhere.pem"}, r"cannot be read \(No such", id="no file"
+            {"security_protocol": "SSL", "ssl_key_password": "hunter2"},
+            "ssl_key_location is missing",
+            id="of no key",
+        ),
+        pytest.param(
+            {"security_protocol": "SSL", "ssl_ca_location": "nowhere.pem"},
+            r"cannot be read \(No such",
+            id="no file",
         ),
     ],
 )
@@ -137,7 +174,11 @@ def test_a_file_without_a_certificate_is_refused(pem):
 
 def test_both_sides_are_told_the_same(pem):
     """Paths for librdkafka, the content for Spark: only the PEM blocks of it."""
-    ca, cert, key = block("CERTIFICATE", "CA1"), block("CERTIFICATE", "ME"), block("ENCRYPTED PRIVATE KEY", "KEY")
+    ca, cert, key = (
+        block("CERTIFICATE", "CA1"),
+        block("CERTIFICATE", "ME"),
+        block("ENCRYPTED PRIVATE KEY", "KEY"),
+    )
     files = {
         "ssl_ca_location": pem("ca.pem", f"the authority\n{ca}and its sister\n{ca}"),
         "ssl_certificate_location": pem("both.pem", key + cert),
@@ -152,7 +193,9 @@ def test_both_sides_are_told_the_same(pem):
         "sasl.password": "hunter2",
         **{name.replace("_", "."): value for name, value in {**files, **more}.items()},
     }
-    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="etl" password="hunter2";'
+    login = (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="etl" password="hunter2";'
+    )
     assert security.spark_options() == {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "SCRAM-SHA-256",
@@ -193,8 +236,12 @@ def test_both_sides_are_told_of_the_token_server(pem):
         "kafka.sasl.oauthbearer.token.endpoint.url": "https://login.example/token",
     }
     plain = Security(**TOKENS)
-    assert plain.client_config()["https.ca.location"] == "probe", "curl in the wheel knows Red Hat's files alone"
-    assert plain.spark_options()["kafka.sasl.jaas.config"].endswith('required clientId="etl" clientSecret="hunter2";')
+    assert plain.client_config()["https.ca.location"] == "probe", (
+        "curl in the wheel knows Red Hat's files alone"
+    )
+    assert plain.spark_options()["kafka.sasl.jaas.config"].endswith(
+        'required clientId="etl" clientSecret="hunter2";'
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +261,9 @@ def test_both_sides_are_told_of_the_token_server(pem):
 )
 def test_security_in_extra_is_refused_with_the_field_and_without_its_value(name, remedy):
     """It would reach librdkafka alone: Spark would read without it. The value may be a secret."""
-    with pytest.raises(InvalidSettingError, match=f"{name} is refused: it would not reach Spark.*{remedy}") as refusal:
+    with pytest.raises(
+        InvalidSettingError, match=f"{name} is refused: it would not reach Spark.*{remedy}"
+    ) as refusal:
         KafkaSettings("localhost:9092", {name: "hunter2"})
     assert "hunter2" not in str(refusal.value)
 
@@ -246,7 +295,10 @@ def test_no_repr_shows_a_secret(pem):
 
 
 def test_the_example_with_tokens_is_complete(example, monkeypatch):
-    """What docs/security.md shows is all that a client needs; tests/world/test_oauth.py logs in with the like."""
+    """What docs/security.md shows is all that a client needs.
+
+    Tests/world/test_oauth.py logs in with the like.
+    """
     for name, value in {
         "KAFKA_BOOTSTRAP_SERVERS": "b:9092", "KAFKA_CLIENT_ID": "etl", "KAFKA_CLIENT_SECRET": "hunter2",
         "KAFKA_TOKEN_URL": "https://login.example/token",
@@ -290,15 +342,24 @@ def test_an_address_of_spark_with_a_secret_is_refused_when_the_code_location_loa
 
 def test_an_address_of_spark_without_a_secret_may_be_written_as_it_is():
     """What the UI then shows is no secret."""
-    remotes = ["embedded", "sc://localhost:1", "sc://spark:15002/;use_ssl=true;user_id=etl;user_agent=etl;token="]
+    remotes = [
+        "embedded",
+        "sc://localhost:1",
+        "sc://spark:15002/;use_ssl=true;user_id=etl;user_agent=etl;token=",
+    ]
     for remote in remotes:
-        plain = dg.Definitions(resources={"spark": kl.SparkConnectResource(remote=remote, ui_url="http://driver:4040")})
+        plain = dg.Definitions(
+            resources={"spark": kl.SparkConnectResource(remote=remote, ui_url="http://driver:4040")}
+        )
         (page,) = RepositorySnap.from_def(plain.get_repository_def()).resources
         assert remote in str(page.configured_values["remote"])
 
 
 def test_a_variable_is_looked_up_in_a_script_too(monkeypatch):
-    """Dagster looks variables up in a run; outside of one nobody would, and the name would be sent as the password."""
+    """Dagster looks variables up in a run.
+
+    Outside of one nobody would, and the name would be sent as the password.
+    """
     every = {name: dg.EnvVar(f"OUR_{name}") for name in ("bootstrap_servers", *LOGIN)}
     for name, value in {"bootstrap_servers": "localhost:9092", **LOGIN}.items():
         monkeypatch.setenv(f"OUR_{name}", value)
@@ -316,8 +377,17 @@ def test_the_embedded_broker_is_not_asked_for_what_it_cannot():
 
 
 def test_commands_take_librdkafkas_names_from_a_file():
-    """``--command-config``: comments and blanks are passed, values may hold ``=``, and extra settings are checked."""
-    lines = ["# ours\n", "\n", "security.protocol = SASL_SSL\n", "sasl.mechanism=PLAIN\n", "sasl.username=etl\n"]
+    """``--command-config``.
+
+    Comments and blanks are passed, values may hold ``=``, and extra settings are checked.
+    """
+    lines = [
+        "# ours\n",
+        "\n",
+        "security.protocol = SASL_SSL\n",
+        "sasl.mechanism=PLAIN\n",
+        "sasl.username=etl\n",
+    ]
     settings = KafkaSettings.from_properties("b:9092", [*lines, "sasl.password=a=b\n", "client.rack=one"])
     assert settings.security == Security("SASL_SSL", "PLAIN", "etl", sasl_password="a=b")
     assert settings.extra == {"client.rack": "one"}
@@ -331,7 +401,10 @@ def test_commands_take_librdkafkas_names_from_a_file():
 
 
 def test_clients_are_kept_apart_by_their_login():
-    """A new password makes a new connection, here and in Spark's pool of consumers; the old login is not used again."""
+    """A new password makes a new connection, here and in Spark's pool of consumers.
+
+    The old login is not used again.
+    """
     one, same, other = (
         KafkaSettings("b:9092", {}, Security(**{**LOGIN, "sasl_password": password})) for password in "aab"
     )

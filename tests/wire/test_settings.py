@@ -1,4 +1,7 @@
-"""The real client without a broker: settings that are refused before anything is joined, and an address in vain."""
+"""The real client without a broker.
+
+Settings that are refused before anything is joined, and an address in vain.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def link(run_id="0badcafe"):
         pytest.param("max.poll.records", "500", "pass max_poll_records", id="librdkafka ignores it"),
         pytest.param("max.poll.interval.ms", "1000", "set max_batch_seconds", id="comes from the budget"),
         pytest.param("session.timeout.ms", "1000", "set session_timeout_seconds", id="unchecked otherwise"),
-        pytest.param("heartbeat.interval.ms", "1000", "set heartbeat_interval_seconds", id="unchecked otherwise"),
+        pytest.param(
+            "heartbeat.interval.ms", "1000", "set heartbeat_interval_seconds", id="unchecked otherwise"
+        ),
         pytest.param("auto.offset.reset", "latest", "set auto_offset_reset", id="would decide elsewhere too"),
         pytest.param("isolation.level", "read_uncommitted", "read_committed", id="two log ends lose records"),
         pytest.param("group.id", "other", "field of its own", id="said elsewhere"),
@@ -65,7 +70,10 @@ def test_no_broker_is_a_named_error_within_seconds():
     """A wrong address fails soon and says what to check; librdkafka would try for ever."""
     nowhere = KafkaSettings("127.0.0.1:1")
     timeouts = derive_timeouts(
-        RunBudget(30, "argument"), session_seconds=None, heartbeat_seconds=0.3, limits=BrokerLimits(1_000, 60_000)
+        RunBudget(30, "argument"),
+        session_seconds=None,
+        heartbeat_seconds=0.3,
+        limits=BrokerLimits(1_000, 60_000),
     )
     started = time.monotonic()
     with (
@@ -79,8 +87,12 @@ def test_no_broker_is_a_named_error_within_seconds():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        pytest.param({"topics": ()}, "topics of the consumer of group g is .*: wanted at least one", id="no topics"),
-        pytest.param({"max_poll_records": 0}, "max_poll_records of .* is 0: wanted a whole number", id="no room"),
+        pytest.param(
+            {"topics": ()}, "topics of the consumer of group g is .*: wanted at least one", id="no topics"
+        ),
+        pytest.param(
+            {"max_poll_records": 0}, "max_poll_records of .* is 0: wanted a whole number", id="no room"
+        ),
         pytest.param({"group_id": ""}, "group_id of .* is '': wanted 1 to 249", id="no group"),
         pytest.param({"group_id": "orders.catch-up"}, "second commit log", id="the name of a second log"),
     ],

@@ -8,7 +8,11 @@ import pytest
 
 from kafka_liveness_dagster.spark.connect import job as jobs
 from kafka_liveness_dagster.spark.connect.job import SparkJob
-from kafka_liveness_dagster.spark.errors import SparkCancelledError, SparkNotRespondingError, SparkUnreachableError
+from kafka_liveness_dagster.spark.errors import (
+    SparkCancelledError,
+    SparkNotRespondingError,
+    SparkUnreachableError,
+)
 from tests.wire.connect_server import Failure
 
 SECONDS = 10.0  # a wait this long is in vain
@@ -116,19 +120,25 @@ def test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work(s
     "failure",
     [
         pytest.param(
-            Failure("Cannot call methods on a stopped SparkContext.\n…", kind="java.lang.IllegalStateException"),
+            Failure(
+                "Cannot call methods on a stopped SparkContext.\n…", kind="java.lang.IllegalStateException"
+            ),
             id="its driver ended, and answers until its process is gone",
         ),
-        pytest.param(Failure("Java heap space", kind="java.lang.OutOfMemoryError"), id="a driver that goes on"),
         pytest.param(
-            Failure("Job 7 cancelled because SparkContext was shut down", kind="org.apache.spark.SparkException"),
+            Failure("Java heap space", kind="java.lang.OutOfMemoryError"), id="a driver that goes on"
+        ),
+        pytest.param(
+            Failure(
+                "Job 7 cancelled because SparkContext was shut down", kind="org.apache.spark.SparkException"
+            ),
             id="its driver ends",
         ),
         pytest.param(
             Failure(
-                "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task "
-                "0.3 in stage 1.0 (TID 3) (host executor 1): ExecutorLostFailure (executor 1 exited caused by one of "
-                "the running tasks) Reason: Command exited with code 52",
+                "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent "
+                "failure: Lost task 0.3 in stage 1.0 (TID 3) (host executor 1): ExecutorLostFailure "
+                "(executor 1 exited caused by one of the running tasks) Reason: Command exited with code 52",
                 kind="org.apache.spark.SparkException",
             ),
             id="executors of a cluster ended",
@@ -144,6 +154,9 @@ def test_a_spark_that_ends_under_a_batch_is_said_to_want_memory(server, session,
 
 def test_a_session_that_this_process_ended_is_told_as_that(server, session):
     """By a sink, say: no server was started anew."""
-    with pytest.raises(SparkUnreachableError, match=r"this process ended its session.*spark\.stop"), SparkJob(session):
+    with (
+        pytest.raises(SparkUnreachableError, match=r"this process ended its session.*spark\.stop"),
+        SparkJob(session),
+    ):
         session.stop()
         session.sql("SELECT 1").collect()

@@ -72,7 +72,10 @@ def test_a_connection_that_was_given_up_stays_so(server, session):
 
 
 def test_no_stream_is_opened_on_a_closed_channel():
-    """Closing waits for a stream that is being opened: gRPC would end the process with a segmentation fault."""
+    """Closing waits for a stream that is being opened.
+
+    GRPC would end the process with a segmentation fault.
+    """
     line, order, threads = SparkConnection("sc://127.0.0.1:1"), [], []
     line._channel = SimpleNamespace(close=lambda: order.append("closed"))
 

@@ -9,7 +9,10 @@ import pytest
 from kafka_liveness_dagster.spark.connect.session import close, connect
 
 REDACTION = "spark.sql.redaction.string.regex"
-JAAS = "sasl.jaas.config\t\"org.apache.kafka.common.security.plain.PlainLoginModule required password='s3cr3t';\""
+JAAS = (
+    'sasl.jaas.config\t"org.apache.kafka.common.security.plain.PlainLoginModule required '
+    "password='s3cr3t';\""
+)
 PLANS = [
     pytest.param(JAAS, id="a login"),
     pytest.param("ssl.keystore.key\t-----BEGIN PRIVATE KEY-----s3cr3t", id="a key"),

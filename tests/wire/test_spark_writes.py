@@ -36,7 +36,9 @@ NOT_FOUND = "TABLE_OR_VIEW_NOT_FOUND"
 MISSING = Failure("no table", NOT_FOUND, kind="org.apache.spark.sql.AnalysisException", relationName=QUOTED)
 ICEBERG = "org.apache.iceberg.exceptions"
 CONFLICT = Failure("Found conflicting files", kind=f"{ICEBERG}.ValidationException")
-CUTS = Failure("Cannot delete file where some, but not all, rows match", kind=f"{ICEBERG}.ValidationException")
+CUTS = Failure(
+    "Cannot delete file where some, but not all, rows match", kind=f"{ICEBERG}.ValidationException"
+)
 UNANSWERED = Failure("Connection reset", kind=f"{ICEBERG}.CommitStateUnknownException")
 
 
@@ -62,7 +64,7 @@ def frame_of(session):
     return lambda: read_ranges(session, BATCH, KAFKA)
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- what is read -------------------------------------------------------------------------------------------
 
 
 def test_spark_fails_where_records_of_the_range_are_gone(server, session):
@@ -78,7 +80,12 @@ def test_settings_of_the_user_change_neither_the_range_nor_what_happens_at_a_gap
     read_ranges(session, BATCH, {**KAFKA, **theirs}).collect()
     [plan] = server.executed
     names = ("failOnDataLoss", "startingOffsets", "endingOffsets", "kafka.fetch.max.bytes")
-    assert [option(plan, name) for name in names] == ["true", '{"orders": {"0": 7}}', '{"orders": {"0": 12}}', "1"]
+    assert [option(plan, name) for name in names] == [
+        "true",
+        '{"orders": {"0": 7}}',
+        '{"orders": {"0": 12}}',
+        "1",
+    ]
 
 
 def test_aborted_transactions_are_not_read(server, session):
@@ -88,7 +95,7 @@ def test_aborted_transactions_are_not_read(server, session):
     assert option(plan, "kafka.isolation.level") == "read_committed"
 
 
-# --- what a write sends ---------------------------------------------------------------------------------------------
+# --- what a write sends -------------------------------------------------------------------------------------
 
 
 def test_a_write_is_validated_from_the_snapshot_before_the_batch_was_read(server, session, table):
@@ -114,7 +121,10 @@ def test_a_row_outside_of_the_batch_fails_the_write(server, session, table):
     """Spark evaluates the ranges at each row that is written."""
     write_table(session, table, BATCH, frame_of(session))
     [plan] = server.executed_with(OVERWRITE)
-    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
+    assert (
+        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        in plan
+    )
 
 
 def test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table(server, session):
@@ -122,14 +132,19 @@ def test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table(server, sessi
     server.has(f'unparsed_identifier: "{QUOTED}"', MISSING)
     write_table(session, TABLE, BATCH, frame_of(session))
     [plan] = server.executed_with("mode: MODE_CREATE")
-    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
+    assert (
+        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        in plan
+    )
 
 
 def test_rows_without_the_offset_are_refused(server, session, table):
     """Later batches could not replace them: nothing is written."""
     server.has("'without offset'", StructType([field for field in RECORDS if field.name != "offset"]))
     with pytest.raises(TableSchemaError, match=r"the rows for .* must have offset bigint"):
-        write_table(session, table, BATCH, lambda: read_ranges(session, BATCH, KAFKA).where("'without offset' != ''"))
+        write_table(
+            session, table, BATCH, lambda: read_ranges(session, BATCH, KAFKA).where("'without offset' != ''")
+        )
     assert server.executed_with(OVERWRITE) == []
 
 
@@ -143,7 +158,7 @@ def test_a_namespace_that_a_write_created_goes_with_its_table(server, session):
     assert server.executed_with("DROP NAMESPACE IF EXISTS `lake`.`shop`"), "the namespace stays"
 
 
-# --- who may write --------------------------------------------------------------------------------------------------
+# --- who may write ------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_is_fenced_after_the_transform_writes_nothing(server, session, table):
@@ -165,7 +180,10 @@ def test_a_process_that_is_fenced_after_the_transform_writes_nothing(server, ses
 
 
 def test_a_successor_is_noticed_after_the_snapshot_is_known(server, session, table):
-    """What the successor writes later makes the table refuse this write; what it wrote before is found out here."""
+    """What the successor writes later makes the table refuse this write.
+
+    What it wrote before is found out here.
+    """
     known = []
 
     def look(_text):
@@ -194,7 +212,7 @@ def test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write(se
         write_table(session, table, BATCH, frame_of(session), may_go_on=may_go_on)
 
 
-# --- replies --------------------------------------------------------------------------------------------------------
+# --- replies ------------------------------------------------------------------------------------------------
 
 
 def test_a_refused_batch_is_written_again_from_a_newer_snapshot(server, session, table):
@@ -203,8 +221,11 @@ def test_a_refused_batch_is_written_again_from_a_newer_snapshot(server, session,
     server.gives(OVERWRITE, CONFLICT, [])
     written = write_table(session, table, BATCH, frame_of(session))
     assert written.attempts == 2
-    plans = [plan for plan in server.executed if "SHOW TBLPROPERTIES" not in plan]  # what it forbids is read once
-    kinds = ["refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in plans]
+    # What it forbids is read once
+    plans = [plan for plan in server.executed if "SHOW TBLPROPERTIES" not in plan]
+    kinds = [
+        "refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in plans
+    ]
     assert kinds == ["7", "refresh", "8"]
 
 
@@ -217,7 +238,10 @@ def test_a_batch_that_is_refused_each_time_ends_with_a_conflict(server, session,
 
 
 def test_a_batch_that_cuts_through_files_replaces_them_whole(server, session, table):
-    """The bounds of a file are inclusive; a file that is touched may overlap others, which are replaced too."""
+    """The bounds of a file are inclusive.
+
+    A file that is touched may overlap others, which are replaced too.
+    """
     server.gives(OVERWRITE, CUTS, [])
     bounds = ((5, 8), (8, 20), (20, 30), (40, 50))
     names = ("topic", "partition", "lower_bound", "upper_bound")
@@ -280,7 +304,7 @@ def test_the_ledger_hears_of_a_batch_when_it_is_committed(server, session, table
     assert ledger.committed == [*BATCH]
 
 
-# --- MERGE ----------------------------------------------------------------------------------------------------------
+# --- MERGE --------------------------------------------------------------------------------------------------
 
 MERGING = "merge_into_table_command"
 ATTEMPT = "spark.sql.iceberg.snapshot-property.attempt"
@@ -356,14 +380,17 @@ def test_appended_batches_do_not_overwrite(server, session, table):
     assert server.executed_with(OVERWRITE) == []
 
 
-# --- a sink of the user's own ---------------------------------------------------------------------------------------
+# --- a sink of the user's own -------------------------------------------------------------------------------
 
 
 def test_a_sink_is_given_rows_of_the_batch_alone(server, session):
     """A row outside of the ranges fails the job that computes it."""
     sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
     [plan] = server.executed
-    assert f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'" in plan
+    assert (
+        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        in plan
+    )
 
 
 def test_a_row_outside_of_the_batch_is_named_by_a_sink_too(server, session):
@@ -373,11 +400,13 @@ def test_a_row_outside_of_the_batch_is_named_by_a_sink_too(server, session):
         outside, "USER_RAISED_EXCEPTION", kind="org.apache.spark.SparkRuntimeException", errorMessage=outside
     )
     server.gives("kafka", failure)
-    with pytest.raises(RowsOutsideBatchError, match="a row of orders:0:12, which is not in the batch orders:0:7-12"):
+    with pytest.raises(
+        RowsOutsideBatchError, match="a row of orders:0:12, which is not in the batch orders:0:7-12"
+    ):
         sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
 
 
-# --- bounds ---------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 def test_a_file_ends_behind_its_last_offset(server, session, table):

@@ -14,7 +14,10 @@ from tests.wire.connect_server import Failure, option
 BATCH = (OffsetRange("orders", 0, 7, 12),)
 KAFKA = {"kafka.bootstrap.servers": "kafka:9092"}
 STACK = "\n\nJVM stacktrace:\njava.lang.ArithmeticException\n\tat x.KafkaRecordToRowConverter.f(K.scala:1)\n"
-OVERFLOW = "Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): java.lang.ArithmeticException: long overflow"
+OVERFLOW = (
+    "Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): java.lang.ArithmeticException: long "
+    "overflow"
+)
 
 
 class StopError(Exception):
@@ -61,7 +64,9 @@ def test_rows_of_another_session_are_refused(of, server):
     close(other)
 
 
-@pytest.mark.parametrize("error", [StopError("stop"), KafkaLivenessError("fenced")], ids=["the caller's", "ours"])
+@pytest.mark.parametrize(
+    "error", [StopError("stop"), KafkaLivenessError("fenced")], ids=["the caller's", "ours"]
+)
 def test_an_order_to_the_run_passes_as_it_is(of, error):
     """A dagster.Failure or RetryRequested of the user is no defect of the transform."""
     with pytest.raises(type(error)) as raised:
@@ -71,7 +76,9 @@ def test_an_order_to_the_run_passes_as_it_is(of, error):
 
 def test_another_error_names_the_transform_and_the_batch(of):
     """It keeps the original error as its cause."""
-    with pytest.raises(TransformError, match=r"raised ZeroDivisionError: no price for orders:0:7-12") as raised:
+    with pytest.raises(
+        TransformError, match=r"raised ZeroDivisionError: no price for orders:0:7-12"
+    ) as raised:
         of(raising(ZeroDivisionError("no price")))()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
@@ -91,7 +98,7 @@ def test_a_server_without_the_kafka_source_is_not_the_transform_s_error(of, serv
         of(lambda batch: batch)()
 
 
-# --- some of its records --------------------------------------------------------------------------------------------
+# --- some of its records ------------------------------------------------------------------------------------
 
 
 def fails_from(first, last, failure):
@@ -99,7 +106,8 @@ def fails_from(first, last, failure):
 
     def result(plan):
         start, stop = (
-            int(option(plan, name).partition('"0": ')[2].rstrip("}")) for name in ("startingOffsets", "endingOffsets")
+            int(option(plan, name).partition('"0": ')[2].rstrip("}"))
+            for name in ("startingOffsets", "endingOffsets")
         )
         return failure if start <= last and first < stop else [{"count": 1}]
 
@@ -114,7 +122,10 @@ def test_records_that_can_be_processed_have_no_failure(of, server):
 
 
 def test_a_record_that_spark_cannot_read_is_not_the_transform_s_failure(of, server):
-    """No dead letter would help: Spark fails at the record whatever the transform does. The error names it."""
+    """No dead letter would help: Spark fails at the record whatever the transform does.
+
+    The error names it.
+    """
     server.gives("kafka", fails_from(9, 9, Failure(OVERFLOW + STACK, kind="org.apache.spark.SparkException")))
     with pytest.raises(UnreadableRecordError, match="the record at offset 9 of orders:0 has a timestamp"):
         of(lambda batch: batch).failure_of(BATCH)

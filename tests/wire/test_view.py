@@ -42,7 +42,11 @@ class Logs:
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=ORIGIN)
         return {
             AT: PartitionState(
-                120, mark, 10, log_end=200, catch_up_log=CatchUpCommitMetadata(80, origin=ORIGIN, target=TABLE)
+                120,
+                mark,
+                10,
+                log_end=200,
+                catch_up_log=CatchUpCommitMetadata(80, origin=ORIGIN, target=TABLE),
             )
         }
 
@@ -65,9 +69,14 @@ def ranges(*pairs):
         pytest.param(Table(None), 80, [(80, 100)], id="the table does not respond: by the commit logs"),
         pytest.param(Table(Span(0, 80), Span(100, 120)), 80, [(80, 100)], id="the table agrees"),
         pytest.param(
-            Table(Span(0, 120)), 80, [(80, 100)], id="the table has rows that no catch-up run has recorded yet"
+            Table(Span(0, 120)),
+            80,
+            [(80, 100)],
+            id="the table has rows that no catch-up run has recorded yet",
         ),
-        pytest.param(Table(Span(0, 70), Span(100, 120)), 70, [(70, 100)], id="the table lost a catch-up run's rows"),
+        pytest.param(
+            Table(Span(0, 70), Span(100, 120)), 70, [(70, 100)], id="the table lost a catch-up run's rows"
+        ),
         pytest.param(Table(Span(0, 50)), 50, [(50, 120)], id="the table was rolled back below the crash lag"),
     ],
 )
@@ -101,7 +110,9 @@ NOT_HERE = ("offsets_for_times", "commit_async", "subscribe", "assign", "unsubsc
 def test_the_page_has_each_call_of_the_kip():
     """Each once, in its first column; what the page says is not here is no method of either lane."""
     page = (Path(__file__).parents[2] / "docs" / "consumer.md").read_text(encoding="utf-8")
-    rows = [line.split(" | ")[0] for line in page.partition("## KIP-333")[2].splitlines() if line.startswith("| ")]
+    rows = [
+        line.split(" | ")[0] for line in page.partition("## KIP-333")[2].splitlines() if line.startswith("| ")
+    ]
     assert [name for row in rows for name in re.findall(r"`([\w.()]+)`", row)] == list(IN_THE_KIP)
     both = (kl.LivenessConsumer, kl.CatchUpConsumer)
     assert [name for name in NOT_HERE if any(hasattr(one, name) for one in both)] == []

@@ -15,12 +15,16 @@ from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 ORDERS = TopicPartition("orders", 0)
 
 
-@pytest.mark.parametrize("owned", [{}, {TopicPartition("orders", 1): "settled"}], ids=["alone", "beside others"])
+@pytest.mark.parametrize(
+    "owned", [{}, {TopicPartition("orders", 1): "settled"}], ids=["alone", "beside others"]
+)
 def test_what_arrived_is_waited_for_until_its_first_commit(owned):
     """A rebalance holds the commit up with which a partition becomes the member's: the run is not idle."""
     member = SimpleNamespace(pending={ORDERS: 1}, owned=owned)
     view = GroupView(None, None, SimpleNamespace(planner=SimpleNamespace(member=member)), None)
-    assert view.why_partitions_pending() == "1 partitions have come, and a rebalance holds their first commit up"
+    assert (
+        view.why_partitions_pending() == "1 partitions have come, and a rebalance holds their first commit up"
+    )
     member.pending.clear()
     member.owned[ORDERS] = "settled"
     assert view.why_partitions_pending() == ""
@@ -48,7 +52,9 @@ class Consumer:
 def run(monkeypatch):
     """A run that may wait: its consumer, the time, and its tags."""
     run = SimpleNamespace(consumer=Consumer(), now=0.0, tags=[])
-    storage = SimpleNamespace(log=Mock(), add_tags=lambda tags: run.tags.extend(tags.values()), is_behind=False)
+    storage = SimpleNamespace(
+        log=Mock(), add_tags=lambda tags: run.tags.extend(tags.values()), is_behind=False
+    )
     monkeypatch.setattr(assignment_wait, "time", SimpleNamespace(monotonic=lambda: run.now))
     run.goes_on = AssignmentWait(run.consumer, storage).should_continue
     return run

@@ -73,7 +73,9 @@ def test_who_slept_past_its_deadline_answers_nothing():
                 dog._stopped.set()
             return True
 
-    dog = Watchdog(Late(1, now_ms()), link(), lambda _: None, lambda: answers.append("answered") or dog._stopped.set())
+    dog = Watchdog(
+        Late(1, now_ms()), link(), lambda _: None, lambda: answers.append("answered") or dog._stopped.set()
+    )
     dog._serve_group()  # before the other thread has looked
     assert answers == ["looked"] * 3
 
@@ -111,10 +113,15 @@ def test_a_cancel_that_hangs_does_not_hold_the_partitions(watch):
 
 
 def test_a_dagster_that_does_not_answer_does_not_keep_the_member_in_the_group():
-    """Its database hangs when it is to be told why the consumer closes: it is closed all the same, and says so."""
+    """Its database hangs when it is to be told why the consumer closes.
+
+    It is closed all the same, and says so.
+    """
     answer, stopped = threading.Event(), threading.Event()
     tell = lambda _: answer.wait(HANG)  # noqa: E731
-    silent = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=tell)
+    silent = RunContext(
+        "0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=tell
+    )
     dog = Watchdog(PollTimer(60_000, now_ms()), silent, lambda _: None)
     threading.Thread(target=lambda: (dog.stop(), stopped.set()), daemon=True).start()
     in_time = stopped.wait(PATIENCE)
@@ -165,7 +172,10 @@ def test_a_late_commit_is_refused_even_if_the_watchdog_slept():
 
 
 def test_who_lost_its_parent_asks_dagster_at_once_and_then_as_often_as_others():
-    """A run worker may outlive its code server for hours: that is no reason to ask Dagster's database all the time."""
+    """A run worker may outlive its code server for hours.
+
+    That is no reason to ask Dagster's database all the time.
+    """
     starter = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, ORPHAN]
     with subprocess.Popen(starter, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "watching\n"
@@ -199,7 +209,9 @@ def test_a_log_that_does_not_answer_does_not_keep_the_member_in_its_group(caplog
 def test_without_a_thread_dagster_is_told_after_the_leave(no_threads, fails):
     """In the thread that fences; nothing of it is left out when one part fails."""
     done = []
-    tells = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=done.append)
+    tells = RunContext(
+        "0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=done.append
+    )
     dog = Watchdog(PollTimer(0, now_ms()), tells, lambda _: done.append("left") or (1 / 0 if fails else None))
     dog.on_fence(lambda: done.append("cancelled"))
     with no_threads():
@@ -213,7 +225,9 @@ def test_without_a_thread_dagster_is_told_after_the_leave(no_threads, fails):
 def test_without_a_thread_dagster_is_told_why_a_consumer_closes(no_threads):
     """In the thread that closes it."""
     told = []
-    tells = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=told.append)
+    tells = RunContext(
+        "0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, report_fence=told.append
+    )
     with no_threads():
         Watchdog(PollTimer(60_000, now_ms()), tells, lambda _: None).stop()
     assert told == [FenceReport(FenceReason.CLOSED, is_back=False)]
@@ -231,11 +245,16 @@ def test_what_is_closed_after_its_deadline_does_not_rejoin():
 
 
 def test_nothing_is_held_while_a_member_leaves():
-    """To leave it waits for the client, whose user may be asking whether it is fenced: no waiting in a circle."""
+    """To leave it waits for the client, whose user may be asking whether it is fenced.
+
+    No waiting in a circle.
+    """
     answered = threading.Event()
 
     def leave(_reason):
-        asks = threading.Thread(target=lambda: (dog.fence(FenceReason.REPLACED, leave), answered.set()), daemon=True)
+        asks = threading.Thread(
+            target=lambda: (dog.fence(FenceReason.REPLACED, leave), answered.set()), daemon=True
+        )
         asks.start()
         asks.join(PATIENCE)
 

@@ -11,7 +11,10 @@ from tests.world.one_group import SECONDS, join
 
 
 def await_log_end(world, offset):
-    """Wait until a ``read_committed`` reader sees so far; a transaction's marker comes after its commit returned."""
+    """Wait until a ``read_committed`` reader sees so far.
+
+    A transaction's marker comes after its commit returned.
+    """
 
     def end():
         return world.kafka.cluster().log_bounds([world.tp])[world.tp][1]

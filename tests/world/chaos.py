@@ -1,7 +1,7 @@
 """A code location for runs that are stopped, killed and canceled: an asset for every law and protocol.
 
-The second batch of a busy run lasts until it may go on. Spark itself tells how far it is, and hears that it may go on,
-through system properties of its JVM: what a test sees of the batch is what Spark does with it.
+The second batch of a busy run lasts until it may go on. Spark itself tells how far it is, and hears that it
+may go on, through system properties of its JVM: what a test sees of the batch is what Spark does with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ HEARTBEAT = 0.5  # seconds
 FIRST, LAST = 200, 400  # where the first batch ends, and the second one
 BUSY = "chaos/busy"  # tags a run whose second batch waits
 GATES = "chaos/gates"  # tags a run whose transform waits for a file in this folder: "1", then "2"; or "all"
-IN_TIME = 600.0  # seconds: who is stopped while another run begins and ends is late for the group, not for its batch
+# Seconds: who is stopped while another run begins and ends is late for the group, not for its batch
+IN_TIME = 600.0
 _NAP_MS = 200  # an offset: 40 s of the second batch, unless it may go on
 
 
@@ -54,7 +55,9 @@ LAWS = [
     AssetVariant("forked", LONG, start_method="forkserver"),
     AssetVariant("unborn", LONG),
     AssetVariant("canceled", LONG),
-    AssetVariant("watched", SHORT, enable_parallel_rebalance=False, max_batch_seconds=seconds(10), writes=False),
+    AssetVariant(
+        "watched", SHORT, enable_parallel_rebalance=False, max_batch_seconds=seconds(10), writes=False
+    ),
     AssetVariant("killed_alone", SHORT, writes=False),
     AssetVariant("ended", LONG, writes=False),
     AssetVariant("followed", FOR_GOOD, enable_parallel_rebalance=False, max_batch_seconds=FOR_GOOD),
@@ -154,7 +157,9 @@ def _wait_at_the_gate(folder: str | None, call: int) -> None:
 
 def _waits(run_id: str) -> str:
     goes_on = f"java_method('java.lang.System', 'getProperty', '{go_on_property(run_id)}') = 'yes'"
-    tell = f"java_method('java.lang.System', 'setProperty', '{offset_property(run_id)}', cast(offset AS string))"
+    tell = (
+        f"java_method('java.lang.System', 'setProperty', '{offset_property(run_id)}', cast(offset AS string))"
+    )
     nap = f"java_method('java.lang.Thread', 'sleep', {_NAP_MS}L)"
     return f"CASE WHEN offset < {FIRST} OR {goes_on} THEN '' ELSE concat({tell}, {nap}) END"
 

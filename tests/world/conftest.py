@@ -15,7 +15,10 @@ from tests.world.stories import DagsterRuns, RealDagster, make_topics
 
 @pytest.fixture(scope="module", autouse=True)
 def patient():
-    """Give the product time where a busy machine exceeds its limits; a test of such a limit sets it itself."""
+    """Give the product time where a busy machine exceeds its limits.
+
+    A test of such a limit sets it itself.
+    """
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch.setattr)
         yield
@@ -47,11 +50,16 @@ def real_dagster(services, tmp_path_factory, produce):
 
 @pytest.fixture
 def story(real_dagster, warm_spark, rows, catalog, tmp_path):
-    """The story of a law under a protocol: ``story(law, protocol)``; its history is checked when the test ends."""
+    """The story of a law under a protocol: ``story(law, protocol)``.
+
+    Its history is checked when the test ends.
+    """
     used = []
 
     def of(law, protocol):
-        (case,) = (case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol))
+        (case,) = (
+            case for case in cases(real_dagster.name) if (case.law.name, case.protocol) == (law, protocol)
+        )
         used.append(case)
         return DagsterRuns(case, real_dagster, warm_spark, rows)
 
@@ -62,7 +70,10 @@ def story(real_dagster, warm_spark, rows, catalog, tmp_path):
 
 
 def check_history(case, world, catalog, path):
-    """Compare the topic, both commit logs, the reports and the table; a batch under way contradicts none of them."""
+    """Compare the topic, both commit logs, the reports and the table.
+
+    A batch under way contradicts none of them.
+    """
     history = Observer(
         path,
         bootstrap_servers=world.services.bootstrap_servers,

@@ -1,6 +1,7 @@
 """A run in a process that is about to be killed; a fork of one that has imported everything: that takes 2 s each time.
 
-What is imported here must start no thread. This package is imported after the fork: it reads the failpoint then.
+What is imported here must start no thread. This package is imported after the fork: it reads the failpoint
+    then.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
-    """Run the job as told. It ends by SIGKILL: at the failpoint of ``env``, or in the midst of what Spark does."""
+    """Run the job as told.
+
+    It ends by SIGKILL: at the failpoint of ``env``, or in the midst of what Spark does.
+    """
     os.environ.update(env)
     import kafka_liveness_dagster as kl  # noqa: PLC0415
     from tests.timeouts import be_patient  # noqa: PLC0415
@@ -50,8 +54,12 @@ def work(told: dict[str, Any], env: dict[str, str], says: Connection) -> None:
     def orders(batch):
         if told["killed_while"]:
             batch.sparkSession.registerProgressHandler(progressed)
-        nap = "java_method('java.lang.Thread', 'sleep', 75L)" if told["killed_while"] == "Spark reads" else "''"
-        return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
+        nap = (
+            "java_method('java.lang.Thread', 'sleep', 75L)" if told["killed_while"] == "Spark reads" else "''"
+        )
+        return batch.selectExpr(
+            "topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by"
+        )
 
     kafka = kl.KafkaLivenessResource(**told["kafka"])
     resources = {"kafka": kafka, "spark": spark_at(told["spark"])}

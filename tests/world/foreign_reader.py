@@ -26,7 +26,9 @@ def told(found):
     rows = found.to_pylist() if hasattr(found, "to_pylist") else found.read_all().to_pylist()
     placed = (row.get("placed_at") for row in rows)
     times = [at and round(at.timestamp() * 1_000_000) for at in placed]
-    return [[row["partition"], row["offset"], row["written_by"], at] for row, at in zip(rows, times, strict=True)]
+    return [
+        [row["partition"], row["offset"], row["written_by"], at] for row, at in zip(rows, times, strict=True)
+    ]
 
 
 def main(shown, tables, backfilled):
@@ -75,9 +77,12 @@ def main(shown, tables, backfilled):
     db.load_extension("iceberg")
     scanned = db.sql(f"FROM iceberg_scan('{of_ours.metadata_location}', snapshot_from_id={since})")
     return {
-        "ours": [name for name in ("kafka_liveness_dagster", "dagster", "confluent_kafka") if find_spec(name)],
+        "ours": [
+            name for name in ("kafka_liveness_dagster", "dagster", "confluent_kafka") if find_spec(name)
+        ],
         "versions": {
-            name: version(name) for name in ("pyspark-client", "pyiceberg", "polars", "polars_iceberg", "duckdb")
+            name: version(name)
+            for name in ("pyspark-client", "pyiceberg", "polars", "polars_iceberg", "duckdb")
         },
         "read": read,
         "before": {
@@ -87,10 +92,14 @@ def main(shown, tables, backfilled):
             "duckdb": sorted(told(scanned.to_arrow_table())),
         },
         "writers": {
-            "spark": [list(one) for one in time_travel.writers(time_travel.in_spark(session, in_spark), *backfilled)],
+            "spark": [
+                list(one) for one in time_travel.writers(time_travel.in_spark(session, in_spark), *backfilled)
+            ],
             "pyiceberg": [list(one) for one in wrote],
         },
-        "appended since": sorted(told(of_ours.incremental_append_scan(from_snapshot_id_exclusive=since).to_arrow())),
+        "appended since": sorted(
+            told(of_ours.incremental_append_scan(from_snapshot_id_exclusive=since).to_arrow())
+        ),
     }
 
 

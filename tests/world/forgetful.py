@@ -1,6 +1,7 @@
 """A group, its table, and everybody who can make either forget: what the tests of the third witness are told with.
 
-The worked example: 70 offsets are in the table, 100 were begun, and the log ends at 120 when the next run comes: it
+The worked example: 70 offsets are in the table, 100 were begun, and the log ends at 120 when the next run
+    comes: it
 goes on at 120 and owes 70-120.
 """
 
@@ -33,9 +34,14 @@ class CrashError(Exception):
 
 
 class GroupWithTable:
-    """One topic with one partition, its Kafka asset, and its table; runs are in this process, the rest is real."""
+    """One topic with one partition, its Kafka asset, and its table.
 
-    def __init__(self, services, produce, rows, spark, *, protocol="classic", group=None, catalog="lake", **settings):
+    Runs are in this process, the rest is real.
+    """
+
+    def __init__(
+        self, services, produce, rows, spark, *, protocol="classic", group=None, catalog="lake", **settings
+    ):
         self.name = f"orders_{uuid4().hex[:8]}"
         self.topic, self.group = self.name, group or f"etl-{self.name}"
         self.tp, self.table = TopicPartition(self.topic, 0), f"{catalog}.{self.name}.orders"
@@ -46,7 +52,11 @@ class GroupWithTable:
             bootstrap_servers=self.servers,
             group_protocol=protocol,
             default_max_batch_seconds=600,
-            **({"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.5} if protocol == "classic" else {}),
+            **(
+                {"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.5}
+                if protocol == "classic"
+                else {}
+            ),
         )
         self.spark_remote = services.spark_remote
         self._connect = spark_at(self.spark_remote, ui_url=SPARK_UI)
@@ -95,17 +105,24 @@ class GroupWithTable:
         """A run of the live lane: the error that ended it, or None."""
         asset, defs = self.definitions(**settings)
         self.between = between
-        return self._ended_by(lambda job: job.execute_in_process(instance=self.instance), defs, asset.live_job)
+        return self._ended_by(
+            lambda job: job.execute_in_process(instance=self.instance), defs, asset.live_job
+        )
 
     def catch_up(self, *spans, again="", tags=None, between=None, **settings):
-        """A run of the catch-up lane for the partition of each span, one after the other: the first error, or None."""
+        """A run of the catch-up lane for the partition of each span, one after the other.
+
+        The first error, or None.
+        """
         asset, defs = self.definitions(**settings)
         self.between = between
         for start, end in spans:
             key = f"{self.topic}:0:{start}-{end}{again}"
             self.instance.add_dynamic_partitions(asset.settings.crash_lag_key.path[-1], [key])
             run = self._ended_by(
-                lambda job, key=key: job.execute_in_process(instance=self.instance, partition_key=key, tags=tags),
+                lambda job, key=key: job.execute_in_process(
+                    instance=self.instance, partition_key=key, tags=tags
+                ),
                 defs,
                 asset.crash_lag_job,
             )
@@ -150,7 +167,10 @@ class GroupWithTable:
         assert self.offsets() == written_rows(0, 70)
 
     def commit_externally(self, offset, metadata="", *, of_second_log=False):
-        """A program without any idea of us, in a group that has no member just now: a reset tool, kcat, a console."""
+        """A program without any idea of us, in a group that has no member just now.
+
+        A reset tool, kcat, a console.
+        """
         self._commit(self.group + (".catch-up" if of_second_log else ""), offset, metadata)
 
     def join_externally(self, *, of_second_log=False):
@@ -175,7 +195,10 @@ class GroupWithTable:
             log.close()
 
     def delete_offsets(self, *, of_second_log=False):
-        """What ``kafka-consumer-groups --delete --group`` does; also what is left when all commits expired."""
+        """What ``kafka-consumer-groups --delete --group`` does.
+
+        Also what is left when all commits expired.
+        """
         group = self.group + (".catch-up" if of_second_log else "")
         self.admin.delete_consumer_groups([group])[group].result()
 
@@ -195,7 +218,10 @@ class GroupWithTable:
         self.spark.sql(f"CALL {catalog}.system.rollback_to_snapshot('{name}', {target})").collect()
 
     def sql(self, text):
-        """A statement about the table ``{t}``; a procedure is of its ``{catalog}``, and calls it ``{name}``."""
+        """A statement about the table ``{t}``.
+
+        A procedure is of its ``{catalog}``, and calls it ``{name}``.
+        """
         catalog, _, name = self.table.partition(".")
         return self.spark.sql(text.format(t=self._quoted, catalog=catalog, name=name)).collect()
 
@@ -276,7 +302,10 @@ def written_rows(start, end):
 
 
 def launch_backfill_of_all(graph, instance):
-    """Launch what *Materialize all* launches: GraphQL's ``launchPartitionBackfill`` with ``allPartitions``; its id."""
+    """Launch what *Materialize all* launches: GraphQL's ``launchPartitionBackfill`` with ``allPartitions``.
+
+    Its id.
+    """
     backfill = PartitionBackfill.from_asset_partitions(
         backfill_id=uuid4().hex[:8],
         asset_graph=graph,

@@ -21,7 +21,9 @@ def doubled(values: pd.Series) -> pd.Series:
 
 def by_module(batch):
     """Functions of the module."""
-    return batch.select("topic", "partition", "offset", shouted("value").alias("a"), doubled("value").alias("b"))
+    return batch.select(
+        "topic", "partition", "offset", shouted("value").alias("a"), doubled("value").alias("b")
+    )
 
 
 def by_itself(batch):
@@ -35,4 +37,6 @@ def by_itself(batch):
     def doubled(values: pd.Series) -> pd.Series:
         return values.str.decode("utf-8") * 2
 
-    return batch.select("topic", "partition", "offset", shouted("value").alias("a"), doubled("value").alias("b"))
+    return batch.select(
+        "topic", "partition", "offset", shouted("value").alias("a"), doubled("value").alias("b")
+    )

@@ -1,6 +1,7 @@
 """A run that is canceled just when it asks Spark something: its session, whose call was cut in two, ends all the same.
 
-Run as ``python -m tests.world.interrupted REMOTE``; writes for each interrupt whether the session could be ended.
+Run as ``python -m tests.world.interrupted REMOTE``; writes for each interrupt whether the session could be
+ended.
 """
 
 from __future__ import annotations

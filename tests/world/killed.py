@@ -1,7 +1,7 @@
 """The code location of a group whose runs are killed: both lanes, and what the living can do and see.
 
-Each of two topics has two partitions. Those of the first were left by a crash before (70 committed, log end 120), those
-of the second are new (0-100).
+Each of two topics has two partitions. Those of the first were left by a crash before (70 committed, log end
+120), those of the second are new (0-100).
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class CrashError(Exception):
 class KilledLocation:
     """The code location of one group, in this process; a worker has the same with another transform."""
 
-    def __init__(self, instance, services, topics, table, group, *, parallel, protocol, in_flight, members, snapshots):
+    def __init__(
+        self, instance, services, topics, table, group, *, parallel, protocol, in_flight, members, snapshots
+    ):
         self.instance, self.services, self.topics, self.table = instance, services, topics, table
         self.group, self.parallel = group, parallel
         self.partitions = [TopicPartition(topic, partition) for topic in topics for partition in PARTITIONS]
@@ -85,7 +87,9 @@ class KilledLocation:
 
     def job(self, lane):
         """The job of a lane, ready to run."""
-        return self.defs.resolve_job_def((self.asset.crash_lag_job if lane == "catch-up" else self.asset.live_job).name)
+        return self.defs.resolve_job_def(
+            (self.asset.crash_lag_job if lane == "catch-up" else self.asset.live_job).name
+        )
 
     def run(self, lane, tags=None):
         """A run of a lane, in this thread."""
@@ -112,7 +116,10 @@ class KilledLocation:
     def backfill(self):
         """One run for all partitions that are missing."""
         if keys := self.missing():
-            self.run("catch-up", {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]})
+            self.run(
+                "catch-up",
+                {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]},
+            )
 
     def facts(self):
         """Both commit logs, the log bounds, and what the table says of itself."""
@@ -120,10 +127,15 @@ class KilledLocation:
         return partition_states_with_ledger(self.kafka.cluster(), self.group, self.partitions, ledger)
 
     def crash(self, spark):
-        """70 offsets of each partition of the first topic are in the table and committed; then the live lane dies."""
+        """70 offsets of each partition of the first topic are in the table and committed.
+
+        Then the live lane dies.
+        """
         with (
             suppress(CrashError),
-            self.kafka.consumer(topics=self.topics[:1], group_id=self.group, max_poll_records=140) as consumer,
+            self.kafka.consumer(
+                topics=self.topics[:1], group_id=self.group, max_poll_records=140
+            ) as consumer,
         ):
             batch = consumer.poll(120)
             settings = self.kafka.settings().spark_options()
@@ -169,15 +181,17 @@ class KilledLocation:
 class OtherMember:
     """A second run of the same lane, in the middle of its first batch until ``serve``; nobody when it is ``None``.
 
-    Of the live lane it is the group's second member, and loses the dead one's partitions to it. Of the catch-up lane
-    it has the dead one's partition too: both do the same range.
+    Of the live lane it is the group's second member, and loses the dead one's partitions to it. Of the
+    catch-up lane it has the dead one's partition too: both do the same range.
     """
 
     def __init__(self, location, lane):
         self._location, self._lane, self._gate = location, lane, threading.Event()
         self._pool, waits = ThreadPoolExecutor(1), threading.Event()
         location.before_write += [waits.set, self._gate.wait]
-        self._run = self._pool.submit(location.backfill if lane == "catch-up" else lambda: location.run("live"))
+        self._run = self._pool.submit(
+            location.backfill if lane == "catch-up" else lambda: location.run("live")
+        )
         wait_for(lambda: waits.is_set() or self._run.done())
 
     def serve(self):

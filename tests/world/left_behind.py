@@ -1,4 +1,7 @@
-"""What a Spark Connect client leaves on the server when it is killed: an operation that goes on without it."""
+"""What a Spark Connect client leaves on the server when it is killed.
+
+An operation that goes on without it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableI
 
 Responses._release_until = lambda *_: None  # the server keeps them all, so that the test can attach to what is left
 """
-"""Goes before what a client runs that is to be killed: with answers released nobody can attach behind them."""
+"""Goes before what a client runs that is to be killed.
+
+With answers released nobody can attach behind them.
+"""
 
 
 def await_end(remote, *operations):

@@ -26,7 +26,9 @@ class DeadLetterGroup(GroupWithTable):
     """One topic with two partitions; ``value`` is what the transform makes of a record."""
 
     def __init__(self, *world, batching=DEAD_LETTERS, **settings):
-        super().__init__(*world, **{"enable_parallel_rebalance": False, **settings}, batching=kl.Batching(**batching))
+        super().__init__(
+            *world, **{"enable_parallel_rebalance": False, **settings}, batching=kl.Batching(**batching)
+        )
         self.value, self.batching = BROKEN, batching
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=self.servers,
@@ -44,13 +46,17 @@ class DeadLetterGroup(GroupWithTable):
         for partition, values in enumerate(partitions):
             for value in values.split():
                 headers = [("trace", f"of {value}".encode())]
-                producer.produce(self.topic, value.encode(), b"a key", partition, headers=headers, timestamp=WHEN_MS)
+                producer.produce(
+                    self.topic, value.encode(), b"a key", partition, headers=headers, timestamp=WHEN_MS
+                )
         assert producer.flush(120) == 0
 
     def definitions(self, **settings):
         """The asset; its transform is SQL, or a function in ``value``."""
         if isinstance(self.value, str):
-            transform = lambda batch: batch.selectExpr("topic", "partition", "offset", f"{self.value} AS value")  # noqa: E731
+            transform = lambda batch: batch.selectExpr(  # noqa: E731
+                "topic", "partition", "offset", f"{self.value} AS value"
+            )
         else:
             transform = self.value
         settings = {**self.settings, **settings}
@@ -95,7 +101,10 @@ class DeadLetterGroup(GroupWithTable):
         key = dg.AssetCheckKey(asset.live.key, "dead_letters")
         resources = {"kafka": self.kafka, "spark": self._connect}
         run = dg.materialize(
-            [asset.checks], selection=dg.AssetSelection.checks(key), resources=resources, instance=self.instance
+            [asset.checks],
+            selection=dg.AssetSelection.checks(key),
+            resources=resources,
+            instance=self.instance,
         )
         [found] = run.get_asset_check_evaluations()
         return found

@@ -21,7 +21,11 @@ class LiveRuns:
     def __init__(self, services, topic, table, protocol, **settings):
         self.topic, self.table, self.group = topic, table, f"etl-{topic}"
         self.gate, self.instance, self.beside = f"gate-{uuid4().hex}", None, dg.Definitions()
-        timeouts = {"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.2} if protocol == "classic" else {}
+        timeouts = (
+            {"session_timeout_seconds": 30, "heartbeat_interval_seconds": 0.2}
+            if protocol == "classic"
+            else {}
+        )
         self.kafka = kl.KafkaLivenessResource(
             bootstrap_servers=services.bootstrap_servers, group_protocol=protocol, **timeouts
         )

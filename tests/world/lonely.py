@@ -1,4 +1,7 @@
-"""Runs in processes of their own, whose network may fall silent, and what is left of them: see ``lonely_run``."""
+"""Runs in processes of their own, whose network may fall silent, and what is left of them.
+
+See ``lonely_run``.
+"""
 
 from __future__ import annotations
 
@@ -118,8 +121,14 @@ class Run:
         self._process.send_signal(signal.SIGINT)
 
     def end(self):
-        """What it said at last, and after how long its process was gone; its log has where it hung, if it did."""
-        began, killer = time.monotonic(), threading.Timer(GIVE_UP, self._process.send_signal, [signal.SIGABRT])
+        """What it said at last, and after how long its process was gone.
+
+        Its log has where it hung, if it did.
+        """
+        began, killer = (
+            time.monotonic(),
+            threading.Timer(GIVE_UP, self._process.send_signal, [signal.SIGABRT]),
+        )
         killer.start()
         out, _ = self._process.communicate()
         killer.cancel()
@@ -129,7 +138,10 @@ class Run:
 
 
 def slowness():
-    """How many times as long all may take here: the load of the last minute says it late, hence at least twice."""
+    """How many times as long all may take here.
+
+    The load of the last minute says it late, hence at least twice.
+    """
     return max(2.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
 
 

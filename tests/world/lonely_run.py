@@ -1,6 +1,7 @@
 """A live run in a process of its own, as a run worker has it: ``python -m tests.world.lonely_run '{…}'``.
 
-What it tells on its standard output, a word a line, it does when it has read a line; the last line is how it ended.
+What it tells on its standard output, a word a line, it does when it has read a line; the last line is how it
+ended.
 """
 
 from __future__ import annotations

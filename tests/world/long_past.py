@@ -1,4 +1,7 @@
-"""Tables with a past: appends, a crash, its backfill, and offsets that came again when others stood in their files."""
+"""Tables with a past.
+
+Appends, a crash, its backfill, and offsets that came again when others stood in their files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ BACKFILLED = (100, 120)
 BEFORE = [(p, o, "live") for p in PARTITIONS for o in (*range(100), *range(120, 160))]
 NOW = sorted(
     [(0, o, "live" if o < 50 else "replay") for o in range(190)]
-    + [(1, o, "live" if o < 100 else "backfill" if o < 120 else "live" if o < 160 else "replay") for o in range(190)]
+    + [
+        (1, o, "live" if o < 100 else "backfill" if o < 120 else "live" if o < 160 else "replay")
+        for o in range(190)
+    ]
 )
 
 
@@ -30,12 +36,20 @@ class CrashError(Exception):
 
 
 class OldGroup:
-    """A group, its two partitions and its table, whose files have rows of both: what comes again cuts through them."""
+    """A group, its two partitions and its table, whose files have rows of both.
+
+    What comes again cuts through them.
+    """
 
     def __init__(self, services, topic, produce, instance):
         self.topic, self.group = topic, f"etl-{topic}"
         self.table = f"lake.{topic.replace('-', '_')}.orders"
-        self._servers, self._produce, self._log_end, self._instance = services.bootstrap_servers, produce, 0, instance
+        self._servers, self._produce, self._log_end, self._instance = (
+            services.bootstrap_servers,
+            produce,
+            0,
+            instance,
+        )
         self._kafka = kl.KafkaLivenessResource(
             bootstrap_servers=self._servers, session_timeout_seconds=30, heartbeat_interval_seconds=0.5
         )
@@ -52,7 +66,9 @@ class OldGroup:
         resources = dg.Definitions(resources={"kafka": self._kafka, "spark": spark})
         defs = dg.Definitions.merge(asset.definitions, resources)
         self._keys_of = asset.crash_lag.key.path[-1]
-        self._live, self._catch_up = (defs.resolve_job_def(job.name) for job in (asset.live_job, asset.crash_lag_job))
+        self._live, self._catch_up = (
+            defs.resolve_job_def(job.name) for job in (asset.live_job, asset.crash_lag_job)
+        )
 
     def create_history(self):
         """All of it."""
@@ -85,7 +101,9 @@ class OldGroup:
 
     def _crash(self):
         with suppress(CrashError), self._member() as consumer:
-            wait_for(lambda: (batch := consumer.poll(1)) is not None and sum(r.size for r in batch.ranges) >= 40)
+            wait_for(
+                lambda: (batch := consumer.poll(1)) is not None and sum(r.size for r in batch.ranges) >= 40
+            )
             raise CrashError
 
     def _jump(self):

@@ -15,7 +15,8 @@ from tests.timeouts import seconds
 from tests.waiting import wait_for
 
 SECONDS = seconds(120.0)  # of a poll that ends with the first batch
-NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")  # nobody answers: a look goes on without the table
+# Nobody answers: a look goes on without the table
+NO_SPARK = kl.SparkConnectResource(remote="sc://localhost:1")
 SESSION, HEARTBEAT = seconds(6.0), 0.5
 """How long the group waits for a member that left while it joined, and how soon a member hears of others."""
 

@@ -1,4 +1,7 @@
-"""``dagster dev`` with the README's pipeline, as its user starts it; and all of its processes killed at once."""
+"""``dagster dev`` with the README's pipeline, as its user starts it.
+
+And all of its processes killed at once.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ import requests
 
 ROOT = Path(__file__).parents[2]
 _MARK = "KAFKA_LIVENESS_POWER_TEST"
-_START_SENSOR = """mutation ($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"""
+_START_SENSOR = (
+    """mutation ($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"""
+)
 
 
 def pipeline(topic, group, table):
@@ -113,7 +118,9 @@ class DagsterDev:
 
     def why(self, run):
         """What the run's page says of its failure."""
-        return self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)[0].dagster_event.message
+        return self.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)[
+            0
+        ].dagster_event.message
 
     def first_tick(self, since):
         """The first tick of the sensor that came to an end since then."""
@@ -123,7 +130,9 @@ class DagsterDev:
 
     def log_messages(self):
         """The end of what it wrote."""
-        return "\n".join(log.read_text(errors="replace")[-4000:] for log in sorted(self.home.glob("dev*.log")))
+        return "\n".join(
+            log.read_text(errors="replace")[-4000:] for log in sorted(self.home.glob("dev*.log"))
+        )
 
     def processes(self):
         """All that carry its mark in their environment and are no zombies."""

@@ -45,7 +45,8 @@ class ReaderEnvironment:
         self.home = jars_folder().parent / f"readers-{sha256(made_of.encode()).hexdigest()[:12]}"
         self.python = self.home / "venv" / "bin" / "python"
         command = os.pathsep.join([os.environ["PATH"], os.path.dirname(sys.executable)])  # noqa: PTH120 - kafka-liveness
-        commands = ("PYTHONPATH", "KAFKA_LIVENESS_HOME")  # of `kafka-liveness up`; who is isolated looks at neither
+        # Of `kafka-liveness up`; who is isolated looks at neither
+        commands = ("PYTHONPATH", "KAFKA_LIVENESS_HOME")
         kept = {name: value for name, value in os.environ.items() if name not in OURS or name in commands}
         self.env = {**kept, "HOME": str(self.home), "PATH": command}
         self.home.parent.mkdir(parents=True, exist_ok=True)

@@ -30,11 +30,18 @@ class RunningRegistry(NamedTuple):
 
     def client(self):
         """Confluent's own, as producers have it."""
-        told = {"url": self.url, "ssl.ca.location": self.authority, "basic.auth.user.info": f"{USER}:{PASSWORD}"}
+        told = {
+            "url": self.url,
+            "ssl.ca.location": self.authority,
+            "basic.auth.user.info": f"{USER}:{PASSWORD}",
+        }
         return SchemaRegistryClient(told)
 
     def register(self, subject, text, kind, references=()):
-        """A schema's id; not looked for in the client's cache, which knows nothing of a subject's compatibility."""
+        """A schema's id.
+
+        Not looked for in the client's cache, which knows nothing of a subject's compatibility.
+        """
         return self.client().register_schema(subject, Schema(text, kind, list(references)))
 
 
@@ -78,7 +85,13 @@ def _command(folder, port):
         "quarkus.log.level": "WARN",
     }
     [jar] = folder.glob("apicurio-registry-app-*-runner.jar")
-    return (str(find_java()), *_OPTIONS, *(f"-D{name}={value}" for name, value in settings.items()), "-jar", str(jar))
+    return (
+        str(find_java()),
+        *_OPTIONS,
+        *(f"-D{name}={value}" for name, value in settings.items()),
+        "-jar",
+        str(jar),
+    )
 
 
 def _wait(child, port, folder):

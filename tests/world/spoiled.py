@@ -21,7 +21,9 @@ def work(told: dict[str, Any], env: dict[str, str]) -> None:
 
     be_patient()
 
-    @kl.kafka_asset(**told["asset"], batching=kl.Batching(**told["batching"]), idle_seconds=told["idle_seconds"])
+    @kl.kafka_asset(
+        **told["asset"], batching=kl.Batching(**told["batching"]), idle_seconds=told["idle_seconds"]
+    )
     def doomed(batch):
         return batch.selectExpr("topic", "partition", "offset", f"{told['value']} AS value")
 

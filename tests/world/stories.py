@@ -84,9 +84,21 @@ class RealDagster:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [sys.executable, "-m", "dagster_webserver", "-m", LOCATION, "-h", "127.0.0.1", "-p", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "dagster_webserver",
+            "-m",
+            LOCATION,
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(port),
+        ]
         with self._log.open("wb") as log:
-            self._webserver = subprocess.Popen(command, cwd=ROOT, env=self.env, stdout=log, stderr=subprocess.STDOUT)
+            self._webserver = subprocess.Popen(
+                command, cwd=ROOT, env=self.env, stdout=log, stderr=subprocess.STDOUT
+            )
         try:
             wait_for(lambda: self._answers(port))
             self.ui = DagsterGraphQLClient("127.0.0.1", port_number=port)
@@ -135,7 +147,13 @@ class DagsterRuns:
     """What happens to the runs of one case, as told by Dagster, Kafka, Spark and the table."""
 
     def __init__(self, case, world, spark, rows):
-        self.case, self.world, self.instance, self._spark, self._rows = case, world, world.instance, spark, rows
+        self.case, self.world, self.instance, self._spark, self._rows = (
+            case,
+            world,
+            world.instance,
+            spark,
+            rows,
+        )
         self.kafka = case.kafka(world.services.bootstrap_servers)
         self.cluster = self.kafka.cluster()
 
@@ -149,8 +167,21 @@ class DagsterRuns:
         return self.launch(f"{self.case.name}_job", busy=busy, gates=gates)
 
     def script(self):
-        """A live run whose worker is started by us, so that nobody marks it failed: the worker and the run's id."""
-        command = [sys.executable, "-m", "dagster", "job", "execute", "-m", LOCATION, "-j", self.case.steps_job]
+        """A live run whose worker is started by us, so that nobody marks it failed.
+
+        The worker and the run's id.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "dagster",
+            "job",
+            "execute",
+            "-m",
+            LOCATION,
+            "-j",
+            self.case.steps_job,
+        ]
         worker = psutil.Popen(
             [*command, "--tags", json.dumps({BUSY: "yes"})],
             cwd=ROOT,

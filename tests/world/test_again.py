@@ -118,7 +118,10 @@ def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on
 
 
 def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
-    """The broker is asked again, and says what it still has. What the crash read Spark may have kept: 70-100."""
+    """The broker is asked again, and says what it still has.
+
+    What the crash read Spark may have kept: 70-100.
+    """
     world.crash_and_resume_at_120()
     error = world.catch_up((70, 120), between=lambda _: world.expire(105))
     assert isinstance(error, kl.DataExpiredError), error
@@ -135,7 +138,9 @@ def timed(world):
     producer = Producer({"bootstrap.servers": world.servers})
     for second in range(100):
         at = THEN + timedelta(seconds=second)
-        producer.produce(world.topic, str(second).encode(), partition=0, timestamp=round(at.timestamp() * 1000))
+        producer.produce(
+            world.topic, str(second).encode(), partition=0, timestamp=round(at.timestamp() * 1000)
+        )
     assert producer.flush(120) == 0
     assert world.live() is None
     return world
@@ -172,10 +177,16 @@ def test_a_window_of_time_is_processed_again(timed, tmp_path):
     ("arguments", "says"),
     [
         pytest.param(["--from", "2026-11-22T12:00Z"], "nothing that group", id="later than all"),
-        pytest.param(["--from", "2026-11-22T11:00Z", "--to", "2026-11-22T10:00Z"], "is not after", id="backwards"),
-        pytest.param(["--from", "2026-11-22T09:00Z", "--topic", "none"], "topic 'none' does not exist", id="no topic"),
         pytest.param(
-            ["--from", "2026-11-22T10:00Z", "--asset", "x_crash_lag"], "no crash lag asset x_crash_lag", id="no asset"
+            ["--from", "2026-11-22T11:00Z", "--to", "2026-11-22T10:00Z"], "is not after", id="backwards"
+        ),
+        pytest.param(
+            ["--from", "2026-11-22T09:00Z", "--topic", "none"], "topic 'none' does not exist", id="no topic"
+        ),
+        pytest.param(
+            ["--from", "2026-11-22T10:00Z", "--asset", "x_crash_lag"],
+            "no crash lag asset x_crash_lag",
+            id="no asset",
         ),
     ],
 )
@@ -201,7 +212,9 @@ def test_only_a_crash_lag_asset_of_the_group_gets_partitions(timed, tmp_path):
     for wrong in (f"{timed.name}_by_hour_crash_lag", f"{timed.name}_by_hour", timed.name, "clicks_crash_lag"):
         code, said, keys = replay(timed, home, *window, "--asset", wrong)
         assert (code, keys) == (1, []), said
-        assert f"has no crash lag asset {wrong} of group {timed.group}. It has: {ours}" in " ".join(said.split())
+        assert f"has no crash lag asset {wrong} of group {timed.group}. It has: {ours}" in " ".join(
+            said.split()
+        )
         with dg.DagsterInstance.from_config(str(home)) as instance:
             assert instance.get_dynamic_partitions(wrong) == []
     for named in ([], ["--asset", ours]):
@@ -217,7 +230,9 @@ def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):
     code, said, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", *asset)
     assert (code, keys) == (1, [])
     assert "has deleted the first 20 offsets" in " ".join(said.split())
-    code, _, keys = replay(timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--allow-expired", *asset)
+    code, _, keys = replay(
+        timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--allow-expired", *asset
+    )
     assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{timed.topic}:0:20-100"])
 
 

@@ -42,7 +42,9 @@ def test_a_transform_gets_the_context_resources_and_other_assets(runs, rows):
 
     def orders(context, batch, geo: Geo, cities):
         told = {"run": context.run.run_id, "country": geo.country, "asset": cities["asset"]}
-        return batch.select("topic", "partition", "offset", *(F.lit(one).alias(name) for name, one in told.items()))
+        return batch.select(
+            "topic", "partition", "offset", *(F.lit(one).alias(name) for name, one in told.items())
+        )
 
     resources = {"geo": Geo(country="NL"), "io_manager": Cities()}
     runs.beside = dg.Definitions(assets=[dg.AssetSpec("cities")], resources=resources)
@@ -54,7 +56,10 @@ def test_a_transform_gets_the_context_resources_and_other_assets(runs, rows):
 
 
 def test_a_step_that_is_retried_goes_on_where_it_was(runs, rows):
-    """In the same run, as another member of the group: nothing is lost or doubled, and each batch is told once."""
+    """In the same run, as another member of the group.
+
+    Nothing is lost or doubled, and each batch is told once.
+    """
     runs.settings["retry_policy"] = dg.RetryPolicy(max_retries=1)
     batches = itertools.count(1)
 
@@ -86,6 +91,8 @@ def test_headers_are_a_column_when_they_are_asked_for(services, make_topic, tabl
 
     columns = []
     not_asked = LiveRuns(services, topic, f"{table}_plain", "classic", group_id=f"plain-{topic}")
-    run, _ = not_asked.run(lambda batch: columns.extend(batch.columns) or batch.select("topic", "partition", "offset"))
+    run, _ = not_asked.run(
+        lambda batch: columns.extend(batch.columns) or batch.select("topic", "partition", "offset")
+    )
     assert run.success
     assert "headers" not in columns

@@ -1,4 +1,7 @@
-"""``kafka-liveness audit`` on the real broker and the real table: what is certified, what not, and how it shows."""
+"""``kafka-liveness audit`` on the real broker and the real table.
+
+What is certified, what not, and how it shows.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +95,8 @@ def test_a_life_with_a_crash_is_certified(world, audit):
     )
     assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 15, "what the transform dropped"
     assert found["sentence"] == (
-        f"certified: group {world.group}, table {world.table}: every committed offset of 1 partition is in the table "
-        "once, 150 in all; 15 of them have a record, but no row"
+        f"certified: group {world.group}, table {world.table}: every committed offset of 1 partition is in "
+        "the table once, 150 in all; 15 of them have a record, but no row"
     )
 
 
@@ -102,7 +105,15 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     _, found = audit(world)
-    assert set(found) >= {"group", "target", "is_table", "certified", "sentence", "snapshot_id", "pending_offsets"}
+    assert set(found) >= {
+        "group",
+        "target",
+        "is_table",
+        "certified",
+        "sentence",
+        "snapshot_id",
+        "pending_offsets",
+    }
     assert (found["target"], found["in_table_offsets"], found["written_off_offsets"]) == (world.table, 120, 0)
     [one] = found["partitions"]
     assert (one["topic_id"], one["ledger_complete"], one["rows"]) == (world.topic_id(), True, None)
@@ -114,7 +125,10 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
 
 
 def test_a_strangers_commit_is_not_certified(world, audit):
-    """What it made the group forget is named; when the next live run owes it again the group is certified again."""
+    """What it made the group forget is named.
+
+    When the next live run owes it again the group is certified again.
+    """
     world.crash_and_resume_at_120()
     world.commit_externally(120)
     code, found = audit(world)
@@ -140,7 +154,10 @@ def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
     world.crash_and_resume_at_120()
     world.join_externally(of_second_log=True)
     why = refused(world.group)
-    assert f"external commits replaced the second commit log, {world.group}.catch-up ({world.tp}, offset 120" in why
+    assert (
+        f"external commits replaced the second commit log, {world.group}.catch-up ({world.tp}, offset 120"
+        in why
+    )
     assert "without table" not in why
     code, found = audit(world, "--table", world.table)
     [one] = found["partitions"]
@@ -170,7 +187,12 @@ def test_a_dropped_table_is_not_certified(world, audit):
     world.drop_table()
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
-    assert (code, found["snapshot_id"], one["missing"], one["missing_is_forgotten"]) == (1, None, [[0, 50]], False)
+    assert (code, found["snapshot_id"], one["missing"], one["missing_is_forgotten"]) == (
+        1,
+        None,
+        [[0, 50]],
+        False,
+    )
     assert "50 offsets missing (0-50): they were committed after" in found["sentence"]
 
 
@@ -189,7 +211,10 @@ def test_a_topic_made_anew_is_not_certified(world, audit, refused):
 
 
 def test_deleted_rows_are_found_by_a_deep_audit_alone(world, audit):
-    """Metadata says that the offsets were written, and they were; that a row is gone again is told, and no failure."""
+    """Metadata says that the offsets were written, and they were.
+
+    That a row is gone again is told, and no failure.
+    """
     world.grow_to(100)
     assert world.live() is None
     delete(world, 20, 50)
@@ -254,17 +279,27 @@ def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
     before = audit(world)[1]["snapshots"]
     world.sql("ALTER TABLE {t} SET TBLPROPERTIES ('history.expire.min-snapshots-to-keep' = '1')")
     delete(world, 0, 10)
-    world.sql("CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)")
+    world.sql(
+        "CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"
+    )
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
     assert (len(before), len(found["snapshots"])) == (1, 1)
-    assert (code, one["ledger_complete"], one["in_table"], one["by_commits_only"]) == (0, False, [], [[0, 50]])
+    assert (code, one["ledger_complete"], one["in_table"], one["by_commits_only"]) == (
+        0,
+        False,
+        [],
+        [[0, 50]],
+    )
     assert "0-50 by the commit logs' word alone" in one["sentence"]
     assert one["rows"]["outside"] == []
 
 
 def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
-    """Offsets without records are committed like others, and no deep audit misses them; rows of them are nobody's."""
+    """Offsets without records are committed like others, and no deep audit misses them.
+
+    Rows of them are nobody's.
+    """
     world.grow_to(20)
     producer = Producer({"bootstrap.servers": world.servers, "transactional.id": world.topic})
     producer.init_transactions()
@@ -278,7 +313,9 @@ def test_aborted_transactions_have_neither_records_nor_rows(world, audit):
     code, found = audit(world, "--deep")
     [one] = found["partitions"]
     assert (code, one["committed"], one["rows"]["unrecorded"]) == (0, 51, [])
-    assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 4, "7, 17, 27 and 37: the transform's"
+    assert sum(one["offsets"] for one in one["rows"]["without_rows"]) == 4, (
+        "7, 17, 27 and 37: the transform's"
+    )
     world.sql(f"INSERT INTO {{t}} VALUES ('{world.topic}', 0, 25L, 'of no record')")
     code, found = audit(world, "--deep")
     assert (code, stretches(found["partitions"][0]["rows"]["unrecorded"])) == (1, [(25, 26, 1)])
@@ -297,7 +334,9 @@ def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
     lines = told.stdout.splitlines()
     assert f"{world.table} at snapshot" in told.stdout
     assert "overwrite by others" in told.stdout
-    assert f"{world.tp}: every offset from 0 to 120 is in the table once, but for 50 pending (70-120)" in lines
+    assert (
+        f"{world.tp}: every offset from 0 to 120 is in the table once, but for 50 pending (70-120)" in lines
+    )
     assert lines[-1].startswith(f"certified: group {world.group}, table {world.table}: ")
     assert lines[-1].endswith(f"70 in all, but for 50 pending ({world.tp}:70-120)")
 
@@ -325,7 +364,9 @@ def test_several_targets_are_no_target(world, refused):
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()
     client = Consumer({"bootstrap.servers": world.servers, "group.id": f"{world.group}.catch-up"})
     wait_for(lambda: len(client.list_topics(world.topic).topics[world.topic].partitions) == 2)
-    told = [KafkaTopicPartition(world.topic, at, 0, f"kl1 done @0 target lake.shop.orders_{at}") for at in (0, 1)]
+    told = [
+        KafkaTopicPartition(world.topic, at, 0, f"kl1 done @0 target lake.shop.orders_{at}") for at in (0, 1)
+    ]
     client.commit(offsets=told, asynchronous=False)
     client.close()
     assert "several targets: lake.shop.orders_0, lake.shop.orders_1" in refused(world.group)
@@ -343,7 +384,9 @@ def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatc
     world.delete_offsets(of_second_log=True)
     assert "says where its rows go" in refused(world.group)
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
-    assert "the embedded Spark does not run" in refused(world.group, "--table", world.table, "--spark", "embedded")
+    assert "the embedded Spark does not run" in refused(
+        world.group, "--table", world.table, "--spark", "embedded"
+    )
     gone = CliRunner().invoke(main, ["audit", world.group])
     assert gone.exit_code == 2
     assert "the embedded Kafka does not run" in gone.stderr

@@ -1,6 +1,7 @@
 """Backfills of crash lag as people start them: many keys or one, in any order, at the same time, beside the live lane.
 
-One group lost two runs: each partition of its topic owes 70-120 and 140-190. Every test drains partitions of its own.
+One group lost two runs: each partition of its topic owes 70-120 and 140-190. Every test drains partitions of
+    its own.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class GroupWithCrashLag:
         with (
             suppress(CrashError),
             self.kafka.consumer(
-                topics=[self.topic], group_id=self.group, max_poll_records=count, enable_parallel_rebalance=True
+                topics=[self.topic],
+                group_id=self.group,
+                max_poll_records=count,
+                enable_parallel_rebalance=True,
             ) as consumer,
         ):
             if jumps:
@@ -122,7 +126,8 @@ class GroupWithCrashLag:
     def at_once(self, *runs):
         """Let the first batches of these runs be read and written at the same time; their run ids.
 
-        A run starts when those before it wait: Dagster configures logging at the start of a run, and a thread that
+        A run starts when those before it wait: Dagster configures logging at the start of a run, and a thread
+            that
         logs meanwhile may wait for it for ever.
         """
         everybody, arrived, met = threading.Barrier(len(runs)), threading.Semaphore(0), set()
@@ -150,10 +155,14 @@ class GroupWithCrashLag:
         facts = self.kafka.cluster().partition_states(self.group, self.partitions())
         found = rows(self.table)
         for tp in (self.partitions()[partition] for partition in partitions):
-            assert [row["offset"] for row in found if row["partition"] == tp.partition] == list(range(log_end))
+            assert [row["offset"] for row in found if row["partition"] == tp.partition] == list(
+                range(log_end)
+            )
             assert facts[tp].outstanding == ()
             assert facts[tp].catch_up_log.outstanding(OWED) == (), "the second log has both ranges"
-        assert self.instance.get_materialized_partitions(self.asset.crash_lag.key) >= set(self.keys(*partitions))
+        assert self.instance.get_materialized_partitions(self.asset.crash_lag.key) >= set(
+            self.keys(*partitions)
+        )
 
     def began_again(self, runs):
         """Which of the runs met another writer of the same offsets or files."""
@@ -223,5 +232,7 @@ def test_disjoint_ranges_of_one_partition_are_written_at_the_same_time(owing, ro
     runs = owing.at_once(lambda: owing.catch_up(older), lambda: owing.catch_up(newer), owing.live)
     owing.check_done(rows, 4, log_end=240)
     spans = (*OWED, Span(190, 240))
-    assert owing.written_by(rows, 4) == {run: list(range(*span)) for run, span in zip(runs, spans, strict=True)}
+    assert owing.written_by(rows, 4) == {
+        run: list(range(*span)) for run, span in zip(runs, spans, strict=True)
+    }
     assert owing.began_again(runs) == []

@@ -1,4 +1,7 @@
-"""What the benchmarks rest on: a wrong table is never timed, and the same numbers give the same words and pictures."""
+"""What the benchmarks rest on.
+
+A wrong table is never timed, and the same numbers give the same words and pictures.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,22 @@ def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_p
 
 
 def test_both_lanes_are_timed_as_they_are(services, warm_spark, tmp_path):
-    """By resources that stand for the package's: what a run asks them for, they have. Their tables are exact."""
+    """By resources that stand for the package's: what a run asks them for, they have.
+
+    Their tables are exact.
+    """
     topic = new_topic(services.bootstrap_servers, 1)
     fill(services.bootstrap_servers, topic, 1, 50)
     with dg.DagsterInstance.ephemeral() as instance:
         lake = Lake(services.bootstrap_servers, warm_spark, tmp_path, instance)
         table = lake.new_table()
         asset = kl.kafka_asset(
-            topics=[topic], group_id=topic, name=topic, table=table.name, max_poll_records=20, idle_seconds=0.1
+            topics=[topic],
+            group_id=topic,
+            name=topic,
+            table=table.name,
+            max_poll_records=20,
+            idle_seconds=0.1,
         )(to_rows)
         committed = []
         assert Runs(lake).live(asset, committed.append).seconds > 0
@@ -71,11 +82,17 @@ def test_the_same_numbers_give_the_same_picture(tmp_path):
     """Drawn again, nothing of the file changes: a commit shows only what was measured anew."""
     for name in ("once", "again"):
         pictures.bars(
-            tmp_path / f"{name}-bars.svg", "speed", [("ours", 4.0, "4/s", "red"), ("bound", 5.0, "5/s", "blue")]
+            tmp_path / f"{name}-bars.svg",
+            "speed",
+            [("ours", 4.0, "4/s", "red"), ("bound", 5.0, "5/s", "blue")],
         )
-        pictures.lines(tmp_path / f"{name}-lines.svg", "time", [1, 2], {"ours: 1 s": ([1.0, 1.0], "red")}, "million")
+        pictures.lines(
+            tmp_path / f"{name}-lines.svg", "time", [1, 2], {"ours: 1 s": ([1.0, 1.0], "red")}, "million"
+        )
         two = {"ours": ([1.0, nan], "red"), "theirs": ([2.0, 2.0], "blue")}
-        pictures.multiples(tmp_path / f"{name}-multiples.svg", [1, 2], {"memory": two, "files": {}}, "minutes")
+        pictures.multiples(
+            tmp_path / f"{name}-multiples.svg", [1, 2], {"memory": two, "files": {}}, "minutes"
+        )
     for kind in ("bars", "lines", "multiples"):
         once, again = ((tmp_path / f"{name}-{kind}.svg").read_text() for name in ("once", "again"))
         assert once == again
@@ -83,8 +100,13 @@ def test_the_same_numbers_give_the_same_picture(tmp_path):
 
 
 def test_what_grows_in_a_soak_is_seen():
-    """Its first tenth, in which caches fill, is shown and counts for nothing; what is missing at times is no matter."""
-    samples = [{"at": 6.0 * n, "even": 5.0, "grows": 10.0 + n, "worker age": 6.0 * (n % 50)} for n in range(100)]
+    """Its first tenth, in which caches fill, is shown and counts for nothing.
+
+    What is missing at times is no matter.
+    """
+    samples = [
+        {"at": 6.0 * n, "even": 5.0, "grows": 10.0 + n, "worker age": 6.0 * (n % 50)} for n in range(100)
+    ]
     samples[0]["even"] = 1_000.0
     del samples[40]["even"]
     assert of(samples, "even") == Course(5.0, 5.0, 5.0, 1.0, 0.0)

@@ -1,6 +1,7 @@
 """Who looks at a group meets a broker that was restarted, and a network that forgets: when is there an answer again?
 
-A firewall forgets connections: what is open is silent for good, what is new comes through, and nothing tells a client
+A firewall forgets connections: what is open is silent for good, what is new comes through, and nothing tells
+    a client
 so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
 """
 
@@ -17,7 +18,8 @@ from tests.timeouts import seconds
 from tests.waiting import seconds_until
 
 TP = TopicPartition("orders", 0)
-EACH = seconds(20.0)  # a client finds its connections dead, one or two, each by a request of 5 s; then it connects anew
+# A client finds its connections dead, one or two, each by a request of 5 s; then it connects anew
+EACH = seconds(20.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,10 @@ QUESTIONS = {  # how many clients it takes
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_who_looks_finds_out_by_one_request(forgetful, kafka, question):
-    """The sensor, a run that looks where to go on, a command: each is answered soon, whatever it asks first."""
+    """The sensor, a run that looks where to go on, a command.
+
+    Each is answered soon, whatever it asks first.
+    """
     clients, ask = QUESTIONS[question]
     seconds_until_answered(lambda: ask(kafka.cluster()))
     forgetful.proxy.forget()

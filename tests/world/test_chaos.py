@@ -16,7 +16,8 @@ from tests.waiting import wait_for
 from tests.world.chaos import FIRST, LAST, LONG
 from tests.world.stories import is_alive, stop
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
+# Dagster's GraphQL client
+pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")
 
 LEAVES_WITHIN = LONG - 10.0  # seconds; a member that does not leave by itself is listed for a session
 LOST = "gave its partitions to others"
@@ -27,7 +28,10 @@ CONSUMER = ["consumer", pytest.param("classic", marks=pytest.mark.certify)]
 
 @pytest.mark.parametrize("protocol", CONSUMER)
 def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, protocol):
-    """SIGSTOP in mid-batch; the write lands meanwhile, the commit is refused, the batch comes again and replaces it."""
+    """SIGSTOP in mid-batch.
+
+    The write lands meanwhile, the commit is refused, the batch comes again and replaces it.
+    """
     story = story("stopped", protocol)
     run = story.launch_live(busy=True)
     story.is_busy(run)
@@ -40,7 +44,9 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     worker.resume()
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
     batch = f"{story.case.topic}:0:{FIRST}-{LAST}"
-    (refused, committed) = (text for text in story.log_messages(run) if batch in text and " tasks after " not in text)
+    (refused, committed) = (
+        text for text in story.log_messages(run) if batch in text and " tasks after " not in text
+    )
     assert refused.startswith(f"{batch}: ")
     assert LOST in refused
     assert committed.startswith(f"committed {batch}: ")
@@ -51,7 +57,10 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
 
 @pytest.mark.parametrize("protocol", CLASSIC)
 def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce, protocol):
-    """The other has done the batch and is gone: late commit and late write change nothing, and the run goes on."""
+    """The other has done the batch and is gone.
+
+    Late commit and late write change nothing, and the run goes on.
+    """
     story = story("overtaken", protocol)
     run = story.launch_live(busy=True)
     story.is_busy(run)
@@ -111,7 +120,9 @@ def test_a_step_leaves_though_nobody_says_that_its_run_failed(story, law, protoc
     orphans_leave(story, run, worker)
     record = story.instance.get_run_record_by_id(run)
     assert record.dagster_run.status is dg.DagsterRunStatus.STARTED
-    assert heartbeat_of(record.dagster_run).process.pid == worker.pid, "the step's own end would not be the run's"
+    assert heartbeat_of(record.dagster_run).process.pid == worker.pid, (
+        "the step's own end would not be the run's"
+    )
     assert process_status_of(story.instance, record, time.time(), fence_report=True) is ProcessStatus.GONE
 
 
@@ -128,7 +139,10 @@ def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):
 
 @pytest.mark.parametrize("protocol", CONSUMER)
 def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
-    """Terminated in mid-batch: out at once, `released` where it had committed; nothing is owed, lost or doubled."""
+    """Terminated in mid-batch: out at once, `released` where it had committed.
+
+    Nothing is owed, lost or doubled.
+    """
     story = story("canceled", protocol)
     run = story.launch_live(busy=True)
     story.is_busy(run)
@@ -142,6 +156,9 @@ def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
     assert following.success
     (made,) = following.asset_materializations_for_node(story.case.name)
     assert "crash_lag_found" not in made.metadata
-    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(following.run_id)))
+    assert story.first_log() == (
+        LAST,
+        LiveCommitMetadata(OwnerState.RELEASED, short_run_id(following.run_id)),
+    )
     assert story.offsets() == list(range(LAST))
     assert story.writers() == [run, following.run_id]

@@ -1,4 +1,7 @@
-"""The asset checks on a real broker: each passes and fails for its own reason, told by the sensor and by a run."""
+"""The asset checks on a real broker.
+
+Each passes and fails for its own reason, told by the sensor and by a run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,11 @@ class Checked:
         bounds = {"sensor": kl.Sensor(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
         settings = {**bounds, "max_poll_records": 50, **settings}
         make = kl.kafka_asset(
-            name="orders", topics=[self.world.topic], group_id=self.world.group, table="lake.shop.orders", **settings
+            name="orders",
+            topics=[self.world.topic],
+            group_id=self.world.group,
+            table="lake.shop.orders",
+            **settings,
         )
         return make(lambda batch: batch)
 
@@ -70,7 +77,9 @@ class Checked:
     def seconds_later(self, seconds):
         """By the memory of the sensor."""
         cursor = GroupCursor.decode(self.cursor)
-        self.cursor = cursor.model_copy(update={"checks_stored_at": cursor.checks_stored_at - seconds}).encode()
+        self.cursor = cursor.model_copy(
+            update={"checks_stored_at": cursor.checks_stored_at - seconds}
+        ).encode()
 
     def shown(self, name):
         """Whether Dagster's pages show an evaluation of the check."""
@@ -81,7 +90,9 @@ class Checked:
     def fails(self, evaluated, name, severity, says):
         """One check fails as it is said, and no other of them does."""
         assert {n for n, one in evaluated.items() if not one.passed} == {name}
-        assert (evaluated[name].severity, says in evaluated[name].description) == (severity, True), evaluated[name]
+        assert (evaluated[name].severity, says in evaluated[name].description) == (severity, True), evaluated[
+            name
+        ]
 
 
 @pytest.fixture
@@ -92,7 +103,10 @@ def checked(crashed, services):
 
 
 def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
-    """Nobody reads, far behind, owed for too long, about to expire, expired: one after the other, then never two."""
+    """Nobody reads, far behind, owed for too long, about to expire, expired.
+
+    One after the other, then never two.
+    """
     monkeypatch.setattr(
         "kafka_liveness_dagster.sensor.checks._REEVALUATE_AFTER_SECONDS", 300.0
     )  # ticks may be slow here
@@ -106,7 +120,9 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     with w.live() as consumer:
         join(w, consumer)
         assert set(checked.run("lag")) == {"lag"}, "any of them may be run alone"
-        checked.fails(checked.run(), "crash_lag_age", WARN, f"{w.topic}:3:70-120 of 50 owed offsets: no such partition")
+        checked.fails(
+            checked.run(), "crash_lag_age", WARN, f"{w.topic}:3:70-120 of 50 owed offsets: no such partition"
+        )
         told = checked.tick()
         assert {name: one.passed for name, one in told.items()} == dict.fromkeys(NAMES, True)
         assert checked.tick() == {}, "what stays as it is, is not stored with every tick"
@@ -121,7 +137,9 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
         found = checked.run()
         assert all(one.passed for one in found.values()), found
         assert 0 < found["crash_lag_age"].metadata["oldest_seconds"].value < 3600
-        checked.fails(checked.run(crash_lag=kl.CrashLag(max_age_seconds=0)), "crash_lag_age", WARN, "longer than 0 s")
+        checked.fails(
+            checked.run(crash_lag=kl.CrashLag(max_age_seconds=0)), "crash_lag_age", WARN, "longer than 0 s"
+        )
         w.grow_to(1_000)
         w.process(consumer, 1_000)
         w.expire(60)
@@ -132,4 +150,6 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     checked.fails(checked.tick(), "retention", ERROR, "expired before they were processed")
     key = dg.AssetCheckKey(dg.AssetKey("orders"), "retention")
     stored = checked.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0]
-    assert not stored.event.dagster_event.asset_check_evaluation_data.passed, "Dagster keeps what the sensor tells"
+    assert not stored.event.dagster_event.asset_check_evaluation_data.passed, (
+        "Dagster keeps what the sensor tells"
+    )

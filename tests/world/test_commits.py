@@ -66,7 +66,9 @@ def test_what_waits_for_its_batch_is_neither_committed_nor_forgotten(world, rows
 
 def test_what_has_waited_long_enough_is_a_batch(world, rows):
     """Also where it is far from full, and where the run is idle otherwise."""
-    found = world("abc", batching=kl.Batching(commit_interval_seconds=0.5), max_poll_records=6, idle_seconds=0.1)
+    found = world(
+        "abc", batching=kl.Batching(commit_interval_seconds=0.5), max_poll_records=6, idle_seconds=0.1
+    )
     run, said = found.run(as_they_are)
     assert run.success
     assert batches(said) == [3]
@@ -75,7 +77,10 @@ def test_what_has_waited_long_enough_is_a_batch(world, rows):
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_batches_weigh_no_more_than_asked_for(world, rows, in_flight):
-    """The first one is small, since nobody knows yet what a record weighs; those of two in flight are planned early."""
+    """The first one is small, since nobody knows yet what a record weighs.
+
+    Those of two in flight are planned early.
+    """
     heavy = kl.Batching(max_batch_bytes=10_000, in_flight=in_flight)
     found = world(["x" * 1_000] * 40, batching=heavy, max_poll_records=1_000)
     run, said = found.run(as_they_are)

@@ -22,7 +22,10 @@ def now_ms():
 
 
 def produce_keyed(bootstrap, topic, partition, values, stamp_ms=None):
-    """Values under ten keys in turn, an hour old unless said otherwise: the first newer one begins a segment."""
+    """Values under ten keys in turn, an hour old unless said otherwise.
+
+    The first newer one begins a segment.
+    """
     producer = Producer({"bootstrap.servers": bootstrap})
     for value in values:
         stamp = now_ms() - HOUR_MS if stamp_ms is None else stamp_ms
@@ -61,11 +64,16 @@ def compacted(services, make_topic):
 
 
 def test_both_lanes_read_the_same_of_a_compacted_topic(compacted, services, spark, table, rows):
-    """Ranges whose records are gone drain with 0 rows; batches are bounded by offsets; what is left is read once."""
+    """Ranges whose records are gone drain with 0 rows; batches are bounded by offsets.
+
+    What is left is read once.
+    """
     w, expected = compacted, [(n, str(n)) for n in range(110, 121)]
     with w.live() as consumer:
         join(w, consumer)
-        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 121)], "the log end is the same as without compaction"
+        assert w.spans(consumer.pending(w.topic, 3)) == [(70, 121)], (
+            "the log end is the same as without compaction"
+        )
         tables = Tables(w, spark)
         assert tables.catch_up(table, (70, 110), max_poll_records=30) == [((70, 100), 0), ((100, 110), 0)]
         assert w.spans(consumer.pending(w.topic, 3)) == [(110, 121)]
@@ -76,5 +84,7 @@ def test_both_lanes_read_the_same_of_a_compacted_topic(compacted, services, spar
     in_order, live_table = KafkaGroup(services, w.topic, produce_keyed), f"{table}_live"
     with in_order.live(max_poll_records=50) as consumer:
         batches = Tables(in_order, spark).live(live_table, consumer, 121)
-    assert batches == [((0, 50), 0), ((50, 100), 0), ((100, 121), 11)], "offsets count, not what is left of them"
+    assert batches == [((0, 50), 0), ((50, 100), 0), ((100, 121), 11)], (
+        "offsets count, not what is left of them"
+    )
     assert records(rows(live_table)) == expected

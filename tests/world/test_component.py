@@ -22,13 +22,18 @@ pytestmark = [
 
 
 def test_the_yaml_of_the_page_runs(services, make_topic, produce, rows, monkeypatch):
-    """Every record is in the table once, in batches; the addresses are read from the environment by the run."""
+    """Every record is in the table once, in batches.
+
+    The addresses are read from the environment by the run.
+    """
     topic = make_topic(PARTITIONS)
     table = f"lake.shop.{topic.replace('-', '_')}"
     for partition in range(PARTITIONS):
         values = [json.dumps({"good": "tea", "kilos": kilos}) for kilos in range(OFFSETS)]
         produce(services.bootstrap_servers, topic, partition, values)
-    shown = re.search(r"^```yaml\n(type:.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[1]
+    shown = re.search(
+        r"^```yaml\n(type:.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )[1]
     here = {"[orders]": f"[{topic}]", "orders-etl": f"etl-{topic}", "lake.shop.orders": table, "500000": "40"}
     for theirs, ours in here.items():
         assert shown.count(theirs) == 1
@@ -54,7 +59,10 @@ def test_a_select_is_of_its_own_batch(spark):
     WITH odd AS (SELECT * FROM batch WHERE id % 2 = 1 AND string(id) RLIKE '^[0-9]{1}$')
     SELECT id AS offset FROM odd ORDER BY id -- as it came
     """
-    first, second = run_select(spark.range(4), sql), run_select(spark.range(100, 104), sql.replace("{1}", "{3}"))
+    first, second = (
+        run_select(spark.range(4), sql),
+        run_select(spark.range(100, 104), sql.replace("{1}", "{3}")),
+    )
     assert [row.offset for row in second.collect()] == [101, 103]
     assert [row.offset for row in first.collect()] == [1, 3]
     assert not spark.catalog.listTables()

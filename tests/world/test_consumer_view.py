@@ -32,7 +32,10 @@ def at_work(crashed):
 
 
 def second_log(w):
-    """Watermark and metadata as the broker has them, but for the topic's id; None while nothing is committed."""
+    """Watermark and metadata as the broker has them, but for the topic's id.
+
+    None while nothing is committed.
+    """
     commit = w.kafka.cluster().commits(f"{w.group}.catch-up", [w.tp]).get(w.tp)
     return commit and (commit.offset, re.sub(r" \S*@0", "", commit.metadata))
 
@@ -42,11 +45,14 @@ def both_logs(w):
     return w.live_log(), second_log(w)
 
 
-# --- committed(), position(), commit() ------------------------------------------------------------------------------
+# --- committed(), position(), commit() ----------------------------------------------------------------------
 
 
 def test_committed_follows_the_lane_that_is_behind(crashed):
-    """Before it everything is processed: 70, through the child's steps, to the live lane's own when nothing is owed."""
+    """Before it everything is processed.
+
+    70, through the child's steps, to the live lane's own when nothing is owed.
+    """
     w = crashed
 
     def seen(consumer):
@@ -81,7 +87,10 @@ def test_committed_follows_the_lane_that_is_behind(crashed):
 
 
 def test_position_is_the_live_lanes(at_work):
-    """KIP-333: the second consumer will not take any part in this call; nor has one a position it does not own."""
+    """KIP-333: the second consumer will not take any part in this call.
+
+    Nor has one a position it does not own.
+    """
     w, consumer = at_work
     with w.catch_up((70, 120), max_poll_records=10) as child:
         child.commit(child.poll())
@@ -90,7 +99,10 @@ def test_position_is_the_live_lanes(at_work):
 
 
 def test_commit_splits_offsets_into_both_logs(at_work):
-    """KIP-333: what is within a lag created by a crash goes to the second log, the remaining ones to the first."""
+    """KIP-333.
+
+    What is within a lag created by a crash goes to the second log, the remaining ones to the first.
+    """
     w, consumer = at_work
     other = TopicPartition(w.topic, 0)
     w._produce(w.kafka.bootstrap_servers, w.topic, 0, map(str, range(10)))
@@ -106,7 +118,10 @@ def test_commit_splits_offsets_into_both_logs(at_work):
 
 
 def test_the_usual_commit_of_the_position_loses_no_crash_lag(at_work):
-    """commit({tp: position}) right after the jump changes nothing: 70-120 is pending until a lane has read it."""
+    """commit({tp: position}) right after the jump changes nothing.
+
+    70-120 is pending until a lane has read it.
+    """
     w, consumer = at_work
     before = both_logs(w)
     consumer.commit({w.tp: consumer.position(w.topic, 3)})
@@ -143,7 +158,9 @@ def test_a_commit_of_what_is_not_in_hand_changes_nothing(at_work, offset):
     other = TopicPartition(w.topic, 0)
     assert consumer.poll(SECONDS).ranges == (kl.OffsetRange(w.topic, 3, 120, 130),)
     before = both_logs(w)
-    with pytest.raises(CommitRefusedError, match=f"commit of offset {offset} .*position is 130 and whose commit 120"):
+    with pytest.raises(
+        CommitRefusedError, match=f"commit of offset {offset} .*position is 130 and whose commit 120"
+    ):
         consumer.commit({other: 0, w.tp: offset})
     assert both_logs(w) == before
     consumer.commit({w.tp: 125})
@@ -168,11 +185,14 @@ def test_beginning_and_end_are_what_there_is_to_read(at_work):
     assert (consumer.beginning_offsets(w.topic, 3), consumer.end_offsets(w.topic, 3)) == (80, 130)
 
 
-# --- childConsumerIsAlive() -----------------------------------------------------------------------------------------
+# --- childConsumerIsAlive() ---------------------------------------------------------------------------------
 
 
 def test_the_child_is_alive_while_a_catch_up_run_has_started(crashed):
-    """KIP-333, childConsumerIsAlive(): "if the secondary thread created has started or not". A queued run has not."""
+    """KIP-333, childConsumerIsAlive(): "if the secondary thread created has started or not".
+
+    A queued run has not.
+    """
     w = crashed
     seen = []
 
@@ -187,7 +207,9 @@ def test_the_child_is_alive_while_a_catch_up_run_has_started(crashed):
                 (w.group, "catch-up", "STARTED"),
             ):
                 context.instance.add_run(
-                    dg.DagsterRun(job_name="any", status=dg.DagsterRunStatus(status), tags=lane_tags(group, lane))
+                    dg.DagsterRun(
+                        job_name="any", status=dg.DagsterRunStatus(status), tags=lane_tags(group, lane)
+                    )
                 )
                 seen.append(consumer.child_consumer_is_alive())
 
@@ -210,7 +232,7 @@ def test_the_child_is_alive_while_it_is_open_in_this_process(at_work):
     assert [*seen, consumer.child_consumer_is_alive()] == [False, True, False]
 
 
-# --- pause() and resume() -------------------------------------------------------------------------------------------
+# --- pause() and resume() -----------------------------------------------------------------------------------
 
 
 def test_pause_holds_both_lanes(at_work):
@@ -219,7 +241,10 @@ def test_pause_holds_both_lanes(at_work):
     consumer.pause(w.topic, 3)
     w.grow_to(140)
     assert consumer.poll(1.0) is None
-    with w.catch_up((70, 120)) as child, pytest.raises(PausedPartitionError, match=r":3 of group .* is paused"):
+    with (
+        w.catch_up((70, 120)) as child,
+        pytest.raises(PausedPartitionError, match=r":3 of group .* is paused"),
+    ):
         child.poll()
     assert w.live_log() == (
         120,
@@ -260,7 +285,10 @@ def test_other_partitions_go_on_beside_a_paused_one(at_work):
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError])
 def test_a_pause_survives_restart_and_crash(world, failure):
-    """The mark stands in the first log: the next owner holds too, makes no crash lag of it, and resumes in order."""
+    """The mark stands in the first log.
+
+    The next owner holds too, makes no crash lag of it, and resumes in order.
+    """
     w = world
     w.grow_to(100)
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
@@ -274,7 +302,11 @@ def test_a_pause_survives_restart_and_crash(world, failure):
     w.grow_to(120)
     with w.live() as consumer:
         join(w, consumer)
-        assert (consumer.position(w.topic, 3), consumer.crash_lag, consumer.pending(w.topic, 3)) == (70, [], ())
+        assert (consumer.position(w.topic, 3), consumer.crash_lag, consumer.pending(w.topic, 3)) == (
+            70,
+            [],
+            (),
+        )
         assert w.live_log()[1].owner_state is OwnerState.PAUSED
         consumer.resume(w.topic, 3)
         assert w.spans(consumer.poll(SECONDS).ranges) == [(70, 120)]
@@ -292,7 +324,9 @@ def test_the_sensor_asks_for_no_run_because_of_a_paused_partition(world):
     w = world
     w.grow_to(100)
 
-    @kl.kafka_asset(topics=[w.topic], group_id=w.group, table="lake.shop.orders", enable_parallel_rebalance=True)
+    @kl.kafka_asset(
+        topics=[w.topic], group_id=w.group, table="lake.shop.orders", enable_parallel_rebalance=True
+    )
     def orders(batch):
         return batch
 
@@ -314,7 +348,7 @@ def test_the_sensor_asks_for_no_run_because_of_a_paused_partition(world):
     assert requested() == 1
 
 
-# --- data that moved ------------------------------------------------------------------------------------------------
+# --- data that moved ----------------------------------------------------------------------------------------
 
 
 def test_data_that_expired_below_the_commit_is_an_error(world):
@@ -353,7 +387,10 @@ def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
     """The backfill names what is gone and both ways on; it stays owed, and the live lane is not disturbed."""
     w, consumer = at_work
     w.expire(100)
-    with w.catch_up((70, 120)) as child, pytest.raises(DataExpiredError, match=rf"{w.topic}:3:70-100: 30 owed offsets"):
+    with (
+        w.catch_up((70, 120)) as child,
+        pytest.raises(DataExpiredError, match=rf"{w.topic}:3:70-100: 30 owed offsets"),
+    ):
         child.poll()
     assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120)]
     w.grow_to(130)
@@ -361,7 +398,10 @@ def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
 
 
 def test_owed_data_that_expired_may_be_skipped(at_work):
-    """on_data_loss is skip in the catch-up lane: recorded as done, reported as lost; the rest is processed."""
+    """on_data_loss is skip in the catch-up lane: recorded as done, reported as lost.
+
+    The rest is processed.
+    """
     w, consumer = at_work
     w.expire(100)
     with w.catch_up((70, 120), offsets=kl.Offsets(on_data_loss="write_off")) as child:
@@ -391,7 +431,10 @@ def test_data_that_expires_under_a_live_member_is_an_error(world):
     """Between two batches: nothing is skipped silently."""
     w = world
     w.grow_to(100)
-    with pytest.raises(DataExpiredError, match="committed at 70 but its log starts at 90"), w.live() as consumer:
+    with (
+        pytest.raises(DataExpiredError, match="committed at 70 but its log starts at 90"),
+        w.live() as consumer,
+    ):
         w.process(consumer, 70)
         w.expire(90)
         consumer.poll(SECONDS)
@@ -412,7 +455,7 @@ def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
         assert w.live_log()[0] == 100
 
 
-# --- how much may be owed -------------------------------------------------------------------------------------------
+# --- how much may be owed -----------------------------------------------------------------------------------
 
 
 def test_no_more_ranges_are_owed_than_chosen(crashed, caplog):
@@ -431,7 +474,10 @@ def test_no_more_ranges_are_owed_than_chosen(crashed, caplog):
 
 
 def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, caplog):
-    """4,095 bytes of metadata: the crash that would exceed them is resumed in order, nothing owed is dropped."""
+    """4,095 bytes of metadata.
+
+    The crash that would exceed them is resumed in order, nothing owed is dropped.
+    """
     from confluent_kafka import Consumer  # noqa: PLC0415
     from confluent_kafka import TopicPartition as KafkaTopicPartition  # noqa: PLC0415
 
@@ -452,12 +498,15 @@ def test_owed_ranges_that_would_not_fit_a_commit_are_resumed_in_order(world, cap
     assert planner.IN_ORDER_LINE % f"{w.tp} at 2000" in caplog.text
 
 
-# --- partitions that are added --------------------------------------------------------------------------------------
+# --- partitions that are added ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", autouse=True)
 def added(services, produce):
-    """What two live members make of an added partition: librdkafka looks every 30 s, the tests above run meanwhile."""
+    """What two live members make of an added partition.
+
+    Librdkafka looks every 30 s, the tests above run meanwhile.
+    """
     topic, nobody_asks = f"orders-{uuid4().hex[:8]}", threading.Event()
     new = TopicPartition(topic, 1)
     kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
@@ -492,7 +541,10 @@ def added(services, produce):
 
 
 def test_partitions_added_under_a_live_member(added):
-    """What was produced to them before the member noticed is read with earliest; with latest it is not, as in Kafka."""
+    """What was produced to them before the member noticed is read with earliest.
+
+    With latest it is not, as in Kafka.
+    """
     assert added.result() == (0, 10)
 
 
@@ -518,11 +570,14 @@ def test_what_was_closed_commits_nothing_and_does_not_come_back(at_work):
     assert both_logs(w) == before
 
 
-# --- poll() ---------------------------------------------------------------------------------------------------------
+# --- poll() -------------------------------------------------------------------------------------------------
 
 
 def test_a_greedy_consumer_takes_one_partition_after_the_other(world, services, produce):
-    """KIP-41: as much as possible from one, then from the next; it remembers where it left off between polls."""
+    """KIP-41: as much as possible from one, then from the next.
+
+    It remembers where it left off between polls.
+    """
     for partition in (1, 3):
         produce(services.bootstrap_servers, world.topic, partition, map(str, range(50)))
     with world.live(batching=kl.Batching(allocation="greedy"), max_poll_records=40) as consumer:

@@ -30,11 +30,16 @@ def test_after_a_crash_the_live_lane_goes_on_at_the_log_end(crashed):
         offset, mark = crashed.live_log()
         assert (offset, mark.owner_state, mark.pending) == (120, OwnerState.RUNNING, (Span(70, 120),))
         assert crashed.spans(consumer.crash_lag) == [(70, 120)]
-        assert consumer.committed(crashed.topic, 3) == 70, "KIP-333: offsets before committed() are all processed"
+        assert consumer.committed(crashed.topic, 3) == 70, (
+            "KIP-333: offsets before committed() are all processed"
+        )
 
 
 def test_a_second_crash_adds_its_range_while_the_first_is_open(crashed):
-    """Committed 140, crashed at 170, log end 190: owed 70-120 and 140-190; the newer one may be done first."""
+    """Committed 140, crashed at 170, log end 190: owed 70-120 and 140-190.
+
+    The newer one may be done first.
+    """
     w = crashed
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
         join(w, consumer)
@@ -100,14 +105,19 @@ def test_a_range_that_is_not_owed_is_refused(crashed):
 
 
 def test_a_batch_beyond_its_deadline_is_fenced_and_the_next_poll_rejoins(world):
-    """KIP-62: at the process timeout the member leaves, its commit is refused, the next poll makes a new member."""
+    """KIP-62.
+
+    At the process timeout the member leaves, its commit is refused, the next poll makes a new member.
+    """
     world.grow_to(100)
     with world.live(max_batch_seconds=SESSION) as consumer:
         batch = consumer.poll(SECONDS)
         left = threading.Event()
         consumer.on_fence(left.set)
         wait_for(left.is_set, what="the watchdog raises the fence")
-        with pytest.raises(FencedError, match=r"becomes crash lag.*skips ahead to the log end\. Fix: lower") as late:
+        with pytest.raises(
+            FencedError, match=r"becomes crash lag.*skips ahead to the log end\. Fix: lower"
+        ) as late:
             consumer.commit(batch)
         assert "again" not in str(late.value), "the live lane does not read it again"
         took = seconds_until(lambda: not world.members())  # the fence goes up first, then it leaves
@@ -124,9 +134,15 @@ def unanswered():
 
 
 def test_an_error_says_where_the_next_run_goes_on(world):
-    """After an error the partitions look like those of a crash: what the next run does is in the error itself."""
+    """After an error the partitions look like those of a crash.
+
+    What the next run does is in the error itself.
+    """
     world.grow_to(100)
-    for mode, words in ((False, "resumes at the committed offsets"), (True, "skips ahead to the log end.*crash lag")):
+    for mode, words in (
+        (False, "resumes at the committed offsets"),
+        (True, "skips ahead to the log end.*crash lag"),
+    ):
         ended = pytest.raises(BrokerUnreachableError, match=rf"nobody answered\. The next live run {words}")
         with ended, world.live(enable_parallel_rebalance=mode) as consumer:
             wait_for(lambda live=consumer: live.poll(0.2) or live.pending(world.topic, 3))
@@ -169,7 +185,10 @@ def test_two_members_share_the_partitions_and_hand_over_without_crash_lag(world)
 
 
 def test_another_programs_commits_are_not_touched(world):
-    """Foreign metadata in the group is an error before joining: no member was seen, and its commits still pass."""
+    """Foreign metadata in the group is an error before joining.
+
+    No member was seen, and its commits still pass.
+    """
     from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415
 
     def commit(metadata):
@@ -207,7 +226,10 @@ def test_timeouts_the_broker_refuses_end_before_joining(world, session_seconds, 
 
 
 def test_members_that_come_and_go_owe_nothing(world):
-    """Handovers, however many, are no crashes: no commit fails, nothing is skipped, every offset is committed once."""
+    """Handovers, however many, are no crashes.
+
+    No commit fails, nothing is skipped, every offset is committed once.
+    """
     world.grow_to(5_000)
     jumped, ranges, failed, left = [], [], [], []
 

@@ -54,7 +54,11 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     assert (world.committed_offset(), world.committed_offset(1)) == (8, 3)
     letter = world.letter_rows()[0]
     assert dict(world.spark.table(f"{world.table}_dead_letters").dtypes) == COLUMNS
-    assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (b"a key", b"x", WHEN_MS / 1000)
+    assert (letter["key"], letter["value"], letter["timestamp"].timestamp()) == (
+        b"a key",
+        b"x",
+        WHEN_MS / 1000,
+    )
     assert letter["headers"] == [{"key": "trace", "value": b"of x"}]
     assert "'x'" in letter["error"]
     assert letter["run_id"] == world.instance.get_runs()[0].run_id
@@ -77,7 +81,11 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
 
     world.value = MENDED
     assert world.catch_up((0, 1), (4, 5)) is None
-    assert (world.offsets_in_table(), world.letters(), world.letters(1)) == ([0, *GOOD[:3], 4, *GOOD[3:]], [7], [1])
+    assert (world.offsets_in_table(), world.letters(), world.letters(1)) == (
+        [0, *GOOD[:3], 4, *GOOD[3:]],
+        [7],
+        [1],
+    )
     assert world.pending() == [(7, 8)]
     assert "2 dead letters are owed" in world.check().description
     assert [row["value"] for row in world._rows(world.table)][:2] == [-1, 1]
@@ -87,7 +95,9 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     ("transform", "settings"),
     [
         pytest.param(in_python, {}, id="raises in this process"),
-        pytest.param(by_a_udf, {"include_headers": True, "batching": {"on_bad_record": "dead_letter"}}, id="a UDF"),
+        pytest.param(
+            by_a_udf, {"include_headers": True, "batching": {"on_bad_record": "dead_letter"}}, id="a UDF"
+        ),
         pytest.param(
             "if(value = binary('y'), raise_error('no'), 1)",
             {"iceberg": kl.Iceberg(snapshots="append"), "max_poll_records": 3},
@@ -107,7 +117,11 @@ def test_whatever_raises(make, transform, settings):
     world.value = transform
     world.produce("0 1 2 3 y 5 6 7", "0 1")
     assert world.live() is None
-    assert (world.offsets_in_table(), world.letters(), world.pending()) == ([0, 1, 2, 3, 5, 6, 7], [4], [(4, 5)])
+    assert (world.offsets_in_table(), world.letters(), world.pending()) == (
+        [0, 1, 2, 3, 5, 6, 7],
+        [4],
+        [(4, 5)],
+    )
     assert (world.offsets_in_table(1), world.committed_offset(), world.committed_offset(1)) == ([0, 1], 8, 2)
 
 
@@ -156,7 +170,11 @@ def test_what_is_no_records_fault_ends_the_run(make, transform, kind):
     world.produce("0 1 2 3")
     error = world.live()
     assert type(error) is kind, error
-    assert (world.offsets_in_table(), world.letters(), world.committed_offset()) == ([], [], world.committed_offset(1))
+    assert (world.offsets_in_table(), world.letters(), world.committed_offset()) == (
+        [],
+        [],
+        world.committed_offset(1),
+    )
 
 
 def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make, monkeypatch):
@@ -238,7 +256,10 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
 
 
 def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypatch):
-    """Of a replay and of a green partition: the former rows stay, and the printed command closes the partition."""
+    """Of a replay and of a green partition.
+
+    The former rows stay, and the printed command closes the partition.
+    """
     world = make()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     asset = dg.AssetKey(f"{world.name}_crash_lag")
@@ -251,7 +272,10 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         return CliRunner().invoke(main, [*words, "--bootstrap-servers", world.servers])
 
     def follow_the_remedy(error, key, says):
-        """The command between backticks, as a person copies it: the partition is closed, and nothing else changes."""
+        """The command between backticks, as a person copies it.
+
+        The partition is closed, and nothing else changes.
+        """
         assert isinstance(error, BadRecordError)
         assert says in str(error)
         assert "Failed and missing" in str(error)

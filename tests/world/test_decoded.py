@@ -1,4 +1,7 @@
-"""Records in a registry's wire format become columns: Avro, Protobuf, JSON Schema, old and new, by a real one."""
+"""Records in a registry's wire format become columns.
+
+Avro, Protobuf, JSON Schema, old and new, by a real one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ from kafka_liveness_dagster.spark.transform import TransformedBatch
 from tests.world.lettered import DeadLetterGroup
 from tests.world.schema_registry import PASSWORD, USER, started
 
-V1 = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}]}
+V1 = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "item", "type": "string"}],
+}
 V2 = {**V1, "fields": [*V1["fields"], {"name": "price", "type": ["null", "double"], "default": None}]}
 PROTO = """syntax = "proto3";
 package shop;
@@ -105,7 +112,9 @@ def batch(services, warm_spark, send):
 
     def of(values, session=None):
         ranges = [kl.OffsetRange(send(values), 0, 0, len(values))]
-        return read_ranges(session or warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
+        return read_ranges(
+            session or warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers}
+        )
 
     return of
 
@@ -114,7 +123,8 @@ def batch(services, warm_spark, send):
 def session_without_package(services, warm_spark, tmp_path):
     """A session whose Python workers cannot import this package, as on a cluster of the user's.
 
-    The workers of a session are its own, and find the modules that are sent with it before those that are installed.
+    The workers of a session are its own, and find the modules that are sent with it before those that are
+    installed.
     """
     module = tmp_path / f"{kl.__name__}.py"
     module.write_text('raise ImportError("hidden from Spark")\n')
@@ -157,7 +167,10 @@ def values(frame):
 def test_what_is_new_in_a_schema_is_a_column_of_the_table(  # noqa: PLR0917 - fixtures
     example, registry, like, send, table, rows, monkeypatch
 ):
-    """Records of the old schema and of the new one in one batch; the docs' asset, with its variables, in runs."""
+    """Records of the old schema and of the new one in one batch.
+
+    The docs' asset, with its variables, in runs.
+    """
     monkeypatch.setenv("SCHEMA_REGISTRY_URL", registry.url)
     monkeypatch.setenv("SCHEMA_REGISTRY_USERNAME", USER)
     monkeypatch.setenv("SCHEMA_REGISTRY_PASSWORD", PASSWORD)
@@ -170,7 +183,9 @@ def test_what_is_new_in_a_schema_is_a_column_of_the_table(  # noqa: PLR0917 - fi
 
     def run():
         with dg.DagsterInstance.ephemeral() as instance:
-            assert defs.resolve_job_def(f"{asset.identifier}_job").execute_in_process(instance=instance).success
+            assert (
+                defs.resolve_job_def(f"{asset.identifier}_job").execute_in_process(instance=instance).success
+            )
         return [{name: row.get(name, "no column") for name in ("id", "item", "price")} for row in rows(table)]
 
     first = {"id": 1, "item": "tea"}
@@ -188,7 +203,9 @@ def test_a_value_that_is_kept_whole_follows_its_schema(  # noqa: PLR0917 - fixtu
     versions = [{**V1, "fields": [*V1["fields"], {"name": "note", "type": "string", "default": ""}]}, V2]
     records = [{"id": 1, "item": "tea", "note": "hot"}, {"id": 2, "item": "mate", "price": 1.5}]
     for schema, record in zip(versions, records, strict=True):
-        ranges = [kl.OffsetRange(send([serialized(AvroSerializer, registry, subject, schema)(record)]), 0, 0, 1)]
+        ranges = [
+            kl.OffsetRange(send([serialized(AvroSerializer, registry, subject, schema)(record)]), 0, 0, 1)
+        ]
         batch = read_ranges(warm_spark, ranges, {"kafka.bootstrap.servers": services.bootstrap_servers})
         whole = resource.decode(batch, subject).select("topic", "partition", "offset", "value")
         assert write_table(warm_spark, table, ranges, lambda whole=whole: whole).rows == 1
@@ -207,7 +224,11 @@ def test_every_type_of_avro_comes_out_as_sparks(registry, resource, batch, subje
         "at": {"type": "long", "logicalType": "timestamp-micros"}, "day": {"type": "int", "logicalType": "date"},
         "price": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
     }  # fmt: skip
-    schema = {"type": "record", "name": "All", "fields": [{"name": name, "type": it} for name, it in types.items()]}
+    schema = {
+        "type": "record",
+        "name": "All",
+        "fields": [{"name": name, "type": it} for name, it in types.items()],
+    }
     at = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=timezone.utc)
     told = {
         "b": b"\1", "f": 0.5, "d": 0.1, "i": -7, "t": True, "n": None, "e": "PAID", "x": b"ab", "l": [1, 2],
@@ -242,13 +263,16 @@ def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
 
     Spark's Python workers decode them without this package: the code of the reader travels with the function.
 
-    Then the same subject as a .proto file with one field more, and a record that names its message by one byte.
+    Then the same subject as a .proto file with one field more, and a record that names its message by one
+    byte.
     """
     at = datetime(2026, 1, 2, 3, 4, 5, 678_900, tzinfo=timezone.utc)
     order = messages.Order(id=7, labels={"a": 1}, state="PAID", raw=b"\1", before={"id": 6})
     order.lines.add(item="tea", amount=2**64 - 1)
     order.at.FromDatetime(at)
-    write_order = serialized(ProtobufSerializer, registry, subject, messages.Order, **{"use.deprecated.format": False})
+    write_order = serialized(
+        ProtobufSerializer, registry, subject, messages.Order, **{"use.deprecated.format": False}
+    )
     records = [write_order(order), write_order(messages.Order()), None]
     found = resource.decode(batch(records, session_without_package), subject, message="shop.Order")
     full, empty, nothing = values(found.withColumn("value", found["value"].dropFields("at")))
@@ -256,20 +280,31 @@ def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
         "id": 7, "lines": [{"item": "tea", "amount": Decimal(2**64 - 1)}], "labels": {"a": 1}, "state": "PAID",
         "note": None, "before": '{"id": "6"}', "raw": b"\1",
     }  # fmt: skip
-    assert (empty["id"], empty["lines"], empty["state"], empty["note"], nothing) == (0, [], "OPEN", None, None)
+    assert (empty["id"], empty["lines"], empty["state"], empty["note"], nothing) == (
+        0,
+        [],
+        "OPEN",
+        None,
+        None,
+    )
     micros = found.selectExpr("unix_micros(value.at) AS at", "offset").orderBy("offset").collect()
     assert [row["at"] for row in micros] == [int(at.timestamp()) * 1_000_000 + 678_900, None, None]
 
-    newer = PROTO.replace("message Refund { int64 id = 1; }", "message Refund { int64 id = 1; string why = 2; }")
+    newer = PROTO.replace(
+        "message Refund { int64 id = 1; }", "message Refund { int64 id = 1; string why = 2; }"
+    )
     number = registry.register(subject, newer, "PROTOBUF")
     refunds = [framed(number, b"\0\x08\x05\x12\x04late"), framed(number, b"\2\0\x08\x06")]
     found = resource.decode(batch(refunds, session_without_package), subject)
     assert [tuple(row) for row in values(found)] == [(5, "late"), (6, "")]
     mixed = resource.decode(batch([*refunds, write_order(order)], session_without_package), subject)
-    with pytest.raises(PySparkException, match=r"holds the message shop\.Order, and not shop\.Refund: .*message="):
+    with pytest.raises(
+        PySparkException, match=r"holds the message shop\.Order, and not shop\.Refund: .*message="
+    ):
         values(mixed)
     with pytest.raises(
-        kl.SchemaUnusableError, match=r"no message 'shop\.Other'.*shop\.Refund, shop\.Order, shop\.Order\.Line"
+        kl.SchemaUnusableError,
+        match=r"no message 'shop\.Other'.*shop\.Refund, shop\.Order, shop\.Order\.Line",
     ):
         resource.decode(batch(refunds), subject, message="shop.Other")
     with pytest.raises(PySparkException, match=rf"a record of schema {number} is no shop\.Refund: "):
@@ -309,11 +344,16 @@ def test_what_is_not_in_the_wire_format_fails_by_its_place(  # noqa: PLR0917 - f
     registry.register(subject, json.dumps(V1), "AVRO")
     good = serialized(AvroSerializer, registry, subject, V1)({"id": 1, "item": "tea"})
     topic = send([good, value])
-    ranges, options = [kl.OffsetRange(topic, 0, 0, 2)], {"kafka.bootstrap.servers": services.bootstrap_servers}
+    ranges, options = (
+        [kl.OffsetRange(topic, 0, 0, 2)],
+        {"kafka.bootstrap.servers": services.bootstrap_servers},
+    )
     transform = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")  # noqa: E731
     message = rf"the record at offset 1 of {topic}:0 is not in the wire format .*begins with 0x{begins}\b"
     with pytest.raises(kl.SparkFailedError, match=message):
-        write_table(warm_spark, table, ranges, TransformedBatch(transform, warm_spark, ranges, options=options))
+        write_table(
+            warm_spark, table, ranges, TransformedBatch(transform, warm_spark, ranges, options=options)
+        )
     assert not warm_spark.catalog.tableExists(table)
 
 
@@ -342,7 +382,10 @@ def test_records_that_no_schema_decodes_are_dead_letters(  # noqa: PLR0917 - fix
     """Of another registry, or of none: the others are in the table."""
     world = DeadLetterGroup(services, produce, rows, warm_spark)
     good = serialized(AvroSerializer, registry, subject, V1)
-    send([good({"id": 1, "item": "tea"}), framed(99_999, b"\2"), b"{}", good({"id": 2, "item": "mate"})], world.topic)
+    send(
+        [good({"id": 1, "item": "tea"}), framed(99_999, b"\2"), b"{}", good({"id": 2, "item": "mate"})],
+        world.topic,
+    )
     world.value = lambda it: resource.decode(it, subject).select("topic", "partition", "offset", "value.*")
     assert world.live() is None
     assert (world.offsets(), world.pending_by_live_log()) == ([0, 3], [(1, 3)])
@@ -364,20 +407,27 @@ def test_a_schema_that_cannot_be_decoded_by_is_named(registry, resource, batch, 
     registry.register(f"basket-{subject}", json.dumps(basket), "AVRO", [SchemaReference("Order", subject, 1)])
     with pytest.raises(kl.SchemaUnusableError, match=r"refers to others \(Order\)"):
         resource.decode(batch([None]), f"basket-{subject}")
-    registry.register(f"broken-{subject}", 'syntax = "proto3"; message A { google.type.Date a = 1; }', "PROTOBUF")
-    with pytest.raises(kl.SchemaUnusableError, match=r"none that protoc compiles \(schema\.proto:.*google\.type\.Date"):
+    registry.register(
+        f"broken-{subject}", 'syntax = "proto3"; message A { google.type.Date a = 1; }', "PROTOBUF"
+    )
+    with pytest.raises(
+        kl.SchemaUnusableError, match=r"none that protoc compiles \(schema\.proto:.*google\.type\.Date"
+    ):
         resource.decode(batch([None]), f"broken-{subject}")
 
 
 @pytest.mark.parametrize(
-    ("column", "is_what"), [("id", "not in the batch"), ("topic", "of type string"), ("value", "of type struct<")]
+    ("column", "is_what"),
+    [("id", "not in the batch"), ("topic", "of type string"), ("value", "of type struct<")],
 )
 def test_a_column_without_bytes_is_refused(registry, resource, batch, subject, column, is_what):  # noqa: PLR0917
     """One that is decoded already, too."""
     registry.register(subject, json.dumps(V1), "AVRO")
     frame = batch([None])
     with pytest.raises(kl.InvalidSettingError, match=f"column '{column}' to decode is {is_what}"):
-        resource.decode(resource.decode(frame, subject) if column == "value" else frame, subject, column=column)
+        resource.decode(
+            resource.decode(frame, subject) if column == "value" else frame, subject, column=column
+        )
 
 
 class _NoRegistry(BaseHTTPRequestHandler):
@@ -427,7 +477,10 @@ def test_what_is_no_registry_is_named(answering, batch, status, body, said):
 
 
 def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
-    """The address, what was asked for and what to do, never the password; an authority that did not sign, too."""
+    """The address, what was asked for and what to do, never the password.
+
+    An authority that did not sign, too.
+    """
     told = {
         "url": registry.url,
         "username": USER,
@@ -438,8 +491,16 @@ def test_a_registry_that_is_away_or_refuses_is_named(registry, batch, tmp_path):
     unknown = {**told, "ssl_ca_location": None}
     for given, error, said in (
         (told, kl.AccessRefusedError, r"refused the login \(HTTP 401\), asked for subject 'orders-value'"),
-        (away, kl.RegistryUnreachableError, r"no schema registry answered at https://127.0.0.1:1 in 3 .* of 60 s"),
-        (unknown, kl.AccessRefusedError, r"certificate of the schema registry at .* was refused .*ssl_ca_location"),
+        (
+            away,
+            kl.RegistryUnreachableError,
+            r"no schema registry answered at https://127.0.0.1:1 in 3 .* of 60 s",
+        ),
+        (
+            unknown,
+            kl.AccessRefusedError,
+            r"certificate of the schema registry at .* was refused .*ssl_ca_location",
+        ),
     ):
         resource = kl.SchemaRegistryResource(**given)
         with pytest.raises(error, match=said) as refused:

@@ -1,4 +1,7 @@
-"""The doctor on real services: what is really set wrong is told, what was put right is not, and nothing is changed."""
+"""The doctor on real services.
+
+What is really set wrong is told, what was put right is not, and nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ NOT_NAMED = {("dagster", "settings"), ("location", "settings")}  # no DAGSTER_HO
 
 @pytest.fixture(scope="module")
 def services_with_own_broker(services, tmp_path_factory):
-    """The shared Spark, and a broker of this file: one test changes the broker so that it refuses every commit."""
+    """The shared Spark, and a broker of this file.
+
+    One test changes the broker so that it refuses every commit.
+    """
     home = tmp_path_factory.mktemp("broker")
     try:
         own = embedded.ensure_services(which=("kafka",), home=home)
@@ -89,7 +95,10 @@ def set_wrong(admin, kind, name, **settings):
     """In the block the settings, with underscores for dots, are these; behind it what they were."""
 
     def alter(how):
-        told = [ConfigEntry(key.replace("_", "."), value, incremental_operation=how) for key, value in settings.items()]
+        told = [
+            ConfigEntry(key.replace("_", "."), value, incremental_operation=how)
+            for key, value in settings.items()
+        ]
         resource = ConfigResource(kind, name, incremental_configs=told)
         admin.incremental_alter_configs([resource])[resource].result()
 
@@ -175,11 +184,16 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
     code, wrong = doctor("--group", name)
     assert (code, set(wrong)) == (0, durable)
     assert "copies 1, min.insync.replicas 1, brokers 1" in wrong["kafka", "offsets topic"]["message"]
-    ahead = r"(30|29\.\d|2\d) min ahead of this machine's clock \(CreateTime\)"  # the record was written a while ago
+    # The record was written a while ago
+    ahead = r"(30|29\.\d|2\d) min ahead of this machine's clock \(CreateTime\)"
     assert re.search(ahead, wrong[f"topic {topic}", "clock"]["message"])
     assert doctor("--group", name, "--strict")[0] == 1
 
-    short = {"retention_ms": str(HOUR_MS), "retention_bytes": "1000000", "unclean_leader_election_enable": "true"}
+    short = {
+        "retention_ms": str(HOUR_MS),
+        "retention_bytes": "1000000",
+        "unclean_leader_election_enable": "true",
+    }
     set_timeouts(services_with_own_broker.bootstrap_servers, name, 6, 5)
     with (
         set_wrong(admin, KIND.TOPIC, topic, **short),
@@ -204,7 +218,10 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
 
 
 def test_who_is_not_there_is_told_in_time(doctor):
-    """A group that nobody knows is a warning; a broker and a Spark that do not answer fail, each with what helps."""
+    """A group that nobody knows is a warning.
+
+    A broker and a Spark that do not answer fail, each with what helps.
+    """
     code, wrong = doctor("--group", "nobody")
     assert code == 0
     assert "does not exist" in wrong["group", "nobody"]["message"]

@@ -1,8 +1,9 @@
 """The examples of README and docs/ do what their pages say, on the real broker, Spark and Iceberg.
 
-Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried elsewhere:
-``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in test_security, ``delta`` and
-``parquet`` in test_sinks, ``decoded`` in test_decoded.
+Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried
+    elsewhere:
+``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in test_security,
+``delta`` and ``parquet`` in test_sinks, ``decoded`` in test_decoded.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ def topic(services, make_topic, produce, warm_spark):
 
 @pytest.fixture
 def run(topic, like):
-    """``run(shown, *jobs, **names)``: an example's asset under our names; its live job, then these; the last run."""
+    """``run(shown, *jobs, **names)``: an example's asset under our names; its live job, then these.
+
+    The last run.
+    """
 
     def run_jobs(shown, *jobs, instance=None, **names):
-        asset = like(shown.orders, **{"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, **names})
+        asset = like(
+            shown.orders, **{"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, **names}
+        )
         resources = dg.Definitions(resources=shown.defs.resources)
         defs = dg.Definitions.merge(asset.definitions, resources)
         with nullcontext(instance) if instance else dg.DagsterInstance.ephemeral() as held:
@@ -60,7 +66,10 @@ def test_the_script_handles_each_record_and_commits(example, topic, services):
 
 
 def test_a_script_drains_the_gap_of_a_crash(example, topic):
-    """Both lanes without Dagster: the live one goes on behind the gap, the other one does it, and nothing is left."""
+    """Both lanes without Dagster.
+
+    The live one goes on behind the gap, the other one does it, and nothing is left.
+    """
     kafka, shown, group = kl.KafkaLivenessResource(), example("drained"), f"{topic}-script"
     live = {"topics": [topic], "group_id": group, "enable_parallel_rebalance": True}
     with pytest.raises(ZeroDivisionError), kafka.consumer(**live) as crashed:
@@ -104,7 +113,9 @@ def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
     shown = example("followed")
     with dg.DagsterInstance.ephemeral() as instance:
         run(shown, table=table, instance=instance)
-        done = dg.materialize([shown.customers], instance=instance, resources={"spark": kl.SparkConnectResource()})
+        done = dg.materialize(
+            [shown.customers], instance=instance, resources={"spark": kl.SparkConnectResource()}
+        )
     assert (
         done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
     )  # null: no record has a key
@@ -115,14 +126,19 @@ def test_an_asset_of_the_same_job_reads_the_rows_of_the_run(example, like, topic
     """It runs although the run had reported all rows before its end."""
     shown = example("orders_and_report")
     shown.orders = like(shown.orders, topics=[topic], group_id=f"etl-{topic}", idle_seconds=0.5, table=table)
-    others = dg.Definitions(assets=[shown.report], jobs=[shown.orders_and_report], resources=shown.defs.resources)
+    others = dg.Definitions(
+        assets=[shown.report], jobs=[shown.orders_and_report], resources=shown.defs.resources
+    )
     defs = dg.Definitions.merge(shown.orders.definitions, others)
     done = defs.resolve_job_def("orders_and_report").execute_in_process()
     assert done.asset_materializations_for_node("report")[0].metadata["orders"].value == len(WORDS)
 
 
 def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, services, make_topic):  # noqa: PLR0917
-    """The sensor tells the hour, and what is downstream counts its records: also an hour of before it was there."""
+    """The sensor tells the hour, and what is downstream counts its records.
+
+    Also an hour of before it was there.
+    """
     shown, topic = example("hourly"), make_topic()
     begin = int(time.time() // 3600 - 2) * 3600
     producer = Producer({"bootstrap.servers": services.bootstrap_servers})
@@ -136,9 +152,13 @@ def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, ser
     with dg.DagsterInstance.ephemeral() as instance:
         run(shown, instance=instance, **names)
         sensor = shown.orders.sensor
-        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name=sensor.name) as context:
+        with dg.build_sensor_context(
+            instance=instance, resources=resources, sensor_name=sensor.name
+        ) as context:
             told = [
-                one for one in sensor.evaluate_tick(context).asset_events if one.asset_key == shown.orders.windows.key
+                one
+                for one in sensor.evaluate_tick(context).asset_events
+                if one.asset_key == shown.orders.windows.key
             ]
         assert told[0].partition == start
         for event in told:
@@ -147,7 +167,9 @@ def test_an_aggregate_reads_an_hour_that_is_whole(run, like, example, table, ser
         assert asked.get_requested_partitions(shown.orders_an_hour.key) == {one.partition for one in told}
         again = dg.evaluate_automation_conditions(shown.defs, instance, cursor=asked.cursor)
         assert again.get_requested_partitions(shown.orders_an_hour.key) == set(), "each once"
-        done = dg.materialize([shown.orders_an_hour], partition_key=start, instance=instance, resources=resources)
+        done = dg.materialize(
+            [shown.orders_an_hour], partition_key=start, instance=instance, resources=resources
+        )
     assert done.asset_materializations_for_node("orders_an_hour")[0].metadata["orders"].value == 2
 
 
@@ -178,18 +200,28 @@ def test_a_stream_copies_what_is_new(run, example, table, warm_spark, tmp_path):
 
 
 def test_a_minutely_lane_commits_once_and_is_maintained(run, example, table, rows):
-    """What waits is one batch when its time has come: the example's is a minute, which is none of a test's."""
+    """What waits is one batch when its time has come.
+
+    The example's is a minute, which is none of a test's.
+    """
     shown = example("minutely")
     batching = {"commit_interval_seconds": 0.5}
     done = run(shown, "orders_maintenance_job", table=table, batching=batching)
-    [told] = [event.asset_observation_data.asset_observation for event in done.all_events if event.is_asset_observation]
+    [told] = [
+        event.asset_observation_data.asset_observation
+        for event in done.all_events
+        if event.is_asset_observation
+    ]
     assert told.metadata["snapshots"].value.startswith("1 → ")
     assert [row["offset"] for row in rows(table)] == [0, 1]
     assert shown.orders.maintenance.default_status is dg.DefaultScheduleStatus.RUNNING
 
 
 def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_spark):
-    """A batch with other bounds replaces its offsets alone, a fenced one nothing; it says which offsets it holds."""
+    """A batch with other bounds replaces its offsets alone, a fenced one nothing.
+
+    It says which offsets it holds.
+    """
     sink, calls = example("database").DatabaseSink(tmp_path / "orders.db"), itertools.count(1)
     run(example("database"), sink=sink)
 

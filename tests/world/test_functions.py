@@ -1,4 +1,7 @@
-"""Python functions in a transform, in a run of its own: defined with the module, or inside, with types or with text."""
+"""Python functions in a transform, in a run of its own.
+
+Defined with the module, or inside, with types or with text.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ def test_python_functions_work_wherever_they_are_written(services, make_topic, p
     produce(services.bootstrap_servers, topic, 0, ["tea", "mate"])
     words = [services.bootstrap_servers, services.spark_remote, topic, which]
     alone = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
-    told = subprocess.run([sys.executable, "-c", RUN, *words], env=alone, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [sys.executable, "-c", RUN, *words], env=alone, capture_output=True, text=True, check=False
+    )
     assert told.returncode == 0, told.stderr[-3000:]
     assert json.loads(told.stdout.splitlines()[-1]) == [["MATE", "matemate"], ["TEA", "teatea"]]

@@ -71,10 +71,15 @@ class OrphanedRuns(Desk):
 
     def beats(self, run, process, beat=0):
         """A sign of life."""
-        self.instance.add_run_tags(run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), beat, process).encode()})
+        self.instance.add_run_tags(
+            run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), beat, process).encode()}
+        )
 
     def looks(self, clock, seconds, every=30.0, alive=()):
-        """What all looks of so long a time asked for, while runs give signs of life: pairs of run and process."""
+        """What all looks of so long a time asked for, while runs give signs of life.
+
+        Pairs of run and process.
+        """
         asked = []
         for look in range(round(seconds / every)):
             clock(every)
@@ -112,11 +117,16 @@ def test_a_live_run_that_was_killed_with_its_dagster(crashed, instance, worker, 
 
 
 def test_a_run_whose_other_steps_go_on_is_no_live_run_and_no_ghost(crashed, instance, worker, clock):
-    """Its live step has left the group, and the steps that depend on it take an hour; until its process is gone."""
+    """Its live step has left the group, and the steps that depend on it take an hour.
+
+    Until its process is gone.
+    """
     desk = OrphanedRuns(crashed, instance, sensor=kl.Sensor(fail_ghost_runs=True))
     process = proc.process(worker.pid)
     run = desk.works("live", process)
-    instance.add_run_tags(run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), None, process, has_ended=True).encode()})
+    instance.add_run_tags(
+        run, {PROCESS_TAG: HeartbeatTag(short_run_id(run), None, process, has_ended=True).encode()}
+    )
     assert desk.wanted() == [(LIVE, None)], "there is lag, and no live run"
     successor = desk.works("live", process, **{AWAY_TAG: "7200"})
     assert desk.looks(clock, 3_600, every=300, alive=[(successor, process)]) == []
@@ -154,7 +164,10 @@ def test_a_run_that_was_killed_while_it_was_canceled_is_canceled(crashed, instan
 
 
 def test_a_run_whose_worker_never_came_up(crashed, instance, clock):
-    """Its daemon died between two words to Dagster: it is starting for ever, and keeps its place as long as one may."""
+    """Its daemon died between two words to Dagster.
+
+    It is starting for ever, and keeps its place as long as one may.
+    """
     desk = OrphanedRuns(crashed, instance)
     job = desk.defs.resolve_job_def(LIVE)
     run = instance.create_run_for_job(job, tags=lane_tags(crashed.group, "live"))
@@ -181,7 +194,10 @@ def test_an_older_ghost_than_all_the_runs_that_are_looked_at(world, instance, wo
 
 
 def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, monkeypatch):
-    """In another container, on another host: silence has a successor started, and a lot of it ends the run."""
+    """In another container, on another host.
+
+    Silence has a successor started, and a lot of it ends the run.
+    """
     monkeypatch.setattr(core_ghosts, "CERTAINLY_DEAD_SECONDS", 600.0)
     desk = OrphanedRuns(crashed, instance)
     run = desk.works("live", ELSEWHERE, **{AWAY_TAG: "310"})
@@ -229,7 +245,10 @@ def test_a_member_is_no_ghost_whatever_else_is_heard_of_it(crashed, instance, cl
 
 
 def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashed, instance, worker, clock):
-    """The only slot of the pool, and the only run at a time: the partition's next run starts, and finds a slot."""
+    """The only slot of the pool, and the only run at a time.
+
+    The partition's next run starts, and finds a slot.
+    """
     desk = OrphanedRuns(crashed, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
     with crashed.live() as consumer:
         join(crashed, consumer)
@@ -245,7 +264,9 @@ def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashe
         waiting = desk.run("catch-up", FAILURE)
         assert not slots.claim_concurrency_slot(pool, waiting, "orders_crash_lag").is_claimed
         slots.free_concurrency_slots_for_run(waiting)
-        assert desk.looks(clock, 7_200, every=600, alive=[(run, process)]) == [], "it has been catching up for hours"
+        assert desk.looks(clock, 7_200, every=600, alive=[(run, process)]) == [], (
+            "it has been catching up for hours"
+        )
         killed(worker)
         assert desk.looks(clock, 5, every=5) == [(CATCH_UP, key)]
         successor = desk.works("catch-up", proc.process(os.getpid()), **{"dagster/partition": key})
@@ -255,7 +276,10 @@ def test_a_catch_up_run_that_was_killed_gives_its_place_and_its_slot_back(crashe
 
 
 def test_a_slot_that_a_finished_run_left_taken_is_given_back(crashed, instance, clock):
-    """Its worker was killed and its code server failed it; a run that has just ended gives its slot back itself."""
+    """Its worker was killed and its code server failed it.
+
+    A run that has just ended gives its slot back itself.
+    """
     desk = OrphanedRuns(crashed, instance)
     with crashed.live() as consumer:
         join(crashed, consumer)

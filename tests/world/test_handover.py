@@ -1,4 +1,7 @@
-"""Handover on a real broker, with both group protocols: a rebalance waits for open batches, and never too long."""
+"""Handover on a real broker, with both group protocols.
+
+A rebalance waits for open batches, and never too long.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ class Group:
         )
 
     def marks(self):
-        commits = self.kafka.cluster().commits(self.group_id, [TopicPartition(self.topic, p) for p in range(2)])
+        commits = self.kafka.cluster().commits(
+            self.group_id, [TopicPartition(self.topic, p) for p in range(2)]
+        )
         return {(LiveCommitMetadata.decode(commit.metadata).owner_state) for commit in commits.values()}
 
     def member_ids(self):
@@ -119,7 +124,10 @@ def owning_all(consumer, size):
 
 
 def test_a_rebalance_does_not_wait_beyond_what_the_group_grants(group):
-    """Two in flight take longer than that: what landed is committed, the rest released, and nothing is crash lag."""
+    """Two in flight take longer than that.
+
+    What landed is committed, the rest released, and nothing is crash lag.
+    """
     with group.consumer() as first, InFlightWrites() as in_flight:
 
         def land():
@@ -147,7 +155,10 @@ def test_a_rebalance_does_not_wait_beyond_what_the_group_grants(group):
 
 
 def test_a_fence_in_the_middle_of_a_revoke_leaves_after_it(group):
-    """What finishes the open batch takes longer than its process timeout: the member is out, its process goes on."""
+    """What finishes the open batch takes longer than its process timeout.
+
+    The member is out, its process goes on.
+    """
     with group.consumer(max_batch_seconds=SHORT_BUDGET) as first:
         owning_all(first, 20)
 
@@ -166,7 +177,8 @@ def test_a_fence_in_the_middle_of_a_revoke_leaves_after_it(group):
             except FencedError as fenced:
                 met.append(fenced.reason)
 
-        thread = threading.Thread(target=polls, daemon=True)  # a hang of the client can be seen, and left behind
+        # A hang of the client can be seen, and left behind
+        thread = threading.Thread(target=polls, daemon=True)
         thread.start()
         wait_for(lambda: met, what="the member is fenced")
         assert met == [FenceReason.POLL_TIMEOUT]
@@ -175,7 +187,10 @@ def test_a_fence_in_the_middle_of_a_revoke_leaves_after_it(group):
 
 
 def test_a_fence_closes_the_member_it_was_raised_for(group):
-    """Somebody reads the log slowly: by the time the watchdog goes on, its consumer is a new member, and stays one."""
+    """Somebody reads the log slowly.
+
+    By the time the watchdog goes on, its consumer is a new member, and stays one.
+    """
     rejoined, held_up = threading.Event(), threading.Event()
 
     class Slow(logging.Handler):

@@ -37,7 +37,8 @@ class Hours:
             '"lake.shop.orders"': f'"{table}"',
             '"2026-11-01"': f'"{self.key(0)}"',
             "enable_parallel_rebalance=True": "idle_seconds=0.5",
-            "sensors=[automation],": "sensors=[automation], executor=dg.in_process_executor,",  # fewer processes
+            # Fewer processes
+            "sensors=[automation],": "sensors=[automation], executor=dg.in_process_executor,",
         }
         code = EXAMPLES["hourly"]
         for old, new in names.items():
@@ -52,7 +53,9 @@ class Hours:
 
     def produce(self, *minutes):
         for minute in minutes:
-            self._producer.produce(self.topic, b"tea", partition=0, timestamp=1000 * (self.begin + minute * MINUTE))
+            self._producer.produce(
+                self.topic, b"tea", partition=0, timestamp=1000 * (self.begin + minute * MINUTE)
+            )
         assert self._producer.flush(120) == 0
 
     def graph(self):
@@ -79,7 +82,9 @@ def test_each_complete_hour_starts_one_run_and_materialize_all_repeats_none(hour
         def counted():
             asked = dg.AssetRecordsFilter(asset_key=AN_HOUR)
             found = instance.fetch_materializations(asked, limit=100).records
-            return sorted((one.partition_key, one.asset_materialization.metadata["orders"].value) for one in found)
+            return sorted(
+                (one.partition_key, one.asset_materialization.metadata["orders"].value) for one in found
+            )
 
         def log():
             return (tmp_path / "home" / "daemon.log").read_text()[-5_000:]
@@ -90,11 +95,15 @@ def test_each_complete_hour_starts_one_run_and_materialize_all_repeats_none(hour
 
         hours.produce(240)  # else the live run has nothing to write, and Dagster calls its asset failed
         backfill = launch_backfill_of_all(hours.graph(), instance)
-        wait_for(lambda: instance.get_backfill(backfill).status is not BulkActionStatus.REQUESTED, details=log)
+        wait_for(
+            lambda: instance.get_backfill(backfill).status is not BulkActionStatus.REQUESTED, details=log
+        )
         runs = instance.get_runs(dg.RunsFilter(tags={BACKFILL_ID_TAG: backfill}))
         [of_hours] = [run for run in runs if run.asset_selection == {BY_HOUR}]
         said = "\n".join(str(entry.user_message) for entry in instance.all_logs(of_hours.run_id))
-        assert f"Left {hours.key(1)}, {hours.key(2)}, {hours.key(3)} alone: marked complete already" in said, said
+        assert (
+            f"Left {hours.key(1)}, {hours.key(2)}, {hours.key(3)} alone: marked complete already" in said
+        ), said
         failed = {run.run_id for run in runs if run.status is not dg.DagsterRunStatus.SUCCESS}
         assert failed == {of_hours.run_id}, "it names the hour that is not marked complete"
         assert counted()[:6] == sorted(2 * once), "whose aggregate is the only one that was not started"

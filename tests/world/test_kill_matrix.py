@@ -1,7 +1,8 @@
 """SIGKILL of a run at every step of either lane: nothing lost, nothing doubled, nothing owed for ever.
 
-The run of a child process is killed, alone or beside another run of its lane; ten records come to each partition; then
-the living do what the sensor asks for. How they run varies from step to step, so that any two conditions meet.
+The run of a child process is killed, alone or beside another run of its lane; ten records come to each
+partition; then the living do what the sensor asks for. How they run varies from step to step, so that any two
+conditions meet.
 """
 
 from __future__ import annotations
@@ -117,14 +118,17 @@ def offsets(rows, tp):
 def check_invariants(location, rows, meanwhile=lambda: None):
     """Every offset below the first log is in the table or owed; no offset is there twice.
 
-    The table is read last: what a dead run left with Spark may land at any time, and is owed no more from then on.
+    The table is read last: what a dead run left with Spark may land at any time, and is owed no more from
+        then on.
     """
     facts = location.facts()
     location.history.committed()
     meanwhile()
     began = time.time()
     found = rows(location.table)
-    location.history.read_rows(((row["topic"], row["partition"], row["offset"]) for row in found), began=began)
+    location.history.read_rows(
+        ((row["topic"], row["partition"], row["offset"]) for row in found), began=began
+    )
     for tp, one in facts.items():
         there = offsets(found, tp)
         done = difference((Span(0, one.committed or 0),), one.outstanding)
@@ -134,7 +138,10 @@ def check_invariants(location, rows, meanwhile=lambda: None):
 
 
 def recover(location, lane, rows, meanwhile=lambda: None):
-    """The other run goes on, or the killed lane's next one; what the sensor asks for; then look at everything."""
+    """The other run goes on, or the killed lane's next one; what the sensor asks for.
+
+    Then look at everything.
+    """
     check_invariants(location, rows, meanwhile)
     location.more(10, 10)
     if location.other is not None:
@@ -177,21 +184,31 @@ def check_history(location):
 
 @pytest.fixture
 def check_streamed(warm_spark, tmp_path):
-    """A stream reads each row once; where a batch came again it stops and says so, and nobody reads a row twice."""
+    """A stream reads each row once.
+
+    Where a batch came again it stops and says so, and nobody reads a row twice.
+    """
 
     def check(location, rows):
         sql = f"SELECT operation FROM {location.table}.snapshots ORDER BY committed_at"
         operations = [row[0] for row in warm_spark.sql(sql).collect()]
         source = warm_spark.readStream.format("iceberg").load(location.table)
         into, checkpoint = f"{location.table}_copy", str(tmp_path / "checkpoint")
-        to = source.writeStream.format("iceberg").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        to = (
+            source.writeStream.format("iceberg")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+        )
         query = to.toTable(into)
         if "overwrite" in operations:
             with pytest.raises(PySparkException, match="Cannot process overwrite snapshot"):
                 query.awaitTermination(60)
         else:
             assert query.awaitTermination(60)
-            keys = [[(r["topic"], r["partition"], r["offset"]) for r in rows(name)] for name in (into, location.table)]
+            keys = [
+                [(r["topic"], r["partition"], r["offset"]) for r in rows(name)]
+                for name in (into, location.table)
+            ]
             assert keys[0] == keys[1]
 
     return check
@@ -217,7 +234,8 @@ GATE_KILLS = [
 KILLS = [
     *GATE_KILLS,
     (Failpoint.AFTER_JOIN, Conditions(CATCH_UP, "consumer", 1, 1)),
-    (Failpoint.AFTER_TOKEN_COMMIT, Conditions(IN_ORDER, "classic", 1, 1, "append")),  # catch-up commits no token
+    # Catch-up commits no token
+    (Failpoint.AFTER_TOKEN_COMMIT, Conditions(IN_ORDER, "classic", 1, 1, "append")),
     (Failpoint.AFTER_PLAN, Conditions(LIVE, "consumer", 1, 2, "append")),
     (Failpoint.AFTER_TABLE_COMMIT, Conditions(LIVE, "classic", 2, 1)),
     (Failpoint.AFTER_OFFSET_COMMIT, Conditions(CATCH_UP, "classic", 1, 2)),
@@ -230,7 +248,10 @@ def named(*told):
     *moment, c = told
     moment = [getattr(one, "value", one) for one in moment]
     words = ["reads" if one == READING else "commits" if one == COMMITTING else one for one in moment]
-    return f"{c.lane}, {c.protocol}, {c.members} runs, {c.in_flight} in flight, {c.snapshots}: {', '.join(words)}"
+    return (
+        f"{c.lane}, {c.protocol}, {c.members} runs, {c.in_flight} in flight, {c.snapshots}: "
+        f"{', '.join(words)}"
+    )
 
 
 def test_any_two_conditions_meet():
@@ -243,13 +264,19 @@ def test_any_two_conditions_meet():
     for one, other in itertools.combinations(tried[0], 2):
         values = [{case[name] for case in tried} for name in (one, other)]
         if {one, other} != {"step", "lane"}:
-            assert {(case[one], case[other]) for case in tried} == set(itertools.product(*values)), (one, other)
+            assert {(case[one], case[other]) for case in tried} == set(itertools.product(*values)), (
+                one,
+                other,
+            )
 
 
 def cases(every, gate):
     """Each case under its name; those that are not in the gate are left to ``make certify``."""
     assert set(gate) <= set(every)
-    return [pytest.param(*case, id=named(*case), marks=() if case in gate else pytest.mark.certify) for case in every]
+    return [
+        pytest.param(*case, id=named(*case), marks=() if case in gate else pytest.mark.certify)
+        for case in every
+    ]
 
 
 @pytest.mark.parametrize(("step", "conditions"), cases(KILLS, GATE_KILLS))

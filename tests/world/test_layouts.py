@@ -6,6 +6,7 @@ import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 
 import pytest
@@ -42,8 +43,8 @@ def make(session, table, partition_by, properties):
     fields = f"PARTITIONED BY ({', '.join(partition_by)})" if partition_by else ""
     settings = ", ".join(f"'{name}'='{value}'" for name, value in properties.items())
     session.sql(
-        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at timestamp) "
-        f"USING iceberg {fields} TBLPROPERTIES ({settings})"
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at "
+        f"timestamp) USING iceberg {fields} TBLPROPERTIES ({settings})"
     )
 
 
@@ -53,7 +54,10 @@ def orders(start, end, partition=0):
 
 
 def frame(session, *ranges, by, keep="true", tasks=2):
-    """A row for each offset, ten hours apart, that says who wrote it; several partitions in each task's file."""
+    """A row for each offset, ten hours apart, that says who wrote it.
+
+    Several partitions in each task's file.
+    """
     whole = None
     for r in ranges:
         part = session.range(r.start, r.end, 1, tasks).selectExpr(
@@ -72,7 +76,10 @@ def put(session, table, *ranges, by, layout, keep="true", **options):
 
 
 def held(session, table):
-    """``{(partition, offset): {who wrote it: how many rows}}``, as Spark reads it: pyiceberg for one keeps no order."""
+    """``{(partition, offset): {who wrote it: how many rows}}``, as Spark reads it.
+
+    Pyiceberg for one keeps no order.
+    """
     out: dict[tuple[int, int], Counter[str]] = {}
     for row in session.table(table).collect():
         out.setdefault((row["partition"], row["offset"]), Counter())[row["written_by"]] += 1
@@ -86,7 +93,10 @@ def once(by, *ranges):
 
 def operations(session, table):
     """What the table's snapshots are, the oldest first."""
-    return [row[0] for row in session.sql(f"SELECT operation FROM {table}.snapshots ORDER BY committed_at").collect()]
+    return [
+        row[0]
+        for row in session.sql(f"SELECT operation FROM {table}.snapshots ORDER BY committed_at").collect()
+    ]
 
 
 @pytest.fixture
@@ -129,7 +139,12 @@ def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, na
     put(warm_spark, table, *again, by="again", layout=layout)
     put(warm_spark, table, orders(145, 200), by="beyond", layout=layout)
     put(warm_spark, table, orders(10, 20), by="nobody", keep="false", layout=layout)
-    expected = once("first", *whole) | once("second", *more) | once("again", *again) | once("beyond", orders(145, 200))
+    expected = (
+        once("first", *whole)
+        | once("second", *more)
+        | once("again", *again)
+        | once("beyond", orders(145, 200))
+    )
     for offset in range(10, 20):
         del expected[0, offset]
     assert held(warm_spark, table) == expected
@@ -137,7 +152,10 @@ def test_a_replay_replaces_what_was_there_wherever_it_lies(warm_spark, table, na
 
 @pytest.mark.parametrize("snapshots", ["overwrite", "append"])
 def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
-    """Nested ones and a variant too; a column grows with the rows' type, one they lack is null, a new one is added."""
+    """Nested ones and a variant too.
+
+    A column grows with the rows' type, one they lack is null, a new one is added.
+    """
     layout = TableLayout(snapshots, table_properties={"format-version": "3"})
     first = (
         "CAST(offset AS int) AS n", "CAST(1.5 AS float) AS f", "CAST(2.25 AS decimal(4, 2)) AS d",
@@ -158,7 +176,8 @@ def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
         return whole.selectExpr("'orders' AS topic", "0 AS partition", "offset", *columns)
 
     for start, columns in ((0, first), (5, first), (10, wide), (0, first)):
-        write_table(warm_spark, table, [orders(start, start + 5)], lambda: rows(start, columns), layout=layout)  # noqa: B023
+        frame = partial(rows, start, columns)
+        write_table(warm_spark, table, [orders(start, start + 5)], frame, layout=layout)
     shown = warm_spark.table(table).withColumn("text", F.expr("to_json(anything)")).drop("anything")
     found = {row["offset"]: row for row in shown.collect()}
     assert sorted(found) == list(range(15))
@@ -166,7 +185,13 @@ def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
     assert (old["n"], old["f"], str(old["d"]), old["text"]) == (3, 1.5, "2.25", '{"a":[1,2]}')
     assert (old["nested"].asDict(recursive=True), old["by_key"]["k"]["c"]) == ({"a": 1, "b": ["x"]}, 2)
     assert (bytes(old["raw"]), str(old["day"]), old["new"]) == (b"\x00\xff", "2026-01-02", None)
-    assert (new["n"], new["f"], str(new["d"]), new["nested"], new["new"]) == (5000000012, 0.1, "12345.25", None, "b")
+    assert (new["n"], new["f"], str(new["d"]), new["nested"], new["new"]) == (
+        5000000012,
+        0.1,
+        "12345.25",
+        None,
+        "b",
+    )
     kinds = dict(warm_spark.table(table).select("n", "f", "d").dtypes)
     assert kinds == {"n": "bigint", "f": "double", "d": "decimal(9,2)"}
 
@@ -190,7 +215,10 @@ def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, nam
                 assert put(session, table, filtered, by="nobody", keep="false", layout=layout).rows == 0
 
         with ThreadPoolExecutor() as both:
-            for done in [both.submit(lane, warm_spark, live, "live"), both.submit(lane, other, owed, "catch-up")]:
+            for done in [
+                both.submit(lane, warm_spark, live, "live"),
+                both.submit(lane, other, owed, "catch-up"),
+            ]:
                 done.result()
         expected = first | once("live", *live) | once("catch-up", *owed)
         assert held(warm_spark, table) == expected
@@ -201,14 +229,19 @@ def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, nam
 
 
 def test_what_is_read_since_a_snapshot_is_each_row_once(catalog, warm_spark, table):
-    """As Spark's and pyiceberg's incremental scans read it: what was appended after a snapshot, and nothing else."""
+    """As Spark's and pyiceberg's incremental scans read it.
+
+    What was appended after a snapshot, and nothing else.
+    """
     layout = LAYOUTS["by day"]
     put(warm_spark, table, orders(0, 10), by="first", layout=layout)
     since = IcebergTable(table).snapshot_id(warm_spark)
     put(warm_spark, table, orders(10, 30), by="second", layout=layout)
     found = warm_spark.read.option("start-snapshot-id", str(since)).format("iceberg").load(table)
     assert sorted(row["offset"] for row in found.collect()) == list(range(10, 30))
-    appended = catalog.load_table(table.partition(".")[2]).incremental_append_scan(from_snapshot_id_exclusive=since)
+    appended = catalog.load_table(table.partition(".")[2]).incremental_append_scan(
+        from_snapshot_id_exclusive=since
+    )
     assert sorted(appended.to_arrow()["offset"].to_pylist()) == list(range(10, 30))
 
 
@@ -228,7 +261,9 @@ def test_a_stream_that_goes_on_meets_a_replay_and_says_so(warm_spark, table, str
 
 
 @pytest.mark.parametrize("name", EACH_LAYOUT)
-def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(services, warm_spark, table, name):
+def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(
+    services, warm_spark, table, name
+):
     """Both began when nobody had written them: a zombie, or a second owner."""
     layout, barrier = LAYOUTS[name], threading.Barrier(2)
     put(warm_spark, table, orders(0, 10), by="before", layout=layout)
@@ -260,7 +295,10 @@ def test_of_two_writers_of_the_same_offsets_one_lands_and_the_other_replaces_it(
 
 
 def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, table):
-    """Appended, appended without rows, replaced, and merged where files have two partitions: the ledger has it all."""
+    """Appended, appended without rows, replaced, and merged where files have two partitions.
+
+    The ledger has it all.
+    """
     layout, session = LAYOUTS["by nothing"], warm_spark
     ledger = TableLedger(IcebergTable(table), lambda: session)
     batches = [(orders(0, 50), orders(0, 50, 1)), (orders(50, 60),), (orders(20, 30),)]
@@ -294,12 +332,16 @@ def test_a_table_is_made_as_it_was_declared(warm_spark, table):
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
 def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table, mode):
-    """Made before, by day, with rows of other topics and columns that the batches lack; evolved while the lane runs."""
+    """Made before, by day, with rows of other topics and columns that the batches lack.
+
+    Evolved while the lane runs.
+    """
     namespace = table.rpartition(".")[0]
     warm_spark.sql(f"CREATE NAMESPACE {namespace}")
     warm_spark.sql(
-        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at timestamp, "
-        f"note string) USING iceberg PARTITIONED BY (days(placed_at)) TBLPROPERTIES ('write.merge.mode'='{mode}')"
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string, placed_at "
+        "timestamp, note string) USING iceberg PARTITIONED BY (days(placed_at)) TBLPROPERTIES "
+        f"('write.merge.mode'='{mode}')"
     )
     theirs = "SELECT 'theirs', 7, id, 'them', timestamp_seconds(id * 60), 'kept' FROM range(100000)"
     warm_spark.sql(f"INSERT INTO {table} {theirs}")
@@ -310,18 +352,30 @@ def test_a_table_of_somebody_elses_with_more_columns_and_rows(warm_spark, table,
     put(warm_spark, table, orders(50, 90), by="second", layout=layout)
     put(warm_spark, table, orders(40, 60), by="again", layout=layout)
     ours = f"{table} WHERE topic = 'orders'"
-    found = {r["offset"]: r["written_by"] for r in warm_spark.sql(f"SELECT offset, written_by FROM {ours}").collect()}
+    found = {
+        r["offset"]: r["written_by"]
+        for r in warm_spark.sql(f"SELECT offset, written_by FROM {ours}").collect()
+    }
     assert found == {o: "first" if o < 40 else "again" if o < 60 else "second" for o in range(90)}
     assert warm_spark.sql(f"SELECT count(*) FROM {ours}").first()[0] == 90
-    kept = warm_spark.sql(f"SELECT count(*), count(note), count(added) FROM {table} WHERE topic = 'theirs'").first()
+    kept = warm_spark.sql(
+        f"SELECT count(*), count(note), count(added) FROM {table} WHERE topic = 'theirs'"
+    ).first()
     assert tuple(kept) == (100_000, 100_000, 0)
 
 
 def test_partitions_that_somebody_changed_since(warm_spark, table):
-    """By day first, and by Kafka's partitions now: what comes again is replaced in the files of before too."""
+    """By day first, and by Kafka's partitions now.
+
+    What comes again is replaced in the files of before too.
+    """
     layout = LAYOUTS["by day"]
     put(warm_spark, table, orders(0, 50), orders(0, 50, 1), by="first", layout=layout)
-    for change in ("ADD PARTITION FIELD topic", "ADD PARTITION FIELD partition", "DROP PARTITION FIELD placed_at_day"):
+    for change in (
+        "ADD PARTITION FIELD topic",
+        "ADD PARTITION FIELD partition",
+        "DROP PARTITION FIELD placed_at_day",
+    ):
         warm_spark.sql(f"ALTER TABLE {table} {change}")
     put(warm_spark, table, orders(50, 80), by="second", layout=layout)
     put(warm_spark, table, orders(40, 60), by="again", layout=layout)
@@ -345,10 +399,14 @@ def test_partitions_that_somebody_changed_since(warm_spark, table):
     ],
     ids=lambda one: next(iter(one.values()), "") if isinstance(one, dict) else None,
 )
-def test_a_table_that_could_refuse_a_later_batch_refuses_the_first(warm_spark, table, partition_by, settings, fix):
+def test_a_table_that_could_refuse_a_later_batch_refuses_the_first(
+    warm_spark, table, partition_by, settings, fix
+):
     """With the statement that changes it; after that, batches are written, replaced and cut through."""
     make(warm_spark, table, partition_by, settings)
-    with pytest.raises(TableSchemaError, match=re.escape(f"ALTER TABLE {table} SET TBLPROPERTIES ({fix})")) as error:
+    with pytest.raises(
+        TableSchemaError, match=re.escape(f"ALTER TABLE {table} SET TBLPROPERTIES ({fix})")
+    ) as error:
         put(warm_spark, table, orders(0, 10), by="first", layout=TableLayout())
     assert held(warm_spark, table) == Counter()
     warm_spark.sql(str(error.value).partition("Fix: ")[2])
@@ -373,7 +431,9 @@ def test_a_table_that_could_refuse_a_later_batch_is_not_created(services, table)
         close(session)
 
 
-@pytest.mark.parametrize("partition_by", [BY_KAFKA_PARTITION, ()], ids=["by Kafka's partitions", "by nothing"])
+@pytest.mark.parametrize(
+    "partition_by", [BY_KAFKA_PARTITION, ()], ids=["by Kafka's partitions", "by nothing"]
+)
 def test_files_of_others_without_bounds_are_merged(warm_spark, table, partition_by):
     """In Avro, which has none: they may hold these offsets. No row is lost, and none is there twice."""
     make(warm_spark, table, partition_by, {"write.format.default": "avro"})
@@ -385,7 +445,9 @@ def test_files_of_others_without_bounds_are_merged(warm_spark, table, partition_
     assert held(warm_spark, table) == expected
 
 
-def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_its_refusal(warm_spark, table):
+def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_its_refusal(
+    warm_spark, table
+):
     """Spark runs no MERGE of it by copy-on-write, Iceberg's default for a table that others created."""
     make(warm_spark, table, (), {"write.merge.mode": "copy-on-write"})
 
@@ -394,7 +456,9 @@ def test_a_transform_that_is_not_deterministic_is_merged_after_the_statement_of_
 
     write_table(warm_spark, table, [orders(0, 20)], lambda: random_rows(orders(0, 20)), layout=TableLayout())
     with pytest.raises(TableSchemaError, match="is not deterministic") as error:
-        write_table(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=TableLayout())
+        write_table(
+            warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=TableLayout()
+        )
     warm_spark.sql(str(error.value).partition("Fix: ")[2])
     write_table(warm_spark, table, [orders(5, 10)], lambda: random_rows(orders(5, 10)), layout=TableLayout())
     assert sorted(row["offset"] for row in warm_spark.table(table).collect()) == list(range(20))

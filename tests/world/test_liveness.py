@@ -52,7 +52,9 @@ class Group:
         return self.kafka.cluster().members(self.group_id)
 
     def first_log(self):
-        commits = self.kafka.cluster().commits(self.group_id, [TopicPartition(self.topic, p) for p in range(4)])
+        commits = self.kafka.cluster().commits(
+            self.group_id, [TopicPartition(self.topic, p) for p in range(4)]
+        )
         return {
             tp.partition: (commit.offset, LiveCommitMetadata.decode(commit.metadata).owner_state)
             for tp, commit in commits.items()
@@ -63,7 +65,9 @@ class Group:
 def group(request, services, make_topic, make_group, produce):
     """The same laws for the classic protocol and KIP-848's; there the session is the broker's to set."""
     found = Group(services, make_topic(4), make_group(SESSION, HEARTBEAT), request.param)
-    found.feed = lambda: [produce(services.bootstrap_servers, found.topic, p, map(str, range(50))) for p in range(4)]
+    found.feed = lambda: [
+        produce(services.bootstrap_servers, found.topic, p, map(str, range(50))) for p in range(4)
+    ]
     found.feed()
     return found
 
@@ -151,7 +155,10 @@ class Other:
 
 
 def test_a_stalled_member_leaves_at_its_process_timeout(group):
-    """No later than a second after it, the coordinator no longer lists the member: LeaveGroup, on both protocols."""
+    """No later than a second after it, the coordinator no longer lists the member.
+
+    LeaveGroup, on both protocols.
+    """
     with group.consumer(max_batch_seconds=SHORT) as consumer:
         stall = ProcessTimeoutWindow(lambda: whole_topic(consumer))
         assert len(group.members()) == 1
@@ -159,7 +166,10 @@ def test_a_stalled_member_leaves_at_its_process_timeout(group):
 
 
 def test_a_process_that_can_start_no_thread_leaves_its_group_and_cancels_its_work(group, no_threads):
-    """Its user's limit or its container's is reached: what the watchdog does beside the leave is done after it."""
+    """Its user's limit or its container's is reached.
+
+    What the watchdog does beside the leave is done after it.
+    """
     done, names = [], []
     with group.consumer(max_batch_seconds=SHORT) as consumer:
         consumer.on_fence(lambda: done.append(len(group.members())))
@@ -167,7 +177,9 @@ def test_a_process_that_can_start_no_thread_leaves_its_group_and_cancels_its_wor
         with no_threads(names):
             stall.ends_in_time(group, SHORT)
             wait_for(lambda: done)
-        assert done == [0], "cancelled while it was in the group: a Spark that does not answer would keep it there"
+        assert done == [0], (
+            "cancelled while it was in the group: a Spark that does not answer would keep it there"
+        )
         assert {"kafka-liveness-tell", "kafka-liveness-cancel"} <= set(names)
 
 
@@ -217,7 +229,10 @@ def test_the_process_timeout_is_kept_during_a_rebalance(group):
 
 
 def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
-    """KIP-62: the second member gets its partitions when the batch is over, and the batch is committed whole."""
+    """KIP-62.
+
+    The second member gets its partitions when the batch is over, and the batch is committed whole.
+    """
     with group.consumer() as first:
         batch = whole_topic(first)
         with Other(group) as other:
@@ -232,8 +247,12 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
 
 
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
-    """Its own JoinGroup is answered when the slowest has come; the commit behind it passes then, and is no stall."""
-    ready_seconds = seconds(14.0)  # between its polls a third member joins, which takes seconds on a busy machine
+    """Its own JoinGroup is answered when the slowest has come.
+
+    The commit behind it passes then, and is no stall.
+    """
+    # Between its polls a third member joins, which takes seconds on a busy machine
+    ready_seconds = seconds(14.0)
     with group.consumer() as busy, group.consumer(max_batch_seconds=ready_seconds) as ready:
         with stepping(busy):
             wait_for(lambda: (step(ready), len(busy.assignment()) == len(ready.assignment()) == 2)[1])
@@ -278,12 +297,15 @@ def test_the_group_waits_for_the_larger_poll_interval(group):
     """KIP-62's test plan: with conflicting poll intervals nobody is thrown out before its own has passed."""
     with group.consumer(max_batch_seconds=MIDDLE) as quick, group.consumer() as slow:
         whole_topic(quick)
-        wait_for(lambda: (slow.poll(0.1), quick.poll(0.1)) and len(slow.assignment()) == len(quick.assignment()))
+        wait_for(
+            lambda: (slow.poll(0.1), quick.poll(0.1)) and len(slow.assignment()) == len(quick.assignment())
+        )
         before = {m.member_id for m in group.members()}
         with Other(group) as third:
             work(0.6 * MIDDLE)
             quick.poll(0.0)
-            work(0.6 * MIDDLE)  # longer than the quick one's interval since the third came, shorter than the slow one's
+            # Longer than the quick one's interval since the third came, shorter than the slow one's
+            work(0.6 * MIDDLE)
             quick.poll(0.0)
             assert before <= {m.member_id for m in group.members()}
             wait_for(lambda: (slow.poll(0.1), quick.poll(0.1)) and third.got_after is not None)
@@ -325,7 +347,10 @@ def test_a_static_member_that_comes_back_in_time_moves_no_partitions(group):
 
 
 def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
-    """It does not leave the group when it closes: others get its partitions at the session timeout, released."""
+    """It does not leave the group when it closes.
+
+    Others get its partitions at the session timeout, released.
+    """
     with group.consumer(membership=STATIC) as static:
         static.commit(whole_topic(static))
     assert {mark for _, mark in group.first_log().values()} == {OwnerState.RELEASED}
@@ -335,7 +360,10 @@ def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
 
 
 def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group):
-    """Its process timeout ends the heartbeats and refuses its commit; the coordinator waits for the session."""
+    """Its process timeout ends the heartbeats and refuses its commit.
+
+    The coordinator waits for the session.
+    """
     group.have_session(MIDDLE)
     with group.consumer(max_batch_seconds=MIDDLE, membership=STATIC) as static:
         batch = whole_topic(static)
@@ -348,7 +376,10 @@ def test_a_stalled_static_member_keeps_its_partitions_for_one_session_more(group
 
 
 def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
-    """The group keeps one of them (classic: the new one, KIP-848: the old one); the other hears why and is out."""
+    """The group keeps one of them (classic: the new one, KIP-848: the old one).
+
+    The other hears why and is out.
+    """
     with (
         group.consumer(membership=STATIC) as first,
         group.consumer(membership=STATIC) as second,
@@ -371,7 +402,10 @@ def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
 
 
 def test_the_brokers_session_is_not_a_members_to_set(group):
-    """KIP-848 keeps session and heartbeat on the broker: setting them is refused with the group's own numbers."""
+    """KIP-848 keeps session and heartbeat on the broker.
+
+    Setting them is refused with the group's own numbers.
+    """
     if group.protocol == "classic":
         assert group.consumer().timeouts.session_timeout_ms == SESSION * 1000
         return

@@ -1,4 +1,7 @@
-"""A table that is kept small while both lanes write to it: nothing is lost by it, and no lane fails because of it."""
+"""A table that is kept small while both lanes write to it.
+
+Nothing is lost by it, and no lane fails because of it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def put(session, ledger, *ranges, layout=DEFAULT):
 def files(session, table):
     """First and last offset of each data file."""
     sql = f"SELECT readable_metrics.partition.lower_bound, readable_metrics.`offset` AS o FROM {table}.files"
-    return sorted((partition, o["lower_bound"], o["upper_bound"]) for partition, o in session.sql(sql).collect())
+    return sorted(
+        (partition, o["lower_bound"], o["upper_bound"]) for partition, o in session.sql(sql).collect()
+    )
 
 
 def held(session, table):
@@ -68,7 +73,10 @@ def ledger(warm_spark, table):
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(DEFAULT, id="by Kafka's partitions"), pytest.param(BY_DAY, id="by day", marks=pytest.mark.certify)],
+    [
+        pytest.param(DEFAULT, id="by Kafka's partitions"),
+        pytest.param(BY_DAY, id="by day", marks=pytest.mark.certify),
+    ],
 )
 def test_what_is_owed_and_what_may_come_again_is_left_as_it_is(spark, table, ledger, layout):
     """A file over what is owed would be rewritten when that is caught up, and one of the newest when it is replayed."""
@@ -103,7 +111,9 @@ def test_what_it_reads_is_not_kept_in_the_server(spark, table, ledger):
     """Iceberg's readers by Arrow keep an allocator of each file for good (iceberg#13937), until the heap is full."""
     for start in (0, 10):
         put(spark, ledger, orders(start, start + 10))
-    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [(2, 1)]
+    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [
+        (2, 1)
+    ]
     plan = spark.sql(f"EXPLAIN SELECT * FROM {table}").collect()[0][0]
     assert "BatchScan" in plan
     assert "ColumnarToRow" not in plan, "its session reads by Arrow"
@@ -114,13 +124,18 @@ def test_a_compacted_table_is_in_its_order(spark, table, ledger):
     layout = TableLayout(sort_by=("placed_at DESC",))
     for start in (0, 10, 20):
         put(spark, ledger, orders(start, start + 10), layout=layout)
-    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 30)], min_files=2)) == [(3, 1)]
+    assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 30)], min_files=2)) == [
+        (3, 1)
+    ]
     read = spark.sql(f"SELECT offset FROM {table}").collect()
     assert [row[0] for row in read] == list(reversed(range(30)))
 
 
 def test_the_ledger_outlives_the_snapshots(spark, table, ledger):
-    """Those that tell what the table holds stay, however old they are; all others go, and their files with them."""
+    """Those that tell what the table holds stay, however old they are.
+
+    All others go, and their files with them.
+    """
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
         ledger.entries([TopicPartition("orders", 0)])  # so that each commit sums up what was there before
@@ -167,7 +182,9 @@ def test_what_no_snapshot_has_is_deleted_when_it_is_old(spark, table, ledger):
 
 def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
     """Where a replay marked rows as deleted, a rewrite leaves neither them nor the marks."""
-    layout = TableLayout("append", ("days(placed_at)",), table_properties={"write.delete.mode": "merge-on-read"})
+    layout = TableLayout(
+        "append", ("days(placed_at)",), table_properties={"write.delete.mode": "merge-on-read"}
+    )
     for start in (0, 10, 20):
         put(spark, ledger, orders(start, start + 10), layout=layout)
     spark.sql(f"DELETE FROM {table} WHERE offset IN (3, 14)").collect()
@@ -219,7 +236,11 @@ def run_job(instance, asset, resources):
     """One run of the maintenance job; what it showed on the table's asset."""
     job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")
     run = job.execute_in_process(instance=instance, raise_on_error=False)
-    [shown] = [event.asset_observation_data.asset_observation for event in run.all_events if event.is_asset_observation]
+    [shown] = [
+        event.asset_observation_data.asset_observation
+        for event in run.all_events
+        if event.is_asset_observation
+    ]
     return run, {name: one.value for name, one in shown.metadata.items()}
 
 

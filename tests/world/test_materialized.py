@@ -1,4 +1,7 @@
-"""The asset is materialized while its run is at work: downstream begins, and reads the snapshot that is named."""
+"""The asset is materialized while its run is at work.
+
+Downstream begins, and reads the snapshot that is named.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,8 @@ def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
     assert first.success
     assert again.success
     assert (
-        sum(one.metadata["rows_written"].value for one in first.asset_materializations_for_node("orders")) == 3 * SIZE
+        sum(one.metadata["rows_written"].value for one in first.asset_materializations_for_node("orders"))
+        == 3 * SIZE
     )
     assert again.asset_materializations_for_node("orders") == []
 

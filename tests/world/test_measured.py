@@ -1,4 +1,7 @@
-"""What real runs export is what they did: at a collector, in a scrape, and on the dashboard in a real Prometheus."""
+"""What real runs export is what they did.
+
+At a collector, in a scrape, and on the dashboard in a real Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,12 @@ def told(services, make_topic, produce, table, warm_spark):
     topic = make_topic(2)
     half = RECORDS // 2
     for partition in range(2):
-        produce(services.bootstrap_servers, topic, partition, map(str, range(partition * half, (partition + 1) * half)))
+        produce(
+            services.bootstrap_servers,
+            topic,
+            partition,
+            map(str, range(partition * half, (partition + 1) * half)),
+        )
     asset = {
         "name": "orders",
         "topics": [topic],
@@ -85,7 +93,9 @@ def child(told):
     def start(**environment):
         words = [sys.executable, "-m", "tests.world.measured", json.dumps(told)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        started.append(subprocess.Popen(words, cwd=ROOT, env={**os.environ, **environment}, text=True, **pipes))
+        started.append(
+            subprocess.Popen(words, cwd=ROOT, env={**os.environ, **environment}, text=True, **pipes)
+        )
         return started[0]
 
     yield start
@@ -112,7 +122,9 @@ def promtool(*words, of=None):
 
 def ours(scraped):
     """Of a scrape what is of this package."""
-    return "".join(line for line in scraped.splitlines(keepends=True) if re.match(r"(# \w+ )?(messaging|kafka)_", line))
+    return "".join(
+        line for line in scraped.splitlines(keepends=True) if re.match(r"(# \w+ )?(messaging|kafka)_", line)
+    )
 
 
 def test_the_alerts_of_the_page_are_rules(tmp_path):
@@ -140,7 +152,9 @@ def test_what_is_measured_is_what_was_done(services, told, child, produce, tmp_p
         with Prometheus(tmp_path, port) as prometheus:
             wait_for(lambda: prometheus.asked("count_over_time(kafka_liveness_group_members[1m]) > 1"))
             unanswered = {one for one in EXPRESSIONS if not prometheus.asked(one)}
-            assert unanswered == {one for one in EXPRESSIONS if any(metric.prometheus in one for metric in QUIET)}
+            assert unanswered == {
+                one for one in EXPRESSIONS if any(metric.prometheus in one for metric in QUIET)
+            }
             [waits] = prometheus.asked("kafka_liveness_lag_offsets")
             assert (waits["metric"]["messaging_destination_name"], waits["value"][1]) == (topic, str(WAITING))
         with urlopen(f"http://localhost:{port}/metrics") as answer:

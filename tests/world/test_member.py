@@ -18,7 +18,12 @@ from kafka_liveness_dagster.core.resume import OwnedPartition
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError, KafkaRefusedError, TopicNotFoundError
+from kafka_liveness_dagster.kafka.errors import (
+    CommitRefusedError,
+    FencedError,
+    KafkaRefusedError,
+    TopicNotFoundError,
+)
 from kafka_liveness_dagster.kafka.live import member as of_member
 from kafka_liveness_dagster.kafka.live.assignment import drain_callbacks
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
@@ -40,7 +45,10 @@ class Group:
         self.kafka, self.topic, self.group_id = kafka, topic, group_id
         self.all = tuple(TopicPartition(topic, p) for p in PARTITIONS)
         self.protocol = protocol
-        own, brokers = (SESSION, HEARTBEAT), ConsumerGroupConfig(round(SESSION * 1000), round(HEARTBEAT * 1000))
+        own, brokers = (
+            (SESSION, HEARTBEAT),
+            ConsumerGroupConfig(round(SESSION * 1000), round(HEARTBEAT * 1000)),
+        )
         session, heartbeat = own if protocol == "classic" else (None, None)
         self.timeouts = derive_timeouts(
             RunBudget(60, "argument"),
@@ -61,7 +69,10 @@ class Group:
         return Cluster(self.kafka).members(self.group_id)
 
     def committed(self):
-        """What the broker stores, as a stranger reads it: offset and metadata of each partition that has them."""
+        """What the broker stores, as a stranger reads it.
+
+        Offset and metadata of each partition that has them.
+        """
         stranger = Consumer(self.kafka.committer_config(self.group_id, "stranger"))
         try:
             found = stranger.committed([KafkaTopicPartition(*tp) for tp in self.all], timeout=60)
@@ -151,7 +162,10 @@ def newcomer(group, join):
 @pytest.fixture
 def member(group, newcomer):
     """A member that owns all partitions from 70 on, has planned up to 100, and owes 20-70 of partition 0."""
-    settle(newcomer, {tp: OwnedPartition(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all})
+    settle(
+        newcomer,
+        {tp: OwnedPartition(70, 100, (Span(20, 70),) if tp.partition == 0 else ()) for tp in group.all},
+    )
     return newcomer
 
 
@@ -163,21 +177,29 @@ def planned(group, member):
 
 @pytest.fixture
 def handed_over(group, member, planned, join):
-    """A second member, and the half of the partitions that the first one gave it; it has not settled them yet."""
+    """A second member, and the half of the partitions that the first one gave it.
+
+    It has not settled them yet.
+    """
     other = join(OTHER_RUN)
     serve_until(lambda: len(other.pending) == len(member.owned) == 2, member, other)
     assert other.pending.keys() | member.owned.keys() == set(group.all)
     return other, set(other.pending)
 
 
-# --- what is committed ----------------------------------------------------------------------------------------------
+# --- what is committed --------------------------------------------------------------------------------------
 
 
 def test_adopting_is_one_commit_of_position_mark_and_debt(group, member):
     """The jump and its token are one OffsetCommit: who dies right after it has forgotten nothing."""
     found = group.committed()
-    assert found == {0: (70, f"kl1 running {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN} @-"))}
-    assert LiveCommitMetadata.decode(found[0][1]) == LiveCommitMetadata(OwnerState.RUNNING, RUN, (Span(20, 70),))
+    assert found == {
+        0: (70, f"kl1 running {RUN} @- 20-70"),
+        **dict.fromkeys((1, 2, 3), (70, f"kl1 running {RUN} @-")),
+    }
+    assert LiveCommitMetadata.decode(found[0][1]) == LiveCommitMetadata(
+        OwnerState.RUNNING, RUN, (Span(20, 70),)
+    )
     assert not member.pending
 
 
@@ -219,17 +241,28 @@ def test_what_is_not_owned_is_not_committed(group, member):
     ],
 )
 def test_how_a_member_leaves_is_written_in_its_last_commit(group, member, release, mark):
-    """The mark, at the last committed position, tells the next owner how this one went; leaving twice is leaving."""
+    """The mark, at the last committed position, tells the next owner how this one went.
+
+    Leaving twice is leaving.
+    """
     commit(member, {group.all[0]: Span(70, 90)})
     member.leave(release=release)
     member.leave(release=not release)
     found = group.committed()
-    assert found == {0: (90, f"kl1 {mark} {RUN} @- 20-70"), **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN} @-"))}
+    assert found == {
+        0: (90, f"kl1 {mark} {RUN} @- 20-70"),
+        **dict.fromkeys((1, 2, 3), (70, f"kl1 {mark} {RUN} @-")),
+    }
     assert (member.owned, member.pending) == ({}, {})
 
 
-def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to_answer(group, join, monkeypatch):
-    """A client that closes takes the first answer for the last: a second one may never return, nor its process."""
+def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to_answer(
+    group, join, monkeypatch
+):
+    """A client that closes takes the first answer for the last.
+
+    A second one may never return, nor its process.
+    """
     answered = []
 
     class Closing(Consumer):
@@ -258,7 +291,10 @@ def test_whoever_leaves_in_the_middle_of_a_rebalance_closes_with_nothing_left_to
 def test_debts_of_many_partitions_need_several_requests(services, make_topic):
     """300 partitions that owe almost all that a commit can hold are more than the broker takes at once."""
     topic, partitions = make_topic(300), range(300)
-    kafka, owed = KafkaSettings(services.bootstrap_servers), tuple(Span(n, n + 1) for n in range(1000, 1800, 2))
+    kafka, owed = (
+        KafkaSettings(services.bootstrap_servers),
+        tuple(Span(n, n + 1) for n in range(1000, 1800, 2)),
+    )
     timeouts = derive_timeouts(
         RunBudget(60, "argument"),
         session_seconds=SESSION,
@@ -287,14 +323,16 @@ def test_a_member_that_left_commits_nothing(group, member, planned):
 
 def test_a_member_that_was_fenced_while_it_settled_adopts_nothing(group, newcomer):
     """The watchdog may leave between the look at the logs and adopt: that is no crash of its own."""
-    looked_at = {tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()}
+    looked_at = {
+        tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()
+    }
     newcomer.leave(release=False)
     newcomer.commit_start_positions(looked_at)
     assert not newcomer.owned
     assert group.committed() == {}
 
 
-# --- what is handed over --------------------------------------------------------------------------------------------
+# --- what is handed over ------------------------------------------------------------------------------------
 
 
 def test_a_handover_leaves_the_rest_as_it_was(group, member, planned, handed_over):
@@ -311,7 +349,10 @@ def test_a_handover_leaves_the_rest_as_it_was(group, member, planned, handed_ove
 
 
 def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, member, planned, handed_over):
-    """Planned ahead, handed over, committed by another, handed back: that part is replayed, the rest committed."""
+    """Planned ahead, handed over, committed by another, handed back.
+
+    That part is replayed, the rest committed.
+    """
     other, given = handed_over
     settle(other, {tp: OwnedPartition(70, 100) for tp in given}, member)
     commit(other, dict.fromkeys(given, Span(70, 80)))
@@ -324,7 +365,9 @@ def test_a_partition_that_went_and_came_back_does_not_block_the_others(group, me
 
 def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group, newcomer, join):
     """Adopted on that look, it would go on where it was before another member committed it."""
-    looked_at = {tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()}
+    looked_at = {
+        tp: OwnedPartition(70, 70, assignment_id=arrival) for tp, arrival in newcomer.pending.items()
+    }
     other = join(OTHER_RUN)
     serve_until(lambda: len(other.pending) == len(newcomer.pending) == 2, newcomer, other)
     given = set(other.pending)
@@ -335,7 +378,7 @@ def test_a_look_from_before_a_partition_went_and_came_back_is_not_believed(group
     assert group.offsets().keys() == {tp.partition for tp in newcomer.owned}
 
 
-# --- places ---------------------------------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------------------
 
 
 def nobody_is_gone(group_id, places):
@@ -349,7 +392,10 @@ def all_are_gone(group_id, places):
 
 
 def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
-    """It was thought to be gone: what it commits is refused, and the two share the partitions from then on."""
+    """It was thought to be gone.
+
+    What it commits is refused, and the two share the partitions from then on.
+    """
     if group.protocol == "consumer":
         with group.consumer(take_over=nobody_is_gone) as dynamic:
             dynamic.poll(SECONDS)
@@ -367,7 +413,9 @@ def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
         with pytest.raises(FencedError, match="gave its partitions to others"):
             first.commit(batch)
         both = (first, second)
-        serve_until(lambda: [one.poll(0.05) for one in both] and [len(one.assignment()) for one in both] == [2, 2])
+        serve_until(
+            lambda: [one.poll(0.05) for one in both] and [len(one.assignment()) for one in both] == [2, 2]
+        )
         assert {run_id_of_instance(member.group_instance_id) for member in group.members()} == {RUN}
         assert len({member.group_instance_id for member in group.members()}) == 2
 
@@ -380,7 +428,8 @@ def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group
     config = group.kafka.member_config(
         replace(group.live, claimed_instance_id=place), f"dagster/job/{RUN}/step", group.timeouts
     )
-    dead = Consumer({**config, "topic.metadata.refresh.interval.ms": 3_600_000})  # it notices nothing any more
+    # It notices nothing any more
+    dead = Consumer({**config, "topic.metadata.refresh.interval.ms": 3_600_000})
     try:
         dead.subscribe([group.topic])
         serve_until(lambda: dead.poll(0.05) is None and len(dead.assignment()) == len(PARTITIONS))
@@ -400,11 +449,14 @@ def test_partitions_that_came_after_the_last_deal_are_dealt_to_a_successor(group
         dead.close()
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 def test_an_ended_run_leaves_the_group_for_good(group):
-    """A run that ended owns nothing: commits and polls are refused with the reason, and it does not rejoin."""
+    """A run that ended owns nothing.
+
+    Commits and polls are refused with the reason, and it does not rejoin.
+    """
     state, fenced = [RunState.IN_PROGRESS], threading.Event()
     with group.consumer(lambda: state[0]) as consumer:
         consumer.on_fence(fenced.set)
@@ -444,7 +496,9 @@ def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_t
 
     And one of the ways out works: told the assignor of the others, it joins them.
     """
-    group = Group(KafkaSettings(services.bootstrap_servers), make_topic(2), make_group(SESSION, HEARTBEAT), "classic")
+    group = Group(
+        KafkaSettings(services.bootstrap_servers), make_topic(2), make_group(SESSION, HEARTBEAT), "classic"
+    )
     ranged = KafkaSettings(services.bootstrap_servers, {"partition.assignment.strategy": "range"})
     stranger = Member(ranged, group.live, group.timeouts, link(OTHER_RUN))
     try:
@@ -452,7 +506,12 @@ def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_t
         before = group.members()
         with group.consumer() as ours, pytest.raises(KafkaRefusedError, match=group.group_id) as refused:
             ours.poll(SECONDS)
-        for told in ("INCONSISTENT_GROUP_PROTOCOL", "cooperative-sticky", "partition.assignment.strategy", "group_id"):
+        for told in (
+            "INCONSISTENT_GROUP_PROTOCOL",
+            "cooperative-sticky",
+            "partition.assignment.strategy",
+            "group_id",
+        ):
             assert told in str(refused.value)
         assert (group.members(), group.committed()) == (before, {})
         companion = Member(ranged, group.live, group.timeouts, link(RUN))

@@ -1,4 +1,7 @@
-"""Jobs that have other assets beside those of one group: what follows the live asset, and what cannot go with it."""
+"""Jobs that have other assets beside those of one group.
+
+What follows the live asset, and what cannot go with it.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,11 @@ def test_what_depends_on_the_live_asset_runs_in_the_job_of_a_run_that_wrote(jobs
     assert again.asset_materializations_for_node("orders") == []
     assert again.asset_materializations_for_node("report") == []
     said = [entry.user_message for entry in jobs.instance.all_logs(again.run_id)]
-    assert [line for line in said if line.startswith("No batch was committed: steps that depend on orders are skipped")]
+    assert [
+        line
+        for line in said
+        if line.startswith("No batch was committed: steps that depend on orders are skipped")
+    ]
     of_backfill = jobs.run(report, tags={"dagster/backfill": "all"})
     [empty] = of_backfill.asset_materializations_for_node("orders")
     assert empty.metadata["offsets"].value == 0, "the backfill waits for it"

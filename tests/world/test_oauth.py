@@ -1,4 +1,7 @@
-"""A broker that accepts tokens alone: members, readers and Spark renew theirs; refusals and outages have names."""
+"""A broker that accepts tokens alone: members, readers and Spark renew theirs.
+
+Refusals and outages have names.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ from tests.timeouts import seconds
 from tests.waiting import wait_for
 from tests.world.token_server import AUDIENCE, TokenServer
 
-SECRET = "correcthorse\"\\; é$x'="  # everything that JAAS, Java and curl would like to take for something else
+# Everything that JAAS, Java and curl would like to take for something else
+SECRET = "correcthorse\"\\; é$x'="
 REDACTED = "correcthorse"
 MODULE = "org.apache.kafka.common.security.oauthbearer"
 REFUSED_SECONDS = seconds(20)
@@ -38,7 +42,10 @@ BY_JAVA = "Java/"
 
 
 class TokenBroker:
-    """One broker with a listener for tokens, whose sessions end with the token; the plain one is the admin's."""
+    """One broker with a listener for tokens, whose sessions end with the token.
+
+    The plain one is the admin's.
+    """
 
     def __init__(self, folder, tokens):
         self.tokens, self.home, self.port, self.admin_port = tokens, folder / "home", free_port(), free_port()
@@ -181,7 +188,11 @@ def test_ten_minutes_with_tokens_of_one_minute(guarded, tokens, services):
 @pytest.mark.certify
 def test_a_token_server_that_is_away_for_longer_than_a_token_lives(guarded, tokens, services):
     """Members and Spark go on when it is back; nobody is told that the login is refused."""
-    spark, kafka, topic = spark_session.connect(services.spark_remote), guarded.resource(), guarded.make_topic()
+    spark, kafka, topic = (
+        spark_session.connect(services.spark_remote),
+        guarded.resource(),
+        guarded.make_topic(),
+    )
     guarded.produce(topic, 0, 0, 10)
     with kafka.consumer(topics=[topic], group_id=f"etl-{uuid4().hex[:8]}") as consumer:
         batch = consumer.poll(120)
@@ -234,7 +245,10 @@ def test_a_refusal_names_the_token_server_or_the_broker(guarded, tokens):
     assert f"no TLS with the token server at {url}" in certificate[1]
     assert "Set https_ca_location" in certificate[1]
     assert f"the token server at {nobody} gave no token" in silence[1]
-    assert f"the broker at {LOOPBACK}:{guarded.port} refused client 'etl' (SASL_PLAINTEXT, OAUTHBEARER)" in token[1]
+    assert (
+        f"the broker at {LOOPBACK}:{guarded.port} refused client 'etl' (SASL_PLAINTEXT, OAUTHBEARER)"
+        in token[1]
+    )
     assert "sasl.oauthbearer.expected" in token[1]
 
 

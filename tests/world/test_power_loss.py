@@ -1,7 +1,7 @@
 """The power fails: daemon, webserver, code server and run worker of a real ``dagster dev`` die at the same moment.
 
-What is left is a run that Dagster calls started, and nobody who could tell it better. Nothing is set but what the
-README sets: no ``dagster.yaml``, no ``fail_ghost_runs``.
+What is left is a run that Dagster calls started, and nobody who could tell it better. Nothing is set but what
+the README sets: no ``dagster.yaml``, no ``fail_ghost_runs``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def dev(services, make_topic, table, warm_spark, tmp_path):
 
 @pytest.fixture
 def fresh(dev, services, produce, rows):
-    """Produce, a record a look, until one that was produced since then is in the table; how many were produced."""
+    """Produce, a record a look, until one that was produced since then is in the table.
+
+    How many were produced.
+    """
     produced = [0]
 
     def until_fresh():
@@ -62,6 +65,8 @@ def test_fresh_rows_come_after_a_power_loss(dev, fresh, rows):
     assert successor.run_id in dev.first_tick(restarted_at).run_ids
     assert successor.tags["kafka_liveness/started_because"] == f"run {short_run_id(dead.run_id)} crashed"
     wait_for(lambda: dev.status(dead) is dg.DagsterRunStatus.FAILURE)
-    assert dev.why(dead).startswith(f"run {short_run_id(dead.run_id)} is in progress, but its process is gone")
+    assert dev.why(dead).startswith(
+        f"run {short_run_id(dead.run_id)} is in progress, but its process is gone"
+    )
     offsets = [row["offset"] for row in rows(dev.table)]
     assert len(offsets) == len(set(offsets))

@@ -1,4 +1,7 @@
-"""docs/readers.md: each reader that can run here reads each row once, in an environment that has nothing of ours."""
+"""docs/readers.md.
+
+Each reader that can run here reads each row once, in an environment that has nothing of ours.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,15 @@ SHOWN = (
     DOCS / "examples" / "read_duckdb.py",
     DOCS / "examples" / "time_travel.py",
 )
-READERS = ("pyiceberg", "pandas", "polars", "polars without its plugin", "duckdb", "duckdb by pyiceberg", "spark")
+READERS = (
+    "pyiceberg",
+    "pandas",
+    "polars",
+    "polars without its plugin",
+    "duckdb",
+    "duckdb by pyiceberg",
+    "spark",
+)
 TABLES = {  # how what was replaced is marked
     "position deletes": None,
     "deletion vectors": TableLayout("append", (), table_properties={"format-version": "3"}),
@@ -81,7 +92,8 @@ def test_the_page_names_the_versions(read):
     """Those of each reader stand in its row."""
     page = (DOCS / "readers.md").read_text(encoding="utf-8")
     versions = {
-        told.partition(" | ")[0]: told.split(" | ")[1] for told in re.findall(r"^\| (\w.*)$", page, re.MULTILINE)
+        told.partition(" | ")[0]: told.split(" | ")[1]
+        for told in re.findall(r"^\| (\w.*)$", page, re.MULTILINE)
     }
     for reader, names in {
         "Spark": ["pyspark-client"],
@@ -98,7 +110,11 @@ def test_rows_are_marked_as_deleted_in_each_way(tables, warm_spark):
     for kind, (name, _) in tables.items():
         last = warm_spark.sql(f"SELECT summary FROM {name}.snapshots ORDER BY committed_at DESC").first()
         found[kind] = (last.summary["total-position-deletes"], "added-dvs" in last.summary)
-    assert found == {"position deletes": ("110", False), "deletion vectors": ("20", True), "whole files": ("0", False)}
+    assert found == {
+        "position deletes": ("110", False),
+        "deletion vectors": ("20", True),
+        "whole files": ("0", False),
+    }
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -140,12 +156,18 @@ def test_what_came_from_which_batch(past, read, warm_spark):
 
 
 def test_incremental_scans_pass_over_what_came_again(past, tables, read, warm_spark):
-    """Spark's and pyiceberg's give what was appended, in silence; the view of changes refuses marked rows alone."""
+    """Spark's and pyiceberg's give what was appended, in silence.
+
+    The view of changes refuses marked rows alone.
+    """
     (backfill, since, _), _ = read["writers"]["spark"]
     appended = [(p, o, "backfill") for p in PARTITIONS for o in range(*BACKFILLED)]
     assert rows(read["appended since"]) == appended
     after = warm_spark.read.format("iceberg").option("start-snapshot-id", str(since))
-    assert sorted((r["partition"], r["offset"], r["written_by"]) for r in after.load(past.table).collect()) == appended
+    assert (
+        sorted((r["partition"], r["offset"], r["written_by"]) for r in after.load(past.table).collect())
+        == appended
+    )
     with pytest.raises(PySparkException, match="Delete files are currently not supported"):
         after.load(f"{past.table}.changes").collect()
     changed = after.option("end-snapshot-id", str(backfill)).load(f"{past.table}.changes")

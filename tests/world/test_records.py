@@ -29,7 +29,12 @@ def two_topics(services, make_topic, produce):
     for topic in topics:
         for partition in range(2):
             count = 40 + 20 * partition
-            produce(services.bootstrap_servers, topic, partition, (f"{topic} {partition} {n}" for n in range(count)))
+            produce(
+                services.bootstrap_servers,
+                topic,
+                partition,
+                (f"{topic} {partition} {n}" for n in range(count)),
+            )
     return topics
 
 
@@ -47,10 +52,15 @@ def in_turns(ranges):
 
 
 def test_both_lanes_give_exactly_a_batch_in_turns(services, two_topics, make_group):
-    """Batches that follow each other, one again from its middle, and crash lag: each range exactly, in one order."""
+    """Batches that follow each other, one again from its middle, and crash lag.
+
+    Each range exactly, in one order.
+    """
     kafka, group = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers), make_group(45, 5)
     seen, batches = [], 0
-    with kafka.consumer(topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=60) as consumer:
+    with kafka.consumer(
+        topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=60
+    ) as consumer:
         while len(seen) < 200:
             batch = consumer.poll(SECONDS)
             got = places(list(consumer.records(batch)))
@@ -67,7 +77,10 @@ def test_both_lanes_give_exactly_a_batch_in_turns(services, two_topics, make_gro
 
 
 def test_a_range_ends_with_its_last_offset_even_when_nothing_is_there(services, world):
-    """Aborted records at the end, and a range of nothing but aborted records and markers: over without a wait."""
+    """Aborted records at the end, and a range of nothing but aborted records and markers.
+
+    Over without a wait.
+    """
     settings = {"transactional.id": world.topic, "log_level": 0}
     producer = Producer({"bootstrap.servers": services.bootstrap_servers, **settings})
     producer.init_transactions(SECONDS)
@@ -100,13 +113,20 @@ def test_a_range_ends_with_its_last_offset_even_when_nothing_is_there(services, 
 
 
 def test_iterating_ends_with_the_fence(services, two_topics, make_group):
-    """The deadline passes while the op has a record in hand: no other follows, and the batch is read after a rejoin."""
+    """The deadline passes while the op has a record in hand.
+
+    No other follows, and the batch is read after a rejoin.
+    """
     kafka, group = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers), make_group(45, 5)
-    with kafka.consumer(topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=BUDGET) as consumer:
+    with kafka.consumer(
+        topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=BUDGET
+    ) as consumer:
         batch = consumer.poll(SECONDS)
         records = consumer.records(batch)
         next(records)
-        assert [member.client_id for member in kafka.cluster().members(group)], "the member is one while the op reads"
+        assert [member.client_id for member in kafka.cluster().members(group)], (
+            "the member is one while the op reads"
+        )
         fenced = threading.Event()
         consumer.on_fence(fenced.set)
         wait_for(fenced.is_set)
@@ -120,9 +140,14 @@ def test_iterating_ends_with_the_fence(services, two_topics, make_group):
 
 
 def test_a_fence_that_is_told_late_takes_nothing_from_the_next_batch(services, two_topics, make_group):
-    """Something before it was slow: the consumer is a new member by then and reads again, and no record is missing."""
+    """Something before it was slow.
+
+    The consumer is a new member by then and reads again, and no record is missing.
+    """
     kafka, group = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers), make_group(45, 5)
-    with kafka.consumer(topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=BUDGET) as consumer:
+    with kafka.consumer(
+        topics=two_topics, group_id=group, max_poll_records=100, max_batch_seconds=BUDGET
+    ) as consumer:
         batch, fenced, go_on, told = consumer.poll(SECONDS), *(threading.Event() for _ in range(3))
         consumer.on_fence(lambda: (fenced.set(), go_on.wait(300)))
         next(consumer.records(batch))

@@ -12,14 +12,38 @@ from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.table_layout import TableLayout
-from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError, StorageError, TableSchemaError
+from kafka_liveness_dagster.spark.errors import (
+    RowsOutsideBatchError,
+    SparkFailedError,
+    StorageError,
+    TableSchemaError,
+)
 from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 
 BATCH = (OffsetRange("orders", 3, 0, 5),)
 KEY = ("'orders' AS topic", "3 AS partition", "id AS offset")
-ODD_NAMES = ("a.b", "net `price`", " ", "two\nlines", "größe", "partition.topic", "it's", 'a"b', "1", "x" * 200)
-OF_ICEBERG = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+ODD_NAMES = (
+    "a.b",
+    "net `price`",
+    " ",
+    "two\nlines",
+    "größe",
+    "partition.topic",
+    "it's",
+    'a"b',
+    "1",
+    "x" * 200,
+)
+OF_ICEBERG = (
+    "_file",
+    "_pos",
+    "_deleted",
+    "_spec_id",
+    "_partition",
+    "_row_id",
+    "_last_updated_sequence_number",
+)
 
 
 @pytest.fixture
@@ -46,7 +70,9 @@ def everything(services, table):
 def made(warm_spark, table):
     """Make the table: ``made("v int") -> its name``."""
 
-    def make(columns, key="topic string, partition int, offset bigint", by="PARTITIONED BY (topic, partition)"):
+    def make(
+        columns, key="topic string, partition int, offset bigint", by="PARTITIONED BY (topic, partition)"
+    ):
         warm_spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}")
         warm_spark.sql(f"CREATE TABLE {table} ({key}, {columns}) USING iceberg {by}")
         return table
@@ -77,15 +103,21 @@ def refused(warm_spark, everything):
     [
         pytest.param("null AS v", "cannot have `v` of type void", id="void"),
         pytest.param("interval '1' day AS v", "cannot have `v` of type interval day", id="interval"),
-        pytest.param("named_struct('a', array(null)) AS v", r"cannot have `v`\.`a`\.element of type void", id="nested"),
-        pytest.param("map('k', interval '1' month) AS v", r"cannot have `v`\.value of type interval month", id="map"),
+        pytest.param(
+            "named_struct('a', array(null)) AS v", r"cannot have `v`\.`a`\.element of type void", id="nested"
+        ),
+        pytest.param(
+            "map('k', interval '1' month) AS v", r"cannot have `v`\.value of type interval month", id="map"
+        ),
         pytest.param("struct() AS v", "cannot have `v` of type struct<>", id="a struct of nothing"),
     ],
 )
 def test_a_type_that_iceberg_has_not_is_refused(refused, table, made, column, match):
     """For a table that is still to be made, and for one that would get the column beside a good one."""
     refused(TableSchemaError, match, table, column)
-    refused(TableSchemaError, match.replace("`v`", "`w`"), made("v int"), "1 AS n", column.replace("AS v", "AS w"))
+    refused(
+        TableSchemaError, match.replace("`v`", "`w`"), made("v int"), "1 AS n", column.replace("AS v", "AS w")
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +135,13 @@ def test_two_columns_of_one_name_are_refused(refused, table, columns, match):
 
 def test_a_column_without_a_name_is_refused(refused, table):
     """Some formats have them, Parquet has not."""
-    refused(TableSchemaError, "a column without a name", table, "1 AS v", make=lambda f: f.withColumnRenamed("v", ""))
+    refused(
+        TableSchemaError,
+        "a column without a name",
+        table,
+        "1 AS v",
+        make=lambda f: f.withColumnRenamed("v", ""),
+    )
 
 
 @pytest.mark.parametrize("name", [*OF_ICEBERG, "_Partition"])
@@ -118,14 +156,21 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
     table = made(f"{name} int")
     refused(TableSchemaError, f"have `{name}`.*ALTER TABLE {table} RENAME COLUMN", table, f"1 AS {name}")
     warm_spark.sql(f"ALTER TABLE {table} RENAME COLUMN {name} TO v")
-    assert write_table(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v")).rows == 5
+    assert (
+        write_table(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v")).rows
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
     ("has", "column", "kind", "match"),
     [
-        pytest.param("v int", "'a' AS v", TableSchemaError, 'safely cast `v` "STRING" to "INT"', id="text for int"),
-        pytest.param("v array<int>", "array('a') AS v", TableSchemaError, r"safely cast `v`\.`element`", id="array"),
+        pytest.param(
+            "v int", "'a' AS v", TableSchemaError, 'safely cast `v` "STRING" to "INT"', id="text for int"
+        ),
+        pytest.param(
+            "v array<int>", "array('a') AS v", TableSchemaError, r"safely cast `v`\.`element`", id="array"
+        ),
         pytest.param(
             "v struct<a: int, b: int not null>",
             "named_struct('a', 1) AS v",
@@ -162,9 +207,15 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
             id="too large inside",
         ),
         pytest.param("v int", "1 AS V", TableSchemaError, "differ by case only: `v`, `V`", id="case"),
-        pytest.param("v int not null", "1 AS w", TableSchemaError, "lack v, which the table requires", id="required"),
         pytest.param(
-            "v bigint not null", "nullif(id, 2) AS v", SparkFailedError, "null|NULL", id="a null where none may be"
+            "v int not null", "1 AS w", TableSchemaError, "lack v, which the table requires", id="required"
+        ),
+        pytest.param(
+            "v bigint not null",
+            "nullif(id, 2) AS v",
+            SparkFailedError,
+            "null|NULL",
+            id="a null where none may be",
         ),
         pytest.param(
             "v decimal(4, 2)",
@@ -174,7 +225,9 @@ def test_a_table_that_has_such_a_name_says_how_to_mend_it(warm_spark, refused, m
             id="too large",
         ),
         pytest.param("v int", "raise_error('no price') AS v", SparkFailedError, "no price", id="a row fails"),
-        pytest.param("v map<bigint, int>", "map(nullif(id, 2), 1) AS v", SparkFailedError, "NULL_MAP_KEY", id="key"),
+        pytest.param(
+            "v map<bigint, int>", "map(nullif(id, 2), 1) AS v", SparkFailedError, "NULL_MAP_KEY", id="key"
+        ),
     ],
 )
 def test_rows_that_do_not_fit_a_table_leave_its_schema_alone(refused, made, has, column, kind, match):  # noqa: PLR0917
@@ -189,10 +242,15 @@ def test_rows_that_do_not_fit_a_table_leave_its_schema_alone(refused, made, has,
     ("column", "kind", "match"),
     [
         pytest.param(
-            "CAST(raise_error('no price') AS int) AS v", SparkFailedError, "no price.*no offset of it", id="a row fails"
+            "CAST(raise_error('no price') AS int) AS v",
+            SparkFailedError,
+            "no price.*no offset of it",
+            id="a row fails",
         ),
         pytest.param("map(nullif(id, 2), 1) AS v", SparkFailedError, "NULL_MAP_KEY", id="a null for a key"),
-        pytest.param("parse_json('1') AS v", SparkFailedError, "variant is not supported until v3", id="variant"),
+        pytest.param(
+            "parse_json('1') AS v", SparkFailedError, "variant is not supported until v3", id="variant"
+        ),
     ],
 )
 def test_a_first_batch_that_fails_makes_no_table(refused, table, column, kind, match):
@@ -206,21 +264,27 @@ def test_a_row_of_another_batch_makes_no_table_and_no_column(refused, table, mad
     refused(RowsOutsideBatchError, "orders:3:5, which is not in the batch", made("v int"), "1 AS n", end=6)
 
 
-@pytest.mark.parametrize("part", ["branch_b", "tag_t", "branch_none", "tag_none", "at_timestamp_1", "changes", "files"])
+@pytest.mark.parametrize(
+    "part", ["branch_b", "tag_t", "branch_none", "tag_none", "at_timestamp_1", "changes", "files"]
+)
 def test_a_part_of_a_table_is_no_table(warm_spark, refused, made, part):
     """Iceberg would write to the branch: the run is green, and no row is in the table."""
     table = made("v int")
     write_table(warm_spark, table, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY, "1 AS v"))
     warm_spark.sql(f"ALTER TABLE {table} CREATE BRANCH b")
     warm_spark.sql(f"ALTER TABLE {table} CREATE TAG t")
-    refused(TableSchemaError, "is a branch, a tag or metadata of|must have topic", f"{table}.{part}", "1 AS v")
+    refused(
+        TableSchemaError, "is a branch, a tag or metadata of|must have topic", f"{table}.{part}", "1 AS v"
+    )
 
 
 def test_a_table_may_be_called_like_a_branch(warm_spark, table):
     """Only a name inside of a table means a part of it."""
     name = f"{table.rpartition('.')[0]}.branch_offices"
     for _ in range(2):
-        assert write_table(warm_spark, name, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY)).attempts == 1
+        assert (
+            write_table(warm_spark, name, BATCH, lambda: warm_spark.range(5).selectExpr(*KEY)).attempts == 1
+        )
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -253,7 +317,10 @@ def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everyth
 
     The server has the setting, the transform sets it, or another writer of the session does.
     """
-    table, other = made("v int", by="TBLPROPERTIES ('write.wap.enabled'='true')"), (OffsetRange("orders", 3, 5, 10),)
+    table, other = (
+        made("v int", by="TBLPROPERTIES ('write.wap.enabled'='true')"),
+        (OffsetRange("orders", 3, 5, 10),),
+    )
     layout = TableLayout(snapshots=snapshots)
     write_table(own_session, table, BATCH, lambda: rows_of_five(own_session, "1 AS v"), layout=layout)
 
@@ -263,7 +330,9 @@ def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everyth
 
     before = everything()
     for _ in range(2):
-        with pytest.raises(TableSchemaError, match=f"{setting}.*write.wap.enabled.*othing was written") as told:
+        with pytest.raises(
+            TableSchemaError, match=f"{setting}.*write.wap.enabled.*othing was written"
+        ) as told:
             write_table(own_session, table, other, sets, layout=layout)
     assert f"ALTER TABLE {table} UNSET TBLPROPERTIES ('write.wap.enabled')" in str(told.value)
     assert everything() == before
@@ -273,7 +342,10 @@ def test_settings_that_put_rows_aside_are_named(own_session, made, rows, everyth
 
 
 def test_a_table_that_its_catalog_would_create_for_an_audit_is_not_created(own_session, tmp_path):
-    """The first batch would be staged, and the table would be empty; without the setting it is in the table."""
+    """The first batch would be staged, and the table would be empty.
+
+    Without the setting it is in the table.
+    """
     own = "spark.sql.catalog.own"
     for name, value in {
         "": "org.apache.iceberg.spark.SparkCatalog",
@@ -283,7 +355,9 @@ def test_a_table_that_its_catalog_would_create_for_an_audit_is_not_created(own_s
     }.items():
         own_session.conf.set(own + name, value)
     own_session.conf.set("spark.wap.branch", "audit")
-    with pytest.raises(TableSchemaError, match=r"own\.shop\.orders .*spark\.wap\.branch='audit'.*othing was written"):
+    with pytest.raises(
+        TableSchemaError, match=r"own\.shop\.orders .*spark\.wap\.branch='audit'.*othing was written"
+    ):
         write_table(own_session, "own.shop.orders", BATCH, lambda: rows_of_five(own_session))
     assert not list(tmp_path.rglob("*.json"))
     own_session.conf.unset("spark.wap.branch")
@@ -322,7 +396,10 @@ def test_a_table_of_another_format_is_named(warm_spark, refused, table):
     [
         ("topic string, partition int, Offset bigint", "must have offset bigint"),
         ("topic string, partition bigint, offset bigint", r"must have partition int \(is bigint\)"),
-        ("topic binary, partition int, offset int", r"must have topic string \(is binary\), offset bigint \(is int\)"),
+        (
+            "topic binary, partition int, offset int",
+            r"must have topic string \(is binary\), offset bigint \(is int\)",
+        ),
     ],
 )
 def test_a_table_with_another_key_is_refused(refused, made, key, match):
@@ -331,9 +408,15 @@ def test_a_table_with_another_key_is_refused(refused, made, key, match):
 
 
 def test_a_warehouse_that_cannot_be_written_leaves_no_namespace(services, refused, table):
-    """No rights, or something else in the folder's place: the catalog has neither the table nor its namespace."""
+    """No rights, or something else in the folder's place.
+
+    The catalog has neither the table nor its namespace.
+    """
     (Path(services.warehouse) / table.split(".")[1]).write_text("a file where the folder should be")
-    says = f"orders:3:0-5 could not be written to {table}: its store does not take or give files .*Parent path is not"
+    says = (
+        f"orders:3:0-5 could not be written to {table}: its store does not take or give files .*Parent path "
+        "is not"
+    )
     refused(StorageError, says, table, "1 AS v")
 
 
@@ -360,13 +443,21 @@ def small_disk(services, made):
 
 def test_a_store_that_is_full_is_the_storages_error(refused, small_disk):
     """No record is looked for, and no transform is to be mended."""
-    table, large = small_disk("v string"), "array_join(transform(sequence(1, 9999), x -> string(rand())), '') AS v"
-    error = refused(StorageError, f"{table}: its store is full .*No space left on device.*free space", table, large)
+    table, large = (
+        small_disk("v string"),
+        "array_join(transform(sequence(1, 9999), x -> string(rand())), '') AS v",
+    )
+    error = refused(
+        StorageError, f"{table}: its store is full .*No space left on device.*free space", table, large
+    )
     assert isinstance(error.__cause__, PySparkException)
 
 
 def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, made, rows):
-    """Both lanes begin with the new transform at once: the second takes the column that the first has added."""
+    """Both lanes begin with the new transform at once.
+
+    The second takes the column that the first has added.
+    """
     table, others = made("v int"), ["ADD COLUMNS (n int)"]
 
     def make():
@@ -379,9 +470,14 @@ def test_a_column_that_another_writer_adds_meanwhile_is_its_column(warm_spark, m
 
 
 def test_a_field_that_another_writer_adds_meanwhile_is_its_field(warm_spark, made, rows):
-    """Both lanes begin with the new transform at once; or somebody adds a field that the transform does not know."""
+    """Both lanes begin with the new transform at once.
+
+    Or somebody adds a field that the transform does not know.
+    """
     table = made("v struct<a: int>")
-    for batch, (fields, theirs) in enumerate([("'a', 1, 'b', 2", "b"), ("'a', 1, 'b', 2", "c"), ("'d', 3", "e")]):
+    for batch, (fields, theirs) in enumerate(
+        [("'a', 1, 'b', 2", "b"), ("'a', 1, 'b', 2", "c"), ("'d', 3", "e")]
+    ):
         others = [f"ADD COLUMNS (v.{theirs} int)"]
 
         def make(fields=fields, others=others, batch=batch):
@@ -389,14 +485,19 @@ def test_a_field_that_another_writer_adds_meanwhile_is_its_field(warm_spark, mad
                 warm_spark.sql(f"ALTER TABLE {table} {others.pop()}")
             return warm_spark.range(batch, batch + 1).selectExpr(*KEY, f"named_struct({fields}) AS v")
 
-        assert write_table(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
+        assert (
+            write_table(warm_spark, table, (OffsetRange("orders", 3, batch, batch + 1),), make).attempts == 2
+        )
     none = dict.fromkeys("abcde")
     expected = [{**none, "a": 1, "b": 2}, {**none, "a": 1, "b": 2}, {**none, "d": 3}]
     assert [row["v"] for row in rows(table)] == expected
 
 
 def test_odd_names_are_columns_like_any_other(warm_spark, table, rows):
-    """Made with the table, added to it, and kept when their file is rewritten: dots, quotes, spaces, line ends."""
+    """Made with the table, added to it, and kept when their file is rewritten.
+
+    Dots, quotes, spaces, line ends.
+    """
 
     def named(names, start, end):
         frame = warm_spark.range(start, end, 1, 1)

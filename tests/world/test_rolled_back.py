@@ -1,6 +1,7 @@
 """A table that is rolled back, or whose snapshots expire, while a live run, a backfill or a replay is at work.
 
-Each run ends exact, or with an error that names the missing offsets. Then a live run and a backfill restore all rows.
+Each run ends exact, or with an error that names the missing offsets. Then a live run and a backfill restore
+all rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class ActionAtBatch:
 
 
 def drain(world):
-    """One live run that makes missing rows pending, and one backfill of each pending range; then all rows are there."""
+    """One live run that makes missing rows pending, and one backfill of each pending range.
+
+    Then all rows are there.
+    """
     assert world.live(offsets=PENDING) is None
     assert world.catch_up(*world.pending_by_live_log()) is None
     assert world.live() is None

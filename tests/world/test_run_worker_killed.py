@@ -56,7 +56,9 @@ def instance(tmp_path, monkeypatch):
 def orders_asset(topic, group, table, services):
     """The code location after the crash: the same names, rows marked as written by the living."""
 
-    @kl.kafka_asset(topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, idle_seconds=0.5)
+    @kl.kafka_asset(
+        topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, idle_seconds=0.5
+    )
     def orders(batch):
         return batch.selectExpr("topic", "partition", "offset", "'alive' AS written_by")
 
@@ -83,13 +85,17 @@ def kill_while_writing(arguments, env):
 
 
 def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, instance):  # noqa: PLR0917
-    """Committed 70, killed while 70-100 is written, which lands, log end 120: fresh, caught up, each offset once."""
+    """Committed 70, killed while 70-100 is written, which lands, log end 120.
+
+    Fresh, caught up, each offset once.
+    """
     topic, group = make_topic(), f"etl-{uuid4().hex[:8]}"
     produce(services.bootstrap_servers, topic, 0, map(str, range(100)))
     remote = f"{services.spark_remote};user_id=worker;session_id={uuid4()}"
     arguments = [topic, group, table, services.bootstrap_servers, remote]
     operation = kill_while_writing(arguments, {**os.environ})
-    await_end(remote, operation)  # its write lands: what it holds need not be done again, though nothing was committed
+    # Its write lands: what it holds need not be done again, though nothing was committed
+    await_end(remote, operation)
     produce(services.bootstrap_servers, topic, 0, map(str, range(20)))
     [dead] = instance.get_runs()
     instance.report_run_failed(dead)  # as the code server does for a worker that died
@@ -98,7 +104,9 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
 
     def tick():
         resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
-        with dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_sensor") as ctx:
+        with dg.build_sensor_context(
+            instance=instance, resources=resources, sensor_name="orders_sensor"
+        ) as ctx:
             return orders.sensor.evaluate_tick(ctx)
 
     first = tick()
@@ -119,7 +127,9 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
     assert tick().dynamic_partitions_requests == [], "a tick repeated adds nothing"
 
-    backfill = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
+    backfill = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(
+        instance=instance, partition_key=key
+    )
     assert backfill.success
     [done] = backfill.asset_materializations_for_node("orders_crash_lag")
     assert (done.metadata["rows_of_run"].value, done.metadata["partitions_of_run"].value) == (20, 1)
@@ -127,7 +137,9 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     assert found == [(n, "dead") for n in range(100)] + [(n, "alive") for n in range(100, 120)]
     assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}
 
-    again = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(instance=instance, partition_key=key)
+    again = defs.resolve_job_def("orders_crash_lag_job").execute_in_process(
+        instance=instance, partition_key=key
+    )
     [event] = again.asset_materializations_for_node("orders_crash_lag")
     assert event.metadata["state"].text == "reprocessed by this run"
     assert [(row["offset"], row["written_by"]) for row in rows(table)] == found

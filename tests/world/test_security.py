@@ -1,4 +1,7 @@
-"""A broker that asks for a login over TLS, and for leave: both lanes, Spark, and what is shown of the secrets."""
+"""A broker that asks for a login over TLS, and for leave.
+
+Both lanes, Spark, and what is shown of the secrets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ from kafka_liveness_dagster.spark.source import read_ranges
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
-PASSWORD = "hunter2\"\\; é$x'="  # everything that JAAS, Java and the shell would like to take for something else
+# Everything that JAAS, Java and the shell would like to take for something else
+PASSWORD = "hunter2\"\\; é$x'="
 REDACTED = "hunter2"  # long enough to be in no word, name or digest of its own accord
 REFUSED_SECONDS = seconds(20)  # two requests and a handshake; librdkafka alone would go on for ever
 PLAIN_LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -62,7 +66,10 @@ def pkcs8(cert):
 
 
 class SecuredBroker:
-    """One broker with a listener for SASL over TLS and one for client certificates; the plain one is the admin's."""
+    """One broker with a listener for SASL over TLS and one for client certificates.
+
+    The plain one is the admin's.
+    """
 
     def __init__(self, folder):
         self.folder, self.home = folder, folder / "home"
@@ -77,7 +84,10 @@ class SecuredBroker:
         self._users()
 
     def rotate(self):
-        """Another authority, other certificates and keys in the same files; the broker begins anew with them."""
+        """Another authority, other certificates and keys in the same files.
+
+        The broker begins anew with them.
+        """
         self.stop()
         self._certify()
         self._start()
@@ -118,7 +128,9 @@ class SecuredBroker:
 
     def allow(self, *rules):
         """Let everybody who has logged in do this."""
-        told = [AclBinding(*of, "User:*", "*", operation, AclPermissionType.ALLOW) for *of, operation in rules]
+        told = [
+            AclBinding(*of, "User:*", "*", operation, AclPermissionType.ALLOW) for *of, operation in rules
+        ]
         self._done(self.admin.create_acls(told))
 
     def withdraw(self, kind, name):
@@ -251,7 +263,10 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured
 
 
 def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without_secrets(secured, services):
-    """Another login is another pool of consumers: it is not refused for differing, which would print both secrets."""
+    """Another login is another pool of consumers.
+
+    It is not refused for differing, which would print both secrets.
+    """
     group = f"etl-{uuid4().hex[:8]}"
     topic = secured.make_topic(group)
     secured.produce(topic, 0, 10)
@@ -273,10 +288,13 @@ def test_each_way_to_log_in_reads_the_same_partition_and_plans_are_shown_without
         seen = re.sub(spark.conf.get("spark.sql.redaction.string.regex"), "*", plan)
         assert not [secret for secret in secrets if secret in seen]
     with contextlib.redirect_stdout(out):
-        spark.sql("""SELECT 'LoginModule required password="hunter2"' AS a""").explain()  # as if options were shown
+        # As if options were shown
+        spark.sql("""SELECT 'LoginModule required password="hunter2"' AS a""").explain()
     spark.conf.set("spark.sql.redaction.string.regex", "the server's own")
     spark_session._hide_secrets(spark)
-    assert spark.conf.get("spark.sql.redaction.string.regex").startswith("the server's own|(?:LoginModule required|")
+    assert spark.conf.get("spark.sql.redaction.string.regex").startswith(
+        "the server's own|(?:LoginModule required|"
+    )
     spark.stop()
     assert "kafka" in out.getvalue(), "the plans are there"
     assert not [secret for secret in secured.secrets if secret in out.getvalue()]
@@ -297,18 +315,27 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
         told = CliRunner().invoke(cli.main, words, catch_exceptions=False).output
         assert not [secret for secret in secured.secrets if secret in told]
         found = json.loads(told)["findings"]
-        return {(one["area"], one["check"]): one for one in found if one["area"] not in {"dagster", "location"}}
+        return {
+            (one["area"], one["check"]): one for one in found if one["area"] not in {"dagster", "location"}
+        }
 
     before = asked()
     assert before["kafka", "brokers"]["message"].endswith("SASL_SSL as 'etl'")
     lacks = {at: one["fix"] for at, one in before.items() if one["outcome"] == "unknown"}
-    assert set(lacks) >= {("kafka", "settings"), ("kafka", "offsets topic"), (f"topic {topic}", "settings")}, lacks
+    assert set(lacks) >= {
+        ("kafka", "settings"),
+        ("kafka", "offsets topic"),
+        (f"topic {topic}", "settings"),
+    }, lacks
     assert "needs DESCRIBE_CONFIGS on the cluster" in lacks["kafka", "settings"]
     assert f"needs DESCRIBE_CONFIGS on topic {topic}" in lacks[f"topic {topic}", "settings"]
     anything, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
     secured.allow(
         (ResourceType.BROKER, "kafka-cluster", anything, AclOperation.DESCRIBE_CONFIGS),
-        *((ResourceType.TOPIC, "*", anything, may) for may in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)),
+        *(
+            (ResourceType.TOPIC, "*", anything, may)
+            for may in (AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+        ),
         (ResourceType.GROUP, group, anything, AclOperation.DESCRIBE_CONFIGS),
         *((kind, names, prefixed, AclOperation.ALL) for kind in (ResourceType.TOPIC, ResourceType.GROUP)),
     )
@@ -329,13 +356,19 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
     ],
 )
 def test_rights_that_are_withdrawn_end_the_run_by_name(secured, kind, says):
-    """While it is at work: nothing more is committed, and who looks at the group or begins anew is told, too."""
+    """While it is at work.
+
+    Nothing more is committed, and who looks at the group or begins anew is told, too.
+    """
     group = f"etl-{uuid4().hex[:8]}"
     topic = secured.make_topic(group)
     kafka, tp = secured.resource(), kl.OffsetRange(topic, 0, 0, 10).topic_partition
     settings = {"topics": [topic], "group_id": group}
     secured.produce(topic, 0, 10)
-    with pytest.raises(KafkaLivenessError, match=says), kafka.consumer(**settings, max_poll_records=4) as consumer:
+    with (
+        pytest.raises(KafkaLivenessError, match=says),
+        kafka.consumer(**settings, max_poll_records=4) as consumer,
+    ):
         consumer.commit(consumer.poll(120))
         for name in (topic, "*") if kind is ResourceType.TOPIC else (group,):
             secured.withdraw(kind, name)
@@ -378,7 +411,10 @@ def test_a_refusal_is_a_named_error_in_time(secured):
 
 
 def test_certificates_that_are_renewed_in_their_files_are_taken_up(tmp_path):
-    """The sensor's process lives for weeks: what it looks with is made anew; a live run ends with the reason."""
+    """The sensor's process lives for weeks: what it looks with is made anew.
+
+    A live run ends with the reason.
+    """
     secured, group = SecuredBroker(tmp_path), f"etl-{uuid4().hex[:8]}"
     try:
         topic = secured.make_topic(group)

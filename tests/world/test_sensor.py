@@ -1,4 +1,7 @@
-"""The group sensor beside real processes: each thing that happens to a group is told once, at once, by its name."""
+"""The group sensor beside real processes.
+
+Each thing that happens to a group is told once, at once, by its name.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,17 @@ from tests.world.chaos import FOR_GOOD, LAST, PROTOCOLS
 from tests.world.one_group import NO_SPARK
 from tests.world.stories import stop
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # Dagster's GraphQL client
+# Dagster's GraphQL client
+pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")
 
 EMPTIED, DEALT = "the group has no member any more", "the partitions were dealt anew, among {} members"
 
 
 class Sensor:
-    """The sensor of an asset, looked with by hand: its cursor goes from tick to tick, as the daemon has it."""
+    """The sensor of an asset, looked with by hand.
+
+    Its cursor goes from tick to tick, as the daemon has it.
+    """
 
     def __init__(self, asset, kafka, instance):
         self.asset, self._kafka, self._instance, self.cursor = asset, kafka, instance, None
@@ -40,7 +47,9 @@ class Sensor:
         """One look; its result."""
         keys = self.asset.settings.resources
         resources = {keys.kafka: self._kafka, keys.spark: NO_SPARK}
-        with dg.build_sensor_context(self._instance, self.cursor, resources=resources, sensor_name="watch") as context:
+        with dg.build_sensor_context(
+            self._instance, self.cursor, resources=resources, sensor_name="watch"
+        ) as context:
             result = self.asset.sensor.evaluate_tick(context)
         self.cursor = result.cursor
         return result
@@ -77,7 +86,9 @@ def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path):
             gates.mkdir()
             sensor = sensor_of(one)
             assert sensor.reported_events() == []
-            told.append(both.submit(_joined_late_frozen_done, one, sensor, one.launch_live(gates=gates), gates))
+            told.append(
+                both.submit(_joined_late_frozen_done, one, sensor, one.launch_live(gates=gates), gates)
+            )
         for one in told:
             one.result()
 
@@ -93,7 +104,8 @@ def _joined_late_frozen_done(story, sensor, run, gates):
     (gates / "1").touch()
     wait_for(lambda: any(member.partitions for member in story.members()))
     worker = story.worker(run)
-    stop(worker, story.instance)  # as often as not before it planned a batch: its wait for data passes meanwhile
+    # As often as not before it planned a batch: its wait for data passes meanwhile
+    stop(worker, story.instance)
     wait_for(lambda: not story.members())
     assert sensor.reported_events() == [f"{name} stopped sending heartbeats; it had {had}"]
     (gates / "all").touch()
@@ -104,7 +116,10 @@ def _joined_late_frozen_done(story, sensor, run, gates):
 
 
 def test_a_killed_run(story, tmp_path):
-    """SIGKILL: it crashed, and a live run is wanted at once, though the broker may list the member for long."""
+    """SIGKILL.
+
+    It crashed, and a live run is wanted at once, though the broker may list the member for long.
+    """
     story = story("killed_alone", "consumer")
     sensor = sensor_of(story)
     assert sensor.reported_events() == []
@@ -123,7 +138,10 @@ def test_a_killed_run(story, tmp_path):
 
 
 def test_a_canceled_run(story, tmp_path):
-    """Terminated in the UI: its partitions are released and so it is told, before Dagster says that the run ended."""
+    """Terminated in the UI.
+
+    Its partitions are released and so it is told, before Dagster says that the run ended.
+    """
     story = story("ended", "classic")
     sensor = sensor_of(story)
     assert sensor.reported_events() == []
@@ -147,8 +165,8 @@ def test_a_static_member_that_ends(story):
     assert story.members(), "its session lasts on"
     told = sensor.reported_events()
     assert (
-        f"run {short_run_id(run)} ended, and holds its partitions as a static member until its session times out; "
-        in told[0]
+        f"run {short_run_id(run)} ended, and holds its partitions as a static member until its session "
+        "times out; " in told[0]
     )
     wait_for(lambda: not story.members())
     assert sensor.reported_events() == [EMPTIED]
@@ -164,7 +182,10 @@ def killed(story, run):
 
 
 def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
-    """Twice in turn, within one session of the first: nobody waits for it, it is told who is there, nothing is lost."""
+    """Twice in turn, within one session of the first.
+
+    Nobody waits for it, it is told who is there, nothing is lost.
+    """
     story = story("followed", "classic")
     sensor = sensor_of(story)
     assert sensor.reported_events() == []
@@ -182,13 +203,15 @@ def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
     third = story.launch_live()
     assert story.end(third) is dg.DagsterRunStatus.SUCCESS
     assert time.monotonic() - began_at < FOR_GOOD, "it would have waited for the session"
-    assert f"takes the place of run {short_run_id(first)}, which is gone" in "".join(story.log_messages(third))
+    assert f"takes the place of run {short_run_id(first)}, which is gone" in "".join(
+        story.log_messages(third)
+    )
     assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(third)))
     assert story.members() == (), "who is done leaves at once"
     assert story.offsets() == list(range(LAST))
 
 
-# --- plain consumers --------------------------------------------------------------------------------------------------
+# --- plain consumers ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -222,7 +245,10 @@ def instance():
 
 
 def test_others_come_and_go(services, make_topic, instance):
-    """A second member, a plain Kafka consumer among them, and each that leaves: named, and none is disturbed."""
+    """A second member, a plain Kafka consumer among them, and each that leaves.
+
+    Named, and none is disturbed.
+    """
     topic, group, kafka = make_topic(2), f"etl-{uuid4().hex[:8]}", kafka_at(services.bootstrap_servers)
     sensor = Sensor(watch(topic, group), kafka, instance)
     members = lambda: kafka.cluster().members(group)  # noqa: E731
@@ -287,7 +313,8 @@ def test_a_broker_that_restarts_is_no_departure(tmp_path, monkeypatch, instance,
                     )
                 )
             before = [
-                (consumer._session.planner, sensor.reported_events(), sensor.cursor) for consumer, sensor in members
+                (consumer._session.planner, sensor.reported_events(), sensor.cursor)
+                for consumer, sensor in members
             ]
             broker = psutil.Process(state.read_state(tmp_path)["kafka"].pid)
             broker.kill()

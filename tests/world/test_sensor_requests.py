@@ -42,7 +42,9 @@ class Desk:
         self.asset = orders
         self.defs = dg.Definitions.merge(
             orders.definitions,
-            dg.Definitions(resources={"kafka": world.kafka, "spark": kl.SparkConnectResource(remote="sc://localhost")}),
+            dg.Definitions(
+                resources={"kafka": world.kafka, "spark": kl.SparkConnectResource(remote="sc://localhost")}
+            ),
         )
 
     def tick(self):
@@ -54,7 +56,8 @@ class Desk:
             resources={"kafka": self.world.kafka, "spark": NO_SPARK},
             sensor_name="orders_sensor",
         )
-        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):  # as the daemon's ticks are
+        # As the daemon's ticks are
+        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):
             result = self.asset.sensor.evaluate_tick(context)
         for added in result.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions(added.partitions_def_name, list(added.partition_keys))
@@ -88,7 +91,10 @@ def instance():
 
 
 def test_which_partitions_there_are_is_asked_when_something_else_is_owed(crashed, instance, monkeypatch):
-    """They are never removed, and all of them are read to know of one: not again at looks that find the same owed."""
+    """They are never removed, and all of them are read to know of one.
+
+    Not again at looks that find the same owed.
+    """
     asked, ask = [], instance.get_dynamic_partitions
     monkeypatch.setattr(instance, "get_dynamic_partitions", lambda name: asked.append(name) or ask(name))
     desk = Desk(crashed, instance)
@@ -111,7 +117,10 @@ def test_which_partitions_there_are_is_asked_when_something_else_is_owed(crashed
 def test_a_partition_that_somebody_deleted_comes_back_though_there_is_always_something_to_tell(
     crashed, instance, monkeypatch
 ):
-    """A run that comes and goes more than once a minute is an event at each look; what is owed stays as it is."""
+    """A run that comes and goes more than once a minute is an event at each look.
+
+    What is owed stays as it is.
+    """
     desk, began = Desk(crashed, instance), time.time()
     clock = SimpleNamespace(**{**vars(time), "time": lambda: began})
     monkeypatch.setattr(sensors, "time", clock)
@@ -153,11 +162,16 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
     assert f"crash lag {crashed.topic}:3:70-120, 50 offsets, is owed" in asked
     assert {request.job_name for request in first.run_requests} == {"orders_job"}
     assert len(set(asked.values())) == len(asked)
-    assert all(asked[about] == key for about, key in again.items()), "a tick that is repeated starts nothing twice"
+    assert all(asked[about] == key for about, key in again.items()), (
+        "a tick that is repeated starts nothing twice"
+    )
 
 
 def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch):
-    """Oldest first, none beside another, none of a held partition; who fails makes room, and is tried ever later."""
+    """Oldest first, none beside another, none of a held partition.
+
+    Who fails makes room, and is tried ever later.
+    """
     w = crashed
     desk = Desk(w, instance, crash_lag=kl.CrashLag(auto_catch_up=True))
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
@@ -189,8 +203,13 @@ def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch
 
 
 @pytest.mark.parametrize(("seconds", "delayed"), [(400, False), (200, True)])
-def test_a_run_that_worked_for_long_does_not_fail_all_the_time(world, instance, monkeypatch, seconds, delayed):
-    """What ends one run a week is no reason to wait: the next one starts at once, however often it came before."""
+def test_a_run_that_worked_for_long_does_not_fail_all_the_time(
+    world, instance, monkeypatch, seconds, delayed
+):
+    """What ends one run a week is no reason to wait.
+
+    The next one starts at once, however often it came before.
+    """
     world.grow_to(10)
     desk, now = Desk(world, instance), time.time()
     for _ in range(4):
@@ -200,13 +219,18 @@ def test_a_run_that_worked_for_long_does_not_fail_all_the_time(world, instance, 
     monkeypatch.setattr(
         type(instance),
         "get_run_records",
-        lambda _, *a, **k: [record._replace(start_time=now - seconds, end_time=now) for record in records(*a, **k)],
+        lambda _, *a, **k: [
+            record._replace(start_time=now - seconds, end_time=now) for record in records(*a, **k)
+        ],
     )
     assert (desk.wanted() == []) is delayed
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch):
-    """The host's was a day ahead while runs failed: the next one starts, and the group is told of, without that day."""
+    """The host's was a day ahead while runs failed.
+
+    The next one starts, and the group is told of, without that day.
+    """
     world.grow_to(10)
     desk, now = Desk(world, instance), time.time()
     tomorrow, records = now + 86_400, instance.get_run_records
@@ -216,7 +240,9 @@ def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch)
     monkeypatch.setattr(
         type(instance),
         "get_run_records",
-        lambda _, *a, **k: [record._replace(start_time=tomorrow, end_time=tomorrow) for record in records(*a, **k)],
+        lambda _, *a, **k: [
+            record._replace(start_time=tomorrow, end_time=tomorrow) for record in records(*a, **k)
+        ],
     )
     assert desk.wanted() == [], "four in a row"
     monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now))
@@ -228,7 +254,10 @@ def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch)
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_run_that_commits_does_not_fail_all_the_time(world, instance, commits):
-    """Four that die one after the other, as on a host that loses its workers; and four that die of a batch."""
+    """Four that die one after the other, as on a host that loses its workers.
+
+    And four that die of a batch.
+    """
     desk = Desk(world, instance)
 
     @dg.op

@@ -1,4 +1,7 @@
-"""The broker's network falls silent: a run waits for it as long as a batch may take, and ends by itself soon after."""
+"""The broker's network falls silent.
+
+A run waits for it as long as a batch may take, and ends by itself soon after.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     found = PartitionedNetwork(services, topic, table, tmp_path, services.spark_remote)
     found.kafka["bootstrap_servers"] = f"127.0.0.1:{broker.proxy.port}"
     if request.param == "consumer":
-        session, heartbeat = (found.kafka.pop(f"{name}_seconds") for name in ("session_timeout", "heartbeat_interval"))
+        session, heartbeat = (
+            found.kafka.pop(f"{name}_seconds") for name in ("session_timeout", "heartbeat_interval")
+        )
         set_timeouts(direct, found.group, session, heartbeat)
         found.kafka["group_protocol"] = "consumer"
     found.cluster = kl.KafkaLivenessResource(bootstrap_servers=direct).cluster()
@@ -55,13 +60,16 @@ def lonely(services, broker, produce, table, tmp_path, warm_spark, request):  # 
     broker.proxy.resume()
 
 
-@pytest.mark.parametrize("lonely", ["consumer", pytest.param("classic", marks=pytest.mark.certify)], indirect=True)
+@pytest.mark.parametrize(
+    "lonely", ["consumer", pytest.param("classic", marks=pytest.mark.certify)], indirect=True
+)
 def test_in_the_middle_of_a_batch(lonely, broker, spark, rows):
     """The batch is written and cannot be committed: librdkafka never comes back from the commit."""
     with lonely.start() as run:
         wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         broker.proxy.fall_silent()
-        before = lonely.committed()  # the batch may have landed while Spark was asked; then it is the next one
+        # The batch may have landed while Spark was asked; then it is the next one
+        before = lonely.committed()
         ends(run, error="BrokerUnreachableError", within=BUDGET + AFTER)
     assert lonely.committed() == before
     broker.proxy.resume()
@@ -86,8 +94,11 @@ def test_who_was_cut_off_is_not_told_that_it_was_silent(broker, produce):
     produce(direct, topic, 0, map(str, range(SIZE)))
     timeouts = {"session_timeout_seconds": 6, "heartbeat_interval_seconds": 0.5}
     kafka = kl.KafkaLivenessResource(bootstrap_servers=f"127.0.0.1:{broker.proxy.port}", **timeouts)
-    serving = kl.Membership(liveness="progress")  # the group is answered beside the batch: who is cut off is so at once
-    with kafka.consumer(topics=[topic], group_id=topic, max_batch_seconds=GIVE_UP, membership=serving) as consumer:
+    # The group is answered beside the batch: who is cut off is so at once
+    serving = kl.Membership(liveness="progress")
+    with kafka.consumer(
+        topics=[topic], group_id=topic, max_batch_seconds=GIVE_UP, membership=serving
+    ) as consumer:
         batch, cut = consumer.poll(GIVE_UP), threading.Event()
         consumer.on_fence(cut.set)
         broker.end()
@@ -95,15 +106,23 @@ def test_who_was_cut_off_is_not_told_that_it_was_silent(broker, produce):
             wait_for(cut.is_set, what="the session has passed")
         finally:
             broker.start()
-        with pytest.raises(FencedError, match=r"no broker answered this member.*session.*Fix: .*brokers") as cut_off:
+        with pytest.raises(
+            FencedError, match=r"no broker answered this member.*session.*Fix: .*brokers"
+        ) as cut_off:
             consumer.commit(batch)
         assert cut_off.value.reason is FenceReason.BROKERS_UNAVAILABLE
         assert consumer.poll(GIVE_UP).ranges == batch.ranges
 
 
 def test_a_run_that_a_signal_ended_did_not_crash(lonely):
-    """A host that shuts down: another run has its partitions before the sensor looks, and Dagster says *failed*."""
-    with dg.DagsterInstance.from_config(str(lonely.home)) as instance, lonely.start(pauses_in="transform") as run:
+    """A host that shuts down.
+
+    Another run has its partitions before the sensor looks, and Dagster says *failed*.
+    """
+    with (
+        dg.DagsterInstance.from_config(str(lonely.home)) as instance,
+        lonely.start(pauses_in="transform") as run,
+    ):
 
         def seen():
             return GroupObservation.read(lonely.cluster, instance, lonely.group, [lonely.topic]).snapshot
@@ -112,7 +131,9 @@ def test_a_run_that_a_signal_ended_did_not_crash(lonely):
         _, memory = detect_events(None, seen(), 0.0, GIVE_UP)
         run.interrupt()
         run.end()
-        with kl.KafkaLivenessResource(**lonely.kafka).consumer(topics=[lonely.topic], group_id=lonely.group) as other:
+        with kl.KafkaLivenessResource(**lonely.kafka).consumer(
+            topics=[lonely.topic], group_id=lonely.group
+        ) as other:
             assert other.poll(GIVE_UP).ranges
             events, _ = detect_events(memory, seen(), 5.0, GIVE_UP)
     left = [(event.run, event.reason) for event in events if isinstance(event, MemberLeft)]

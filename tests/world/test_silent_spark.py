@@ -1,4 +1,7 @@
-"""Spark's network falls silent, without a reset and without an end: each run ends by itself, by name, and in time."""
+"""Spark's network falls silent, without a reset and without an end.
+
+Each run ends by itself, by name, and in time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ PORT = re.compile(r":(\d+)")
 
 
 def in_the_middle_of_a_batch(lonely, proxy, spark, rows, *, in_flight):
-    """Spark works and is heard no more: fenced at its budget, given up soon after it, nothing of it committed."""
+    """Spark works and is heard no more.
+
+    Fenced at its budget, given up soon after it, nothing of it committed.
+    """
     with lonely.start(batching={"in_flight": in_flight}) as run:
         wait_for(lambda: lonely.is_busy(spark), what="Spark has reached a row of the run", details=run.shown)
         proxy.fall_silent()
@@ -104,11 +110,18 @@ CASES = {
     "a catalog that never answers": a_catalog_that_accepts_and_never_answers,
 }
 AT_ONCE = 3  # most of it is waiting
-GATE = ("in the middle of two", "in the analysis", "before the first connection", "a catalog that never answers")
+GATE = (
+    "in the middle of two",
+    "in the analysis",
+    "before the first connection",
+    "a catalog that never answers",
+)
 OTHERS = tuple(case for case in CASES if case not in GATE)
 
 
-@pytest.mark.parametrize("names", [GATE, pytest.param(OTHERS, marks=pytest.mark.certify)], ids=["gate", "others"])
+@pytest.mark.parametrize(
+    "names", [GATE, pytest.param(OTHERS, marks=pytest.mark.certify)], ids=["gate", "others"]
+)
 def test_each_run_ends_by_itself_and_the_next_goes_on(  # noqa: PLR0917
     services, make_topic, produce, rows, spark, warm_spark, tmp_path, names
 ):
@@ -121,7 +134,9 @@ def test_each_run_ends_by_itself_and_the_next_goes_on(  # noqa: PLR0917
         (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
         with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
             remote = PORT.sub(f":{proxy.port}", services.spark_remote, count=1)
-            lonely = PartitionedNetwork(services, topic, f"lake.{topic.replace('-', '_')}.orders", home, remote)
+            lonely = PartitionedNetwork(
+                services, topic, f"lake.{topic.replace('-', '_')}.orders", home, remote
+            )
             lonely.make_table(warm_spark)
             case(lonely, proxy, spark, rows)
 

@@ -34,14 +34,21 @@ HALF_A_MODULE = """<project><modelVersion>4.0.0</modelVersion>
 
 @pytest.fixture(scope="module")
 def delta_remote(services, tmp_path_factory):
-    """The address of an embedded Spark with the page's settings; Delta's jars are kept with the other jars."""
+    """The address of an embedded Spark with the page's settings.
+
+    Delta's jars are kept with the other jars.
+    """
     from kafka_liveness_dagster.embedded import services as embedded  # noqa: PLC0415
 
-    home, settings = tmp_path_factory.mktemp("delta") / "home", tmp_path_factory.mktemp("settings") / "spark.conf"
+    home, settings = (
+        tmp_path_factory.mktemp("delta") / "home",
+        tmp_path_factory.mktemp("settings") / "spark.conf",
+    )
     maven = tmp_path_factory.mktemp("maven") / ".m2" / "repository" / "org" / "slf4j" / "slf4j-api" / "2.0.13"
     maven.mkdir(parents=True)  # as a build leaves it that needed the pom alone: half of a module
     (maven / "slf4j-api-2.0.13.pom").write_text(HALF_A_MODULE)
-    options = f"-Duser.home={maven.parents[5]} -XX:TieredStopAtLevel=1"  # a server of a minute: less compiling
+    # A server of a minute: less compiling
+    options = f"-Duser.home={maven.parents[5]} -XX:TieredStopAtLevel=1"
     kept = {
         "spark.jars.ivy": str(jars_folder() / "delta-ivy"),
         "spark.databricks.delta.snapshotPartitions": "2",
@@ -172,7 +179,9 @@ def test_parquet_shows_what_is_listed_and_the_newest_of_it(parquet):
     parquet.put([orders(0, 9)], lambda: lines(parquet.spark, orders(0, 9), by="nobody").where("false"))
     with pytest.raises(PermissionError):
         put(70, 100, "fenced", may_go_on=raise_at(3))
-    with pytest.raises(RowsOutsideBatchError, match=r"orders:3:100, which is not in the batch orders:3:70-100"):
+    with pytest.raises(
+        RowsOutsideBatchError, match=r"orders:3:100, which is not in the batch orders:3:70-100"
+    ):
         parquet.put([orders(70, 100)], lambda: lines(parquet.spark, orders(70, 101), by="stray"))
     assert parquet.rows() == []
 
@@ -243,17 +252,31 @@ def test_a_table_that_a_sink_misses_is_no_row_of_another_batch(spark, table):
 def test_rows_without_their_offsets_never_reach_a_sink(spark):
     """They could not be replaced later."""
     with pytest.raises(TableSchemaError, match="the rows for raise_at must have offset bigint"):
-        replace_rows(raise_at(0), [orders(0, 3)], lambda: lines(spark, orders(0, 3), by="ours").drop("offset"))
+        replace_rows(
+            raise_at(0), [orders(0, 3)], lambda: lines(spark, orders(0, 3), by="ours").drop("offset")
+        )
 
 
 def test_a_run_writes_through_the_sink(parquet, services, make_topic, produce):
-    """A whole live run through Dagster: what was produced is what readers see, and the asset names its sink."""
+    """A whole live run through Dagster.
+
+    What was produced is what readers see, and the asset names its sink.
+    """
     topic = make_topic()
     produce(services.bootstrap_servers, topic, 0, map(str, range(5)))
     kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
     asset = kl.kafka_asset(
-        name="orders", topics=[topic], group_id=f"etl-{topic}", sink=parquet.sink, max_poll_records=3, idle_seconds=0.5
-    )(lambda batch: batch.selectExpr("topic", "partition", "offset", "0 AS line", "string(value) AS written_by"))
+        name="orders",
+        topics=[topic],
+        group_id=f"etl-{topic}",
+        sink=parquet.sink,
+        max_poll_records=3,
+        idle_seconds=0.5,
+    )(
+        lambda batch: batch.selectExpr(
+            "topic", "partition", "offset", "0 AS line", "string(value) AS written_by"
+        )
+    )
     resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
@@ -261,5 +284,7 @@ def test_a_run_writes_through_the_sink(parquet, services, make_topic, produce):
         told = [one.metadata for one in run.asset_materializations_for_node("orders")]
     assert parquet.rows() == [(0, n, 0, str(n), None) for n in range(5)]
     assert [one["batches"].value for one in told] == [1, 1], "the first at once, the rest at the end"
-    assert not any("rows_written" in one or "dagster/row_count" in one for one in told), "the sink does not tell"
+    assert not any("rows_written" in one or "dagster/row_count" in one for one in told), (
+        "the sink does not tell"
+    )
     assert asset.live.metadata_by_key[asset.live.key]["sink"] == "ParquetSink"

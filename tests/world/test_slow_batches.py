@@ -19,7 +19,8 @@ from tests.timeouts import connect, seconds
 
 OFFSETS = 4
 SESSION = seconds(4.0)  # a budget is no shorter
-POISON, AT_MOST = 2, 2  # a batch in time, one of two that is not, and what is left of it: each hang costs its budget
+# A batch in time, one of two that is not, and what is left of it: each hang costs its budget
+POISON, AT_MOST = 2, 2
 TWO = "count(*) OVER (PARTITION BY partition) = 2"
 MORE_THAN_TWO, IS_POISON = "count(*) OVER (PARTITION BY partition) > 2", f"offset = {POISON}"
 
@@ -32,12 +33,18 @@ def slow_if(condition):
 
 @pytest.fixture(scope="module")
 def budget(services, produce):
-    """Seconds in which a batch that does not hang is done here and now, with room to spare; a hang costs all of it."""
+    """Seconds in which a batch that does not hang is done here and now, with room to spare.
+
+    A hang costs all of it.
+    """
     topic = f"orders-{uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     produce(services.bootstrap_servers, topic, 0, ["first"])
-    options, ranges = {"kafka.bootstrap.servers": services.bootstrap_servers}, [kl.OffsetRange(topic, 0, 0, 1)]
+    options, ranges = (
+        {"kafka.bootstrap.servers": services.bootstrap_servers},
+        [kl.OffsetRange(topic, 0, 0, 1)],
+    )
 
     def seconds_of_a_batch(condition):
         began, spark = time.monotonic(), connect(services.spark_remote)
@@ -133,7 +140,10 @@ def test_what_is_slow_in_python_comes_again_at_half_its_size_too(world, rows, bu
 
 
 def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
-    """The default: nothing behind it is processed, nothing of it is committed, and the error says where it is."""
+    """The default.
+
+    Nothing behind it is processed, nothing of it is committed, and the error says where it is.
+    """
     run = world.run(world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST))
     assert not run.success
     error = run.failure_data_for_node("orders").error.cause
@@ -144,7 +154,10 @@ def test_a_poisoned_offset_ends_the_run_with_its_name(world, rows):
 
 
 def test_a_search_for_bad_records_that_takes_too_long_comes_again_at_half_its_size(world, rows):
-    """It has the batch's budget: what is found in half of it is passed, and then the other half is searched."""
+    """It has the batch's budget.
+
+    What is found in half of it is passed, and then the other half is searched.
+    """
     slow = "java_method('java.lang.Thread', 'sleep', 60000L)"
     number = f"CASE WHEN offset = 0 THEN raise_error('bad') WHEN {TWO} THEN {slow} ELSE '' END"
     batching = kl.Batching(on_bad_record="dead_letter", in_flight=1)
@@ -158,14 +171,18 @@ def test_a_search_for_bad_records_that_takes_too_long_comes_again_at_half_its_si
 
 def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     """It is a partition like any crash lag, with the reason on its page; a mended transform drains it."""
-    asset = world.asset(slow_if(IS_POISON), max_poll_records=AT_MOST, batching=kl.Batching(on_slow_record="quarantine"))
+    asset = world.asset(
+        slow_if(IS_POISON), max_poll_records=AT_MOST, batching=kl.Batching(on_slow_record="quarantine")
+    )
     run = world.run(asset)
     assert run.success
     left = [offset for offset in range(OFFSETS) if offset != POISON]
     assert [row["offset"] for row in rows(world.table)] == left
     key = f"{world.topic}:0:{POISON}-{POISON + 1}"
     seen = world.instance.fetch_observations(asset.crash_lag.key, limit=1).records[0]
-    assert seen.asset_entry.asset_key if hasattr(seen, "asset_entry") else seen.asset_key == asset.crash_lag.key
+    assert (
+        seen.asset_entry.asset_key if hasattr(seen, "asset_entry") else seen.asset_key == asset.crash_lag.key
+    )
     assert seen.partition_key == key
     assert "stays owed" in seen.asset_observation.description
     with world.kafka.consumer(topics=[world.topic], group_id=f"etl-{world.topic}") as consumer:

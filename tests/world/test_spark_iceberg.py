@@ -72,7 +72,10 @@ def topic(services, make_topic, produce):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What Spark was asked so far: how often each of its calls was made, but for those that free what was answered."""
+    """What Spark was asked so far.
+
+    How often each of its calls was made, but for those that free what was answered.
+    """
     calls: Counter[str] = Counter()
 
     def counted(way):
@@ -120,7 +123,9 @@ def test_the_snapshot_is_the_tables_own(spark, table, asked, plans_tell):
         told = spark.sql(f"SELECT snapshot_id FROM {table}.refs WHERE name = 'main'").first()
         return told and told[0]
 
-    spark.sql(f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string) USING iceberg")
+    spark.sql(
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, written_by string) USING iceberg"
+    )
     seen, its = [], IcebergTable(table)
     changes = (
         "INSERT INTO {} VALUES ('orders', 3, 0, 'first')",
@@ -147,7 +152,9 @@ def test_an_iceberg_whose_plans_tell_no_snapshot_is_asked_for_it(spark, table, m
     with pytest.raises(AnalysisException) as missing:
         gone.snapshot_id(spark)
     assert is_table_missing(missing.value, gone.quoted)
-    monkeypatch.setattr("pyspark.sql.connect.dataframe.DataFrame._explain_string", lambda *_, **__: "IcebergScan()")
+    monkeypatch.setattr(
+        "pyspark.sql.connect.dataframe.DataFrame._explain_string", lambda *_, **__: "IcebergScan()"
+    )
     assert its.snapshot_id(spark) == told is not None
 
 
@@ -169,7 +176,9 @@ def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topi
             "topic", "partition", "offset", "cast(value AS string) AS value"
         ),
     )
-    assert [(row["offset"], row["value"]) for row in rows(table)] == [(n, f"order {n}") for n in range(70, 120)]
+    assert [(row["offset"], row["value"]) for row in rows(table)] == [
+        (n, f"order {n}") for n in range(70, 120)
+    ]
     assert (done.rows, done.attempts, done.rewrote_files) == (50, 1, False)
     told = spark.sql(f"SELECT summary['kafka-liveness.ranges'] FROM {table}.snapshots").first()[0]
     assert told == f"{topic}:0:70-120"
@@ -187,7 +196,9 @@ def test_a_replay_replaces_itself(spark, table, rows):
 def test_no_rows_still_clear_the_range(spark, table, rows):
     """A transform that gives nothing for a range replaces what was there by nothing."""
     put(spark, table, orders(70, 100), orders(100, 120))
-    done = write_table(spark, table, [orders(70, 120)], lambda: frame(spark, orders(70, 120)).where("offset < 0"))
+    done = write_table(
+        spark, table, [orders(70, 120)], lambda: frame(spark, orders(70, 120)).where("offset < 0")
+    )
     assert (rows(table), done.rows) == ([], 0)
     empty = spark.createDataFrame([], frame(spark, orders(0, 1)).schema)
     assert write_table(spark, table, [orders(70, 120)], lambda: empty).rows == 0
@@ -275,7 +286,10 @@ def test_a_writer_that_never_wins_says_so(spark, table, rows):
 
 
 def test_two_writers_at_the_same_moment(services, table, rows):
-    """Namespace, table and range made by two sessions at once: nobody fails, and one of them is what is held."""
+    """Namespace, table and range made by two sessions at once.
+
+    Nobody fails, and one of them is what is held.
+    """
     ready = threading.Barrier(2)
 
     def go(by):
@@ -304,7 +318,8 @@ def test_a_range_that_cuts_through_files_is_rewritten_exactly(spark, table, rows
     done = put(spark, table, orders(80, 90), by="third")
     assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("third", 80, 90)
     assert (done.rows, done.attempts, done.rewrote_files) == (10, 2, True)
-    assert not put(spark, table, orders(80, 90), by="fourth").rewrote_files  # its rows are files of their own now
+    # Its rows are files of their own now
+    assert not put(spark, table, orders(80, 90), by="fourth").rewrote_files
     assert held(rows(table)) == once("first", 0, 70) | once("second", 70, 120) | once("fourth", 80, 90)
 
 
@@ -314,7 +329,9 @@ def test_a_rewrite_keeps_none_one_and_many_rows_an_offset(spark, table, rows):
     def lines(start, end, by):
         # offset n gives n % 3 rows
         return frame(spark, orders(start, end), by=by).selectExpr(
-            "*", "explode(slice(array(0, 1), 1, int(offset % 3))) AS line", "named_struct('a', nullif(offset, 72)) AS s"
+            "*",
+            "explode(slice(array(0, 1), 1, int(offset % 3))) AS line",
+            "named_struct('a', nullif(offset, 72)) AS s",
         )
 
     def expected(by, *offsets):
@@ -392,7 +409,9 @@ def test_rows_without_their_offsets_are_refused(spark, table):
     """Rows that could not be replaced later are never written; nor is a table made for them."""
     for broken in ("topic", "partition", "offset"):
         with pytest.raises(TableSchemaError, match=f"must have {broken} "):
-            write_table(spark, table, [orders(70, 100)], lambda name=broken: frame(spark, orders(70, 100)).drop(name))
+            write_table(
+                spark, table, [orders(70, 100)], lambda name=broken: frame(spark, orders(70, 100)).drop(name)
+            )
     text = frame(spark, orders(70, 100)).selectExpr("topic", "string(partition)", "offset")
     with pytest.raises(TableSchemaError, match=r"partition int \(is string\)"):
         write_table(spark, table, [orders(70, 100)], lambda: text)
@@ -402,7 +421,9 @@ def test_rows_without_their_offsets_are_refused(spark, table):
 def test_a_table_that_does_not_fit_is_refused(spark, table, rows):
     """A table of somebody else's making without the three columns: named, and left alone."""
     spark.sql(f"CREATE NAMESPACE {table.rpartition('.')[0]}")
-    spark.sql(f"CREATE TABLE {table} (topic string, partition int) USING iceberg PARTITIONED BY (topic, partition)")
+    spark.sql(
+        f"CREATE TABLE {table} (topic string, partition int) USING iceberg PARTITIONED BY (topic, partition)"
+    )
     with pytest.raises(TableSchemaError, match="must have offset bigint"):
         put(spark, table, orders(70, 100))
     assert rows(table) == []
@@ -412,14 +433,18 @@ def test_a_row_of_another_batch_is_refused(spark, table, rows):
     """A row outside of the ranges would survive every replay, so it is never written."""
     put(spark, table, orders(70, 100))
     with pytest.raises(RowsOutsideBatchError, match="orders:3:100, which is not in the batch"):
-        write_table(spark, table, [orders(70, 100)], lambda: frame(spark, orders(70, 101), by="second", tasks=1))
+        write_table(
+            spark, table, [orders(70, 100)], lambda: frame(spark, orders(70, 101), by="second", tasks=1)
+        )
     assert held(rows(table)) == once("first", 70, 100)
 
 
 def test_columns_come_and_go(spark, table, rows):
     """A new column is added to the table, one that is gone is null, and a rewrite keeps the old values."""
     put(spark, table, orders(70, 100))
-    wider = frame(spark, orders(80, 90), by="second").selectExpr("*", "1.5D AS `net price`").drop("written_by")
+    wider = (
+        frame(spark, orders(80, 90), by="second").selectExpr("*", "1.5D AS `net price`").drop("written_by")
+    )
     write_table(spark, table, [orders(80, 90)], lambda: wider)
     found = {row["offset"]: (row["written_by"], row["net price"]) for row in rows(table)}
     assert found == {n: (None, 1.5) if 80 <= n < 90 else ("first", None) for n in range(70, 100)}
@@ -433,14 +458,22 @@ def test_fields_inside_of_columns_come_and_go(spark, table, rows, snapshots):
     """
 
     def put(inner, *ranges):
-        shown = f"named_struct('it''s', 1, 'in', {inner}) AS s", f"array({inner}) AS l", f"map('k', {inner}) AS m"
-        made = [frame(spark, one, tasks=1).selectExpr("topic", "partition", "offset", *shown) for one in ranges]
+        shown = (
+            f"named_struct('it''s', 1, 'in', {inner}) AS s",
+            f"array({inner}) AS l",
+            f"map('k', {inner}) AS m",
+        )
+        made = [
+            frame(spark, one, tasks=1).selectExpr("topic", "partition", "offset", *shown) for one in ranges
+        ]
         return write_table(spark, table, ranges, lambda: made[0], layout=TableLayout(snapshots=snapshots))
 
     put("named_struct('a', 1, 'b', 2)", orders(0, 9))
     put("named_struct('c', named_struct('x', 3), 'a', 1L)", orders(9, 12))
     put("CAST(NULL AS struct<b: int>)", orders(12, 13))
-    assert put("named_struct('c', named_struct('y', array(named_struct('z', 4))))", orders(3, 5)).rewrote_files
+    assert put(
+        "named_struct('c', named_struct('y', array(named_struct('z', 4))))", orders(3, 5)
+    ).rewrote_files
     put("named_struct('c', named_struct('y', array(named_struct('z', 4, 'w', 5))))", orders(13, 14))
 
     def inside(offset):
@@ -472,6 +505,8 @@ def test_every_batch_runs_the_same_generated_code(spark, capsys):
     for ranges in ([orders(70, 120), orders(0, 9, 1)], [orders(120, 190), orders(9, 70, 1)]):
         key = ("cast(id AS string) AS topic", "cast(id AS int) AS partition", "id AS offset")
         require_rows_in_ranges(spark.range(200).selectExpr(*key), ranges).explain(mode="codegen")
-        codes.append("\n".join(line for line in capsys.readouterr().out.splitlines() if line.startswith("/* ")))
+        codes.append(
+            "\n".join(line for line in capsys.readouterr().out.splitlines() if line.startswith("/* "))
+        )
     assert "getLong" in codes[0], "it is the code, and looks the numbers up"
     assert codes[0] == codes[1]

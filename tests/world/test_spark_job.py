@@ -1,6 +1,7 @@
 """Spark work is watched and stopped from another thread, and what a dead client left behind does no harm.
 
-A batch that is in flight for as long as a test wants: it reads to an offset that is not produced yet, so its task
+A batch that is in flight for as long as a test wants: it reads to an offset that is not produced yet, so its
+    task
 waits for the broker. Producing the missing records lets it end.
 """
 
@@ -27,7 +28,8 @@ from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
 
-TASK_WAITS = 120.0  # seconds, of a task for a record that was not produced: the default of Spark's Kafka source
+# Seconds, of a task for a record that was not produced: the default of Spark's Kafka source
+TASK_WAITS = 120.0
 
 
 @pytest.fixture
@@ -51,7 +53,10 @@ def own(services):
 
 
 class Reports:
-    """What Spark itself says, every half second, of a session's running operation: (completed tasks, all tasks)."""
+    """What Spark itself says, every half second, of a session's running operation.
+
+    (completed tasks, all tasks).
+    """
 
     def __init__(self, session):
         self.heard: list[tuple[int, int]] = []
@@ -61,7 +66,9 @@ class Reports:
         """Caller: pyspark, in the thread whose operation it is."""
         if inflight_tasks and not done:
             infos = list(stages)
-            self.heard.append((sum(info.num_completed_tasks for info in infos), sum(info.num_tasks for info in infos)))
+            self.heard.append(
+                (sum(info.num_completed_tasks for info in infos), sum(info.num_tasks for info in infos))
+            )
 
 
 def put(  # noqa: PLR0917
@@ -72,7 +79,9 @@ def put(  # noqa: PLR0917
 
     def make():
         before_frame()
-        return read_ranges(session, ranges, kafka).selectExpr("topic", "partition", "offset", f"'{by}' AS written_by")
+        return read_ranges(session, ranges, kafka).selectExpr(
+            "topic", "partition", "offset", f"'{by}' AS written_by"
+        )
 
     return write_table(session, table, ranges, make, **options)
 
@@ -88,7 +97,10 @@ def once(by, start, end):
 
 
 def test_a_cancelled_write_ends_at_once_and_changes_nothing(own, spark, orders, table, rows):
-    """Cancel from another thread: back long before Spark gives its task up, the table as it was, no next operation."""
+    """Cancel from another thread.
+
+    Back long before Spark gives its task up, the table as it was, no next operation.
+    """
     topic, kafka, more = orders
     put(spark, table, topic, kafka, 0, 70, by="first")
     spark_says = Reports(own)
@@ -116,7 +128,8 @@ def test_a_cancelled_write_ends_at_once_and_changes_nothing(own, spark, orders, 
 def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_topic, produce, table, rows):  # noqa: PLR0917
     """Neither another session's work nor another job of the same session is hit.
 
-    Each waits at the end of a partition of its own: behind the end there is nothing to wait for, only an error.
+    Each waits at the end of a partition of its own: behind the end there is nothing to wait for, only an
+        error.
     """
     topic, kafka = make_topic(3), {"kafka.bootstrap.servers": services.bootstrap_servers}
 
@@ -132,11 +145,21 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_
     def work(partition, name, session):
         with jobs[name] as job:
             options = {"by": name, "partition": partition, "may_go_on": job.check, "max_attempts": 1}
-            put(session, table, topic, kafka, *spans[name], before_frame=lambda: built.wait(PATIENCE), **options)
+            put(
+                session,
+                table,
+                topic,
+                kafka,
+                *spans[name],
+                before_frame=lambda: built.wait(PATIENCE),
+                **options,
+            )
 
     with ThreadPoolExecutor(3) as pool:
         sessions = (("cancelled", own), ("same session", own), ("other session", spark))
-        done = {name: pool.submit(work, number, name, session) for number, (name, session) in enumerate(sessions)}
+        done = {
+            name: pool.submit(work, number, name, session) for number, (name, session) in enumerate(sessions)
+        }
         built.wait(PATIENCE)
         assert jobs["cancelled"].cancel(TASK_WAITS)
         for partition in range(3):
@@ -153,7 +176,10 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_
 
 
 def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypatch):
-    """Its thread works in Python for longer than a cancel waits: Spark owes nothing, and its connection stays."""
+    """Its thread works in Python for longer than a cancel waits.
+
+    Spark owes nothing, and its connection stays.
+    """
     monkeypatch.setattr("kafka_liveness_dagster.spark.connect.job.ABANDON_SECONDS", 0.5)
     job, at_work, goes_on = SparkJob(own), threading.Event(), threading.Event()
 
@@ -266,7 +292,10 @@ def test_cancel_at_any_moment_leaves_the_table_unchanged_or_exact(own, spark, ta
 
 
 def test_progress_is_told_while_tasks_finish(own, orders, table):
-    """Counts of finished and all tasks arrive during the operation; a task that waits is no progress, but reported."""
+    """Counts of finished and all tasks arrive during the operation.
+
+    A task that waits is no progress, but reported.
+    """
     topic, kafka, more = orders
     seen: list[tuple[int, int]] = []
     reports: list[tuple[int, int]] = []
@@ -325,7 +354,9 @@ def zombie(services, spark, orders, table):
     put(spark, table, topic, kafka, 0, 70, by="first")
     remote = f"{services.spark_remote};user_id=zombie;session_id={uuid4()}"
     command = [sys.executable, "-c", ZOMBIE, topic, services.bootstrap_servers, remote, table]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as client:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as client:
         operation = client.stdout.readline().strip()
         client.kill()
     assert operation

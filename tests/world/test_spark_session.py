@@ -51,7 +51,10 @@ def test_each_caller_has_a_session_of_its_own(services):
 
 
 def test_a_server_that_was_started_anew_has_a_new_session(services):
-    """It refuses the session of before, once; a run that goes on has one of the new server's, and so has a look."""
+    """It refuses the session of before, once.
+
+    A run that goes on has one of the new server's, and so has a look.
+    """
     spark = spark_at(services.spark_remote)
     before = spark.session()
     before.client._server_session_id = "of the server before"
@@ -109,7 +112,10 @@ def test_an_unreachable_server_is_named_in_time():
 
 
 def test_no_session_is_taken_for_everybodys(services):
-    """Pyspark asks the active session, or else the default one, for settings: also one that was refused, or is over."""
+    """Pyspark asks the active session, or else the default one, for settings.
+
+    Also one that was refused, or is over.
+    """
     before = ConnectSession.getActiveSession(), ConnectSession._default_session
     with pytest.raises(SparkUnreachableError):
         connect_at_once("sc://localhost:1", timeout_seconds=1)
@@ -145,7 +151,8 @@ def test_a_server_that_is_slow_is_waited_for(services, monkeypatch):
         assert len(said) == 1
         assert "accepts connections, and opened no session" in said[0]
         proxy.fall_silent()
-        monkeypatch.setattr(sessions, "connect", connect_at_once)  # the tests' own is more patient than the setting
+        # The tests' own is more patient than the setting
+        monkeypatch.setattr(sessions, "connect", connect_at_once)
         with pytest.raises(SparkUnreachableError, match=r"within 1 s.*connect_timeout_seconds"):
             kl.SparkConnectResource(remote=remote, connect_timeout_seconds=1.0).session()
 
@@ -230,7 +237,10 @@ def test_a_forgotten_session_is_not_collected(services):
 
 
 def test_an_interrupt_while_a_call_begins_stops_nothing_for_ever(services):
-    """Dagster's signal is raised in the main thread wherever it is: inside gRPC it left a lock taken, for the end's."""
+    """Dagster's signal is raised in the main thread wherever it is.
+
+    Inside gRPC it left a lock taken, for the end's.
+    """
     command = [sys.executable, "-m", "tests.world.interrupted", services.spark_remote]
     said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     outcomes = [line.partition(": ")[2] for line in said.splitlines()]

@@ -39,7 +39,9 @@ def orders(services, make_topic, produce):
 def test_exactly_the_ranges_are_read(spark, orders):
     """Ends are exclusive, partitions that were not asked for are left alone."""
     topic, kafka = orders
-    assert _offsets(read_ranges(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [(0, n) for n in range(70, 120)]
+    assert _offsets(read_ranges(spark, [OffsetRange(topic, 0, 70, 120)], kafka)) == [
+        (0, n) for n in range(70, 120)
+    ]
 
 
 def test_records_are_read_as_structured_streaming_reads_them(spark, orders, capsys):
@@ -77,7 +79,10 @@ def test_min_partitions_splits_a_range_into_tasks(spark, orders):
 
 
 def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, services, make_topic, produce):
-    """However few Kafka partitions it is of; a task that read only a few offsets would cost more than it saves."""
+    """However few Kafka partitions it is of.
+
+    A task that read only a few offsets would cost more than it saves.
+    """
     topic, kafka = make_topic(), {"kafka.bootstrap.servers": services.bootstrap_servers}
     large = 2 * OFFSETS_PER_TASK
     produce(services.bootstrap_servers, topic, 0, map(str, range(large)))
@@ -88,14 +93,19 @@ def test_a_large_batch_is_read_by_all_cores_and_a_small_one_is_not_cut(spark, se
 
 
 def test_many_small_ranges_share_tasks(spark, services, make_topic, produce):
-    """What a thousand partitions have a little of is no thousand tasks and files; what one has much of is its own."""
+    """What a thousand partitions have a little of is no thousand tasks and files.
+
+    What one has much of is its own.
+    """
     partitions, each = 10 * SPARK_SLOTS, 3
     topic, kafka = make_topic(partitions), {"kafka.bootstrap.servers": services.bootstrap_servers}
     for partition in range(partitions):
         produce(services.bootstrap_servers, topic, partition, map(str, range(SMALL_BATCH_OFFSETS + 1)))
     ranges = [OffsetRange(topic, partition, 0, each) for partition in range(partitions)]
     shared = read_ranges(spark, ranges, kafka)
-    assert _offsets(shared) == [(partition, offset) for partition in range(partitions) for offset in range(each)]
+    assert _offsets(shared) == [
+        (partition, offset) for partition in range(partitions) for offset in range(each)
+    ]
     assert _tasks(shared) == 4 * core_count(spark)
     assert _tasks(read_ranges(spark, ranges, kafka, min_partitions=5 * SPARK_SLOTS)) == 5 * SPARK_SLOTS
     assert _tasks(read_ranges(spark, ranges, kafka, min_partitions=partitions)) == partitions
@@ -129,7 +139,9 @@ def test_aborted_records_are_not_read(spark, services, make_topic):
         producer.produce(topic, b"kept" if keep else b"aborted", partition=0)
         producer.flush(120)
         (producer.commit_transaction if keep else producer.abort_transaction)(120)
-    frame = read_ranges(spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers})
+    frame = read_ranges(
+        spark, [OffsetRange(topic, 0, 0, 4)], {"kafka.bootstrap.servers": services.bootstrap_servers}
+    )
     assert [row["value"] for row in frame.collect()] == [b"kept"]
 
 
@@ -154,7 +166,9 @@ def _records_held(spark):
 def own_spark(tmp_path):
     """A server whose heap contains the records of one test only."""
     try:
-        session = connect(embedded.ensure_services(which=("spark",), home=tmp_path).spark_remote, timeout_seconds=120)
+        session = connect(
+            embedded.ensure_services(which=("spark",), home=tmp_path).spark_remote, timeout_seconds=120
+        )
         yield session
         session.stop()
     finally:
@@ -163,7 +177,10 @@ def own_spark(tmp_path):
 
 @pytest.mark.certify
 def test_what_was_fetched_and_not_read_is_not_kept(own_spark, services, make_topic, produce):
-    """A batch that is only looked into leaves the rest of what was fetched: by default for 5 min, without a bound."""
+    """A batch that is only looked into leaves the rest of what was fetched.
+
+    By default for 5 min, without a bound.
+    """
     spark = own_spark
     topic, kafka = make_topic(1), {"kafka.bootstrap.servers": services.bootstrap_servers}
     produce(services.bootstrap_servers, topic, 0, map(str, range(2_000)))

@@ -73,7 +73,7 @@ def partition_3(w, run):
     return json.loads(told.stdout)["partitions"][3]
 
 
-# --- health ---------------------------------------------------------------------------------------------------------
+# --- health -------------------------------------------------------------------------------------------------
 
 
 def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
@@ -81,12 +81,19 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
     w = crashed
     nobody = run("health", w.group)
     assert nobody.exit_code == 1
-    assert "50 offsets wait and the group has no member: is its sensor on? Else start the live job" in nobody.stderr
+    assert (
+        "50 offsets wait and the group has no member: is its sensor on? Else start the live job"
+        in nobody.stderr
+    )
     with w.live() as consumer:
         join(w, consumer)
         well = run("health", w.group, "--max-lag", 0, "--max-pending", 50)
         assert (well.exit_code, well.stderr) == (0, "")
-        assert well.stdout.splitlines()[:3] == ["members: 1", "lag 0, at most max_lag=0", "pending offsets: 50"]
+        assert well.stdout.splitlines()[:3] == [
+            "members: 1",
+            "lag 0, at most max_lag=0",
+            "pending offsets: 50",
+        ]
         too_much = run("health", w.group, "--max-pending", 49)
         assert too_much.exit_code == 1
         assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stderr
@@ -100,7 +107,7 @@ def test_a_probe_that_cannot_ask_says_neither(world, run):
     assert run("health", world.group, "--max-lag", -1).exit_code == 2
 
 
-# --- status ---------------------------------------------------------------------------------------------------------
+# --- status -------------------------------------------------------------------------------------------------
 
 
 def test_status_as_json_has_both_logs_and_the_members(crashed, run):
@@ -153,14 +160,19 @@ def test_status_as_a_table_says_the_same(owing, run):
 
 @pytest.mark.parametrize("columns", [None, "80", "20"])
 def test_status_cuts_no_word_where_there_is_no_room(owing, run, columns):
-    """In a pipe a line a partition; on a narrow terminal several lines, and names longer than that are folded alone."""
+    """In a pipe a line a partition.
+
+    On a narrow terminal several lines, and names longer than that are folded alone.
+    """
     told = run("status", owing.group, columns=columns).output
     assert "\u2026" not in told
     text = told.replace("\n", "") if columns == "20" else told
     assert str(owing.tp) in text
     assert "70-120" in text
     alone = [line for line in told.splitlines() if line == str(owing.tp)]
-    assert alone == ([str(owing.tp)] if columns else []), "a heading of its own where there is no room for a row"
+    assert alone == ([str(owing.tp)] if columns else []), (
+        "a heading of its own where there is no room for a row"
+    )
     assert columns is None or all(len(line) <= int(columns) for line in told.splitlines())
     if columns is None:
         [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
@@ -213,10 +225,15 @@ def test_status_names_what_another_program_committed(world, run):
     assert found["external_commits"] == [{"log": "second", "offset": 5, "metadata": "theirs too"}]
     told = run("status", w.group)
     assert told.exit_code == 0
-    assert f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')" in told.stdout
+    assert (
+        f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')"
+        in told.stdout
+    )
     refused = run("write-off", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
     assert refused.exit_code == 1
-    assert f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
+    assert (
+        f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
+    )
 
 
 def test_status_marks_owed_data_that_expires(owing, run):
@@ -273,7 +290,7 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
     assert "lag 10, 50 offsets pending" in told.stdout
 
 
-# --- write-off -------------------------------------------------------------------------------------------------------
+# --- write-off ----------------------------------------------------------------------------------------------
 
 
 def test_forgive_closes_a_range_in_the_second_log(owing, run):
@@ -303,7 +320,9 @@ def test_forgive_tells_what_is_left_of_the_data(owing, run):
     [
         pytest.param(["{}:70-120"], "why", "n\n", "Aborted", id="not confirmed"),
         pytest.param(["{}:70-120"], "why", "", "Aborted", id="nobody to ask"),
-        pytest.param(["{}:70-120", "{}:10-20"], "why", "y\n", "10-20 is not owed by group", id="one is not owed"),
+        pytest.param(
+            ["{}:70-120", "{}:10-20"], "why", "y\n", "10-20 is not owed by group", id="one is not owed"
+        ),
         pytest.param(["{}:70-121"], "why", "y\n", "120-121 is not owed by group", id="one offset too many"),
         pytest.param(["{}:70-120", "{}:120-70"], "why", "y\n", "is not a crash lag key", id="mistyped"),
         pytest.param(["{}:70-120"], " ", "y\n", "--reason is empty", id="no reason"),
@@ -333,7 +352,11 @@ def crash_lag_asset(w, instance, name="orders"):
     """The asset's partitions as the sensor makes them."""
 
     @kl.kafka_asset(
-        topics=[w.topic], group_id=w.group, table="lake.shop.orders", name=name, enable_parallel_rebalance=True
+        topics=[w.topic],
+        group_id=w.group,
+        table="lake.shop.orders",
+        name=name,
+        enable_parallel_rebalance=True,
     )
     def orders(batch):
         return batch
@@ -350,12 +373,17 @@ def crash_lag_asset(w, instance, name="orders"):
 
 @pytest.mark.parametrize("named", [True, False])
 def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instance, named):
-    """Who, when, why and how much: on each partition that holds some of it, found by its group when not named."""
+    """Who, when, why and how much.
+
+    On each partition that holds some of it, found by its group when not named.
+    """
     w = owing
     key = crash_lag_asset(w, instance)
     words = ["--asset", "orders_crash_lag"] if named else []
     w.expire(80)
-    told = run("write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words)
+    told = run(
+        "write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words
+    )
     assert told.exit_code == 0, told.output
     assert f"an event of orders_crash_lag will tell of it, partitions {w.tp}:70-120" in told.stdout
     [seen] = instance.fetch_observations(key, limit=1).records
@@ -405,7 +433,10 @@ def test_forgive_does_not_guess_the_asset(owing, run, instance):
 
 
 def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypatch):
-    """A partition that Dagster has, of which nothing is owed; else the log, the events and the partition stay."""
+    """A partition that Dagster has, of which nothing is owed.
+
+    Else the log, the events and the partition stay.
+    """
     key = crash_lag_asset(owing, instance)
     replay = f"{owing.tp}:60-120@replay-20261122T100000Z"
     asked = ["write-off", owing.group, replay, "--reason", "why", "--yes"]
@@ -422,13 +453,22 @@ def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypa
     told = run(*asked[:2], f"{owing.tp}:70-120", *asked[2:])
     assert f"50 offsets written off; closed {replay}" in told.output
     assert instance.get_materialized_partitions(key) == {replay}
-    assert f"Partition {replay} of orders_crash_lag cannot be closed: it is materialized" in run(*asked).stderr
+    assert (
+        f"Partition {replay} of orders_crash_lag cannot be closed: it is materialized" in run(*asked).stderr
+    )
 
 
 def test_an_asset_needs_dagster(owing, run):
     """--asset without DAGSTER_HOME writes nothing."""
     told = run(
-        "write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes", "--asset", "orders_crash_lag"
+        "write-off",
+        owing.group,
+        f"{owing.tp}:70-120",
+        "--reason",
+        "why",
+        "--yes",
+        "--asset",
+        "orders_crash_lag",
     )
     assert told.exit_code == 1
     assert "set DAGSTER_HOME" in told.stderr

@@ -1,4 +1,7 @@
-"""Dagster's storage fails while real batches go from a real broker into a real table: nothing is lost, or twice."""
+"""Dagster's storage fails while real batches go from a real broker into a real table.
+
+Nothing is lost, or twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ def breaks_at(world, stack, offset):
 
 
 def mended_when(find, stack):
-    """Repair the storage when this is true; or when that takes too long, since a live run waits for the storage."""
+    """Repair the storage when this is true.
+
+    Or when that takes too long, since a live run waits for the storage.
+    """
     try:
         wait_for(find, pause=0.5)
     finally:
@@ -47,7 +53,10 @@ def mended_when(find, stack):
 
 
 def test_a_live_run_outlives_a_storage_that_fails(world):
-    """It reads on, commits, and leaves in good order; what Dagster had to hear it hears when the storage is back."""
+    """It reads on, commits, and leaves in good order.
+
+    What Dagster had to hear it hears when the storage is back.
+    """
     world.grow_to(100)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         mend = pool.submit(mended_when, lambda: world.committed() == 130, stack)
@@ -56,7 +65,8 @@ def test_a_live_run_outlives_a_storage_that_fails(world):
         def between(batch):
             breaks(batch)
             if stack.is_broken and not grown and batch.selectExpr("max(offset)").first()[0] >= 99:
-                grown.append(world.grow_to(130))  # comes while nothing else is left to do but to wait for the storage
+                # Comes while nothing else is left to do but to wait for the storage
+                grown.append(world.grow_to(130))
 
         breaks = breaks_at(world, stack, 30)
         assert world.live(between, max_poll_records=30, materialize_interval_seconds=0.5) is None
@@ -67,7 +77,10 @@ def test_a_live_run_outlives_a_storage_that_fails(world):
     assert len(told) < sum(one["batches"].value for one in told), "one tells of several batches"
     assert world.offsets() == written_rows(0, 130)
     [run] = world.instance.get_runs()
-    assert (run.status, run.tags[".dagster/kafka_liveness.leave_reason"]) == (dg.DagsterRunStatus.SUCCESS, "closed")
+    assert (run.status, run.tags[".dagster/kafka_liveness.leave_reason"]) == (
+        dg.DagsterRunStatus.SUCCESS,
+        "closed",
+    )
 
 
 def test_a_catch_up_run_waits_at_its_end_for_a_storage_that_fails(world):

@@ -78,7 +78,8 @@ def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, k
 def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
     """A process that never saw the snapshot to which its table was set back, but had seen what was rolled away.
 
-    What it had summed up is of a snapshot that is no ancestor; and as that is gone, nobody could find out later.
+    What it had summed up is of a snapshot that is no ancestor; and as that is gone, nobody could find out
+    later.
     """
     lane, other = (TableLedger(IcebergTable(table), lambda: spark) for _ in range(2))
     offsets = (10, 20, 30)
@@ -92,7 +93,10 @@ def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
 
 
 def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
-    """The table cannot tell what it held: what this process knew of it counts no more, where it was set back."""
+    """The table cannot tell what it held.
+
+    What this process knew of it counts no more, where it was set back.
+    """
     lane, other = (TableLedger(IcebergTable(table), lambda: spark) for _ in range(2))
     first = put(spark, lane, 0, 10)
     second = put(spark, other, 10, 20)
@@ -105,7 +109,9 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
     assert not any(span.end > 30 for span in anew.written)
 
 
-def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_looks(spark, table, monkeypatch):
+def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_looks(
+    spark, table, monkeypatch
+):
     """A process looks now and then; what was current when it wrote in between was current too."""
     monkeypatch.setattr(
         "kafka_liveness_dagster.spark.table.ledger._READ_TIMEOUT_SHARE", 1e-6
@@ -166,13 +172,20 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     expire(spark, table, [known, landed])
     assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
     lane.mark_committed(entry)
-    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nor was it told as of a snapshot that is there"
+    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), (
+        "nor was it told as of a snapshot that is there"
+    )
 
 
 def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, table, monkeypatch):
-    """The sensor's looks: of a table that is at rest each is one question; one that was set back says what it has."""
+    """The sensor's looks: of a table that is at rest each is one question.
+
+    One that was set back says what it has.
+    """
     read = []
-    monkeypatch.setattr(ledger, "latest_summaries", lambda *asked: read.append(asked) or latest_summaries(*asked))
+    monkeypatch.setattr(
+        ledger, "latest_summaries", lambda *asked: read.append(asked) or latest_summaries(*asked)
+    )
     monkeypatch.setattr(table_ledger, "_snapshots", {})
 
     def looked():

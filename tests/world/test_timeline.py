@@ -40,7 +40,10 @@ def admin(services):
 
 @pytest.fixture(scope="module")
 def timelines(services):
-    """Play acts at once: ``timelines(name=act, …) -> {name: outcome}``; what they start must not outlive them."""
+    """Play acts at once: ``timelines(name=act, …) -> {name: outcome}``.
+
+    What they start must not outlive them.
+    """
     where = f"--bootstrap-servers={services.bootstrap_servers}"
 
     def play(**acts):
@@ -48,7 +51,11 @@ def timelines(services):
 
         def start(*arguments):
             command = subprocess.Popen(
-                [*CLI, where, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+                [*CLI, where, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
             )
             started.append(psutil.Process(command.pid))
             return command
@@ -57,7 +64,12 @@ def timelines(services):
             with ThreadPoolExecutor(len(acts)) as stages:
                 played = {name: stages.submit(act, start) for name, act in acts.items()}
         finally:
-            left = [found for command in started if command.is_running() for found in (command, *command.children())]
+            left = [
+                found
+                for command in started
+                if command.is_running()
+                for found in (command, *command.children())
+            ]
             for process in left:
                 process.kill()
         outcomes = {name: act.result() for name, act in played.items()}
@@ -69,7 +81,10 @@ def timelines(services):
 
 def traces(admin):
     """Topics and groups that a timeline has made."""
-    names = [*admin.list_topics(timeout=60).topics, *(g.group_id for g in admin.list_consumer_groups().result().valid)]
+    names = [
+        *admin.list_topics(timeout=60).topics,
+        *(g.group_id for g in admin.list_consumer_groups().result().valid),
+    ]
     return [name for name in names if name.startswith("timeline-")]
 
 
@@ -105,7 +120,7 @@ class Ended:
         return json.loads(self.json_file.read_text(encoding="utf-8"))["events"]
 
 
-# --- to its end -----------------------------------------------------------------------------------------------------
+# --- to its end ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +166,18 @@ def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(told, a
     assert early < left - polled < late
     assert early < when(events, "group-empty") - polled < late
     assert STALL - 0.1 <= polls_again - polled < STALL + seconds(1)
-    assert not [event for event in events if left < event["seconds"] < polls_again and event["source"] == "librdkafka"]
+    assert not [
+        event for event in events if left < event["seconds"] < polls_again and event["source"] == "librdkafka"
+    ]
     assert polls_again <= when(events, "join-sent", left) < when(events, "batch-polled", polls_again)
     first, second = (event["detail"] for event in events if event["event"] == "batch-polled")
     assert first == second
     assert first.endswith(":0:0-500"), "500 records are KIP-62's default; 1,000 were there"
     members = [event["detail"] for event in events if event["event"] == "member-seen"]
     assert len(set(members)) == 2, "who comes back is a new member"
-    assert [event["event"] for event in events if event["event"] in {"commit-refused", "batch-committed"}] == [
+    assert [
+        event["event"] for event in events if event["event"] in {"commit-refused", "batch-committed"}
+    ] == [
         "commit-refused",
         "batch-committed",
     ]
@@ -175,7 +194,10 @@ def test_a_group_setting_does_not_outlive_its_group(told, admin):
 
 
 def test_a_consumer_that_breaks_the_law_is_seen_to(told, admin):
-    """A process frozen for longer than its session timeout loses its place before its poll interval: exit code 1."""
+    """A process frozen for longer than its session timeout loses its place before its poll interval.
+
+    Exit code 1.
+    """
     command = told["frozen"]
     assert command.code == 1
     broken = [line for line in command.output.splitlines() if "FAIL" in line]
@@ -184,7 +206,7 @@ def test_a_consumer_that_breaks_the_law_is_seen_to(told, admin):
     assert traces(admin) == []
 
 
-# --- ended before its end -------------------------------------------------------------------------------------------
+# --- ended before its end -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +301,9 @@ def other(what, number, instead):
         pytest.param(without(), [], id="the documented run"),
         pytest.param(without(What.HEARTBEAT_SENT), ["heartbeats go on while the op is stalled"], id="none"),
         pytest.param(
-            without(What.HEARTBEAT_SENT, between=(20, 31)), ["heartbeats go on while the op is stalled"], id="a pause"
+            without(What.HEARTBEAT_SENT, between=(20, 31)),
+            ["heartbeats go on while the op is stalled"],
+            id="a pause",
         ),
         pytest.param(moved(What.LEAVE_SENT, 1.2), ["it leaves at the poll interval"], id="left late"),
         pytest.param(
@@ -287,22 +311,32 @@ def other(what, number, instead):
             ["it leaves at the poll interval", "outside the group no heartbeat is sent"],
             id="left early",
         ),
-        pytest.param(moved(What.GROUP_EMPTY, 10), ["the broker sees it go then"], id="LeaveGroup did not work"),
-        pytest.param(moved(What.GROUP_EMPTY, -10), ["the broker sees it go then"], id="the broker dropped it"),
-        pytest.param(also(What.HEARTBEAT_SENT, 100), ["outside the group no heartbeat is sent"], id="beats outside"),
+        pytest.param(
+            moved(What.GROUP_EMPTY, 10), ["the broker sees it go then"], id="LeaveGroup did not work"
+        ),
+        pytest.param(
+            moved(What.GROUP_EMPTY, -10), ["the broker sees it go then"], id="the broker dropped it"
+        ),
+        pytest.param(
+            also(What.HEARTBEAT_SENT, 100), ["outside the group no heartbeat is sent"], id="beats outside"
+        ),
         pytest.param(
             other(What.COMMIT_REFUSED, 0, {"kind": What.BATCH_COMMITTED}),
             ["the late commit is refused", "committed in time, it counts"],
             id="the late commit was accepted",
         ),
-        pytest.param(also(What.JOIN_SENT, 100), ["the next poll, and nothing else, joins again"], id="joins by itself"),
+        pytest.param(
+            also(What.JOIN_SENT, 100), ["the next poll, and nothing else, joins again"], id="joins by itself"
+        ),
         pytest.param(
             other(What.BATCH_POLLED, 1, {"detail": "orders:0:500-1000"}),
             ["the uncommitted batch comes again"],
             id="lost",
         ),
         pytest.param(
-            without(What.BATCH_COMMITTED, between=(0, 999)), ["committed in time, it counts"], id="never committed"
+            without(What.BATCH_COMMITTED, between=(0, 999)),
+            ["committed in time, it counts"],
+            id="never committed",
         ),
         pytest.param(
             lambda events: [e for e in events if e.at < 180],
@@ -332,7 +366,8 @@ def test_the_page_shows_the_recorded_runs():
     drawn = (DOCS / "images" / "liveness-timeline.svg").read_text(encoding="utf-8")
     assert drawn == draw_svg(Recording.from_json(RUNS["classic"]))
     classic, consumer = (
-        judge_recording(Recording.from_json(RUNS[protocol])).measurements for protocol in ("classic", "consumer")
+        judge_recording(Recording.from_json(RUNS[protocol])).measurements
+        for protocol in ("classic", "consumer")
     )
     for row in (
         lambda found: f"{found.heartbeats_while_stalled}, at most {found.longest_silence:.2f} s apart",

@@ -26,7 +26,9 @@ def behind(services, make_topic):
 
     def ask(*positions):
         at = {TopicPartition(topic, number): offset for number, offset in enumerate(positions)}
-        return seconds_behind(cluster, "etl", at, {tp: end for tp, (_, end) in cluster.log_bounds(at).items()})
+        return seconds_behind(
+            cluster, "etl", at, {tp: end for tp, (_, end) in cluster.log_bounds(at).items()}
+        )
 
     return ask
 

@@ -102,7 +102,9 @@ def test_lines_become_records(run, services, topic):
 def test_a_key_keeps_its_records_in_one_partition(run, services, topic):
     """Both ways to say a key; what is no text is one as JSON writes it."""
     lines = [{"customer": name, "n": n} for n in range(10) for name in ("ada", "bob", 7)]
-    told = run("produce", topic, "--json-lines", "--key", "customer", given="\n\n".join(map(json.dumps, lines)))
+    told = run(
+        "produce", topic, "--json-lines", "--key", "customer", given="\n\n".join(map(json.dumps, lines))
+    )
     assert told.exit_code == 0, told.output
     told = run("produce", topic, "--key-separator", ":", given="ada:{}:1\n:no key\n")
     assert told.exit_code == 0, told.output
@@ -151,24 +153,32 @@ def test_a_record_the_broker_refuses_is_an_error(run, topic):
 
 
 def test_a_topic_is_made_on_first_use_of_the_embedded_broker_alone(run, services, make_group):
-    """Of an asset, and of what is produced; said once. Another broker is left alone, with the error that names it."""
+    """Of an asset, and of what is produced; said once.
+
+    Another broker is left alone, with the error that names it.
+    """
     first, second, third = (f"orders-{uuid4().hex[:8]}" for _ in range(3))
     told = run("produce", first, given="one\n")
     assert f"topic {first} did not exist on the embedded broker: made it, with 4 partitions" in told.output
     assert "made it" not in run("produce", first, given="two\n").output
-    asset = kl.kafka_asset(topics=[first, second], group_id=make_group(6, 1), name="orders", table="lake.a.b")(
-        lambda rows: rows
-    )
+    asset = kl.kafka_asset(
+        topics=[first, second], group_id=make_group(6, 1), name="orders", table="lake.a.b"
+    )(lambda rows: rows)
     resources = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}
     with (
         dg.DagsterInstance.ephemeral() as instance,
-        dg.build_sensor_context(instance=instance, resources=resources, sensor_name="orders_sensor") as context,
+        dg.build_sensor_context(
+            instance=instance, resources=resources, sensor_name="orders_sensor"
+        ) as context,
     ):
         [request] = asset.sensor.evaluate_tick(context).run_requests
     assert request.job_name == "orders_job"
     assert second in run("topic", "list").output.splitlines()
     elsewhere = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
-    with elsewhere.consumer(topics=[third], group_id=make_group(6, 1)) as consumer, pytest.raises(TopicNotFoundError):
+    with (
+        elsewhere.consumer(topics=[third], group_id=make_group(6, 1)) as consumer,
+        pytest.raises(TopicNotFoundError),
+    ):
         consumer.poll(1)
     refused = run("produce", third, "--bootstrap-servers", services.bootstrap_servers, given="one\n")
     assert (refused.exit_code, "does not exist" in refused.output) == (1, True)

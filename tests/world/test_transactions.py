@@ -1,4 +1,7 @@
-"""Transactions, committed, aborted and open: the log end is the last stable offset, and holes are no records."""
+"""Transactions, committed, aborted and open.
+
+The log end is the last stable offset, and holes are no records.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from tests.world.one_group import SECONDS, KafkaGroup, join
 
 
 class Transaction:
-    """Records that are not to be seen before ``commit``, and never after ``abort``; either is an offset of its own."""
+    """Records that are not to be seen before ``commit``, and never after ``abort``.
+
+    Either is an offset of its own.
+    """
 
     def __init__(self, world, name):
         self._topic = world.topic
@@ -58,7 +64,10 @@ def values(word, count):
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
 def test_an_open_transaction_at_the_seam_is_the_live_lanes(world, transaction, spark, table, rows, end):  # noqa: PLR0917
-    """Open at 100, plain to 120: crash lag ends at 100; when it has ended, live reads what is left of it, once."""
+    """Open at 100, plain to 120: crash lag ends at 100.
+
+    When it has ended, live reads what is left of it, once.
+    """
     w, tables = world, Tables(world, spark)
     w.crash()
     transaction.begin(*values("paid", 10))
@@ -67,7 +76,9 @@ def test_an_open_transaction_at_the_seam_is_the_live_lanes(world, transaction, s
     with w.live() as consumer:
         join(w, consumer)
         assert (consumer.position(w.topic, 3), w.live_log()[0]) == (100, 100)
-        assert consumer.end_offsets(w.topic, 3) == 100, "the last stable offset, though the log goes on to 120"
+        assert consumer.end_offsets(w.topic, 3) == 100, (
+            "the last stable offset, though the log goes on to 120"
+        )
         assert w.spans(consumer.crash_lag) == w.spans(consumer.pending(w.topic, 3)) == [(70, 100)]
         assert consumer.poll(0.5) is None, "nothing behind an open transaction is to be read"
         assert tables.catch_up(table, (70, 100), max_poll_records=500) == [((70, 100), 30)]
@@ -85,7 +96,10 @@ def test_an_open_transaction_at_the_seam_is_the_live_lanes(world, transaction, s
 
 
 def test_both_lanes_read_the_same_of_transactions(services, world, transaction, produce, spark, table, rows):  # noqa: PLR0917
-    """Transactions one after the other, interleaved and cut by batches: no lane sees an aborted record or a marker."""
+    """Transactions one after the other, interleaved and cut by batches.
+
+    No lane sees an aborted record or a marker.
+    """
     w, other = world, Transaction(world, "second")
     w.grow_to(5)
     transaction.begin(*values("kept", 6))  # 5-11
@@ -117,7 +131,10 @@ def test_both_lanes_read_the_same_of_transactions(services, world, transaction, 
 
 
 def test_a_hole_is_processed_like_anything_else(services, world, transaction, table, rows):
-    """Only aborted records and markers: the live lane commits 0 rows, and the crash lag of such a hole materialises."""
+    """Only aborted records and markers.
+
+    The live lane commits 0 rows, and the crash lag of such a hole materialises.
+    """
     w = world
     w.grow_to(70)
     with pytest.raises(ZeroDivisionError), w.live() as consumer:
@@ -128,7 +145,9 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
         assert w.spans(consumer.poll(SECONDS).ranges) == [(70, 83)]
         raise ZeroDivisionError
 
-    @kl.kafka_asset(topics=[w.topic], group_id=w.group, table=table, enable_parallel_rebalance=True, idle_seconds=0.3)
+    @kl.kafka_asset(
+        topics=[w.topic], group_id=w.group, table=table, enable_parallel_rebalance=True, idle_seconds=0.3
+    )
     def orders(batch):
         return batch.selectExpr("topic", "partition", "offset")
 
@@ -155,7 +174,10 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
 
 
 def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transaction):
-    """The lag does not count it and never will: the check of the lag fails, and says what to do; status shows it."""
+    """The lag does not count it and never will: the check of the lag fails, and says what to do.
+
+    Status shows it.
+    """
     w = world
     w.grow_to(100)
     transaction.begin(*values("paid", 10), seconds_ago=1000)
@@ -165,14 +187,16 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
     with w.live() as consumer:
         w.process(consumer, 100)
         assert consumer.poll(1) is None, "nothing more is to be read"
-        checked = wait_for(lambda: None if (told := lag_of(w)).passed else told)  # once its age could be read in time
+        # Once its age could be read in time
+        checked = wait_for(lambda: None if (told := lag_of(w)).passed else told)
         assert re.match(f"lag 0; no bound .*{waits}.*find-hanging", checked.description)
         assert (checked.passed, checked.severity) == (False, dg.AssetCheckSeverity.WARN)
         command = ["status", w.group, "--bootstrap-servers", w.kafka.bootstrap_servers]
 
         def shown():
             told = CliRunner().invoke(cli.main, command, catch_exceptions=False).output
-            return re.search(f"lag 0, .*{waits}", " ".join(told.split()))  # it is folded to the width there is
+            # It is folded to the width there is
+            return re.search(f"lag 0, .*{waits}", " ".join(told.split()))
 
         wait_for(shown)
 
@@ -182,7 +206,9 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
 
         def measured():
             told = CliRunner().invoke(cli.main, [*command, "--prometheus"], catch_exceptions=False).output
-            found = dict(re.findall(r"^kafka_liveness_open_transaction_(\w+)\{.*\} (\S+)$", told, re.MULTILINE))
+            found = dict(
+                re.findall(r"^kafka_liveness_open_transaction_(\w+)\{.*\} (\S+)$", told, re.MULTILINE)
+            )
             return found if "age_seconds" in found else None  # as above
 
         wait_for(is_unwell)
@@ -214,9 +240,16 @@ def test_what_has_come_since_the_look_is_behind_no_transaction(world):
 
 def lag_of(world):
     """What a run of the lag's check says."""
-    settings = {"topics": [world.topic], "group_id": world.group, "name": "orders", "table": "lake.shop.orders"}
+    settings = {
+        "topics": [world.topic],
+        "group_id": world.group,
+        "name": "orders",
+        "table": "lake.shop.orders",
+    }
     asset = kl.kafka_asset(**settings)(lambda batch: batch)
     chosen = dg.AssetSelection.checks(dg.AssetCheckKey(dg.AssetKey("orders"), "lag"))
     resources = {"kafka": world.kafka, "spark": kl.SparkConnectResource(remote="sc://localhost:1")}
-    [told] = dg.materialize([asset.checks], selection=chosen, resources=resources).get_asset_check_evaluations()
+    [told] = dg.materialize(
+        [asset.checks], selection=chosen, resources=resources
+    ).get_asset_check_evaluations()
     return told

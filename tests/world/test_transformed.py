@@ -59,17 +59,29 @@ def looks_for_nothing(batch):
         pytest.param(
             lambda batch: None, r"returned None instead of a DataFrame .*is its `return` missing\?", id="None"
         ),
-        pytest.param(lambda batch: [batch], r"returned a list instead .*return what Spark shall compute", id="a list"),
-        pytest.param(lambda batch: batch.write, r"returned a pyspark\.sql.*DataFrameWriter instead", id="a writer"),
-        pytest.param(asynchronous, r"asynchronous returned a coroutine instead .*define it without async", id="async"),
         pytest.param(
-            looks_for_nothing, r"looks_for_nothing raised KeyError: 'price' .*mend the transform", id="KeyError"
+            lambda batch: [batch], r"returned a list instead .*return what Spark shall compute", id="a list"
         ),
-        pytest.param(lambda batch: batch.select("price"), "raised AnalysisException: .*`price`", id="unknown column"),
+        pytest.param(
+            lambda batch: batch.write, r"returned a pyspark\.sql.*DataFrameWriter instead", id="a writer"
+        ),
+        pytest.param(
+            asynchronous, r"asynchronous returned a coroutine instead .*define it without async", id="async"
+        ),
+        pytest.param(
+            looks_for_nothing,
+            r"looks_for_nothing raised KeyError: 'price' .*mend the transform",
+            id="KeyError",
+        ),
+        pytest.param(
+            lambda batch: batch.select("price"), "raised AnalysisException: .*`price`", id="unknown column"
+        ),
         pytest.param(lambda batch: batch.count("x"), "raised TypeError: ", id="TypeError"),
         *(
             pytest.param(
-                transform, r"raised .*the column is batch\['offset'\]: batch\.offset is a method", id=f"offset {n}"
+                transform,
+                r"raised .*the column is batch\['offset'\]: batch\.offset is a method",
+                id=f"offset {n}",
             )
             for n, transform in enumerate(
                 (
@@ -122,7 +134,8 @@ def test_an_order_to_the_run_stays_one(made, error):
 def test_a_cancelled_transform_is_cancelled_and_not_to_blame(made, warm_spark):
     """Spark is asked by the transform itself when the fence comes.
 
-    Its question ends by itself within seconds: an interrupt that meets an operation while it is planned leaves
+    Its question ends by itself within seconds: an interrupt that meets an operation while it is planned
+        leaves
     its first job to the cluster, where nobody can cancel it any more (Spark 4.1.3).
     """
 
@@ -152,14 +165,19 @@ def test_a_source_that_cannot_be_read_is_not_the_transforms_fault(warm_spark, se
         lambda: kept.failure_of(ranges),
         looked_at,
     ):
-        with pytest.raises(SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector") as told:
+        with pytest.raises(
+            SparkFailedError, match=r"cannot read from Kafka \(.*auto.offset.reset.*connector"
+        ) as told:
             fails()
         assert isinstance(told.value.__cause__, PySparkException)
 
 
 @pytest.fixture
 def timestamps(services, make_topic):
-    """A topic of two partitions with a record for each of these: ``timestamps({(partition): [ms, ...]}) -> topic``."""
+    """A topic of two partitions with a record for each of these: ``timestamps({(partition).
+
+    [ms, ...]}) -> topic``.
+    """
 
     def produce(by_partition):
         topic = make_topic(2, {"message.timestamp.after.max.ms": str(LONG_MAX)})  # as before Kafka 4
@@ -176,7 +194,8 @@ def timestamps(services, make_topic):
 def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestamps, table):
     """Its batch fails whatever the transform does, so the error names the record, and how the group gets past it.
 
-    What it names is all there is: the batch without that offset is read, and so is the last time that Spark has.
+    What it names is all there is: the batch without that offset is read, and so is the last time that Spark
+        has.
     """
     times = [1_700_000_000_000] * 6 + [LAST_OF_SPARK + 1, LAST_OF_SPARK, 0]
     topic = timestamps({0: [LAST_OF_SPARK] * 5, 1: times})
@@ -225,7 +244,9 @@ def joined_with_itself(batch):
 
 BRANCHING = {
     "union": lambda batch: batch.where("offset % 2 = 0").unionByName(batch.where("offset % 2 = 1")),
-    "join": lambda batch: batch.join(batch.groupBy("partition").agg(F.max("offset").alias("last")), "partition"),
+    "join": lambda batch: batch.join(
+        batch.groupBy("partition").agg(F.max("offset").alias("last")), "partition"
+    ),
     "self_join": joined_with_itself,
     "cache": lambda batch: kept(batch, lambda one: one.cache()),
     "checkpoint": lambda batch: kept(batch, lambda one: one.localCheckpoint()),
@@ -242,23 +263,35 @@ UNKNOWN = {"view": (None, None), "first": (1.0, None)}
 
 @pytest.fixture
 def orders_of_two_hours(services, timestamps):
-    """What a transform makes of 11 records of one byte: ``of(transform) -> TransformedBatch``, the oldest's time."""
+    """What a transform makes of 11 records of one byte.
+
+    ``of(transform) -> TransformedBatch``, the oldest's time.
+    """
     oldest = round(time.time()) * 1000 - 7_200_000
     topic = timestamps({0: [oldest + 3_600_000 + n for n in range(7)], 1: [oldest + n for n in range(4)]})
     options = {"kafka.bootstrap.servers": services.bootstrap_servers}
     ranges = OffsetRange(topic, 0, 0, 7), OffsetRange(topic, 1, 0, 4)
 
     def of(session, transform):
-        return TransformedBatch(transform, session, ranges, options=options, measures_bytes=True, measures_oldest=True)
+        return TransformedBatch(
+            transform, session, ranges, options=options, measures_bytes=True, measures_oldest=True
+        )
 
     return of, oldest
 
 
-@pytest.mark.parametrize(("snapshots", "names"), [("overwrite", list(BRANCHING)), ("append", ["union", "self_join"])])
+@pytest.mark.parametrize(
+    ("snapshots", "names"), [("overwrite", list(BRANCHING)), ("append", ["union", "self_join"])]
+)
 def test_a_transform_may_use_its_batch_twice(warm_spark, orders_of_two_hours, table, snapshots, names):
-    """Also where Spark weighs and dates the records while it reads them: all rows land, and the sums are right."""
+    """Also where Spark weighs and dates the records while it reads them.
+
+    All rows land, and the sums are right.
+    """
     of, oldest = orders_of_two_hours
-    warm_spark.sql(f"CREATE TABLE {table} (topic string, partition int, offset bigint, extra string) USING iceberg")
+    warm_spark.sql(
+        f"CREATE TABLE {table} (topic string, partition int, offset bigint, extra string) USING iceberg"
+    )
     for name in names:
         warm_spark.sql(f"DELETE FROM {table}")
         extra = {"join": "last", "self_join": "before", "first": "first"}.get(name, "value")
@@ -271,7 +304,9 @@ def test_a_transform_may_use_its_batch_twice(warm_spark, orders_of_two_hours, ta
         found = warm_spark.table(table).selectExpr("partition", "offset", "extra").collect()
         extras = {"join": lambda p, _: str(6 - 3 * p), "self_join": lambda _, n: "x" if n else None}
         extra_of = extras.get(name, lambda *_: "x")
-        assert sorted(map(tuple, found)) == [(p, n, extra_of(p, n)) for p, end in enumerate((7, 4)) for n in range(end)]
+        assert sorted(map(tuple, found)) == [
+            (p, n, extra_of(p, n)) for p, end in enumerate((7, 4)) for n in range(end)
+        ]
 
 
 def test_a_sink_may_use_its_rows_twice(warm_spark, orders_of_two_hours):
@@ -280,7 +315,9 @@ def test_a_sink_may_use_its_rows_twice(warm_spark, orders_of_two_hours):
     rows = of(warm_spark, BRANCHING["union"])
 
     def sink(replacement):
-        doubled = replacement.rows.unionByName(replacement.rows).join(replacement.rows, ["partition", "offset"])
+        doubled = replacement.rows.unionByName(replacement.rows).join(
+            replacement.rows, ["partition", "offset"]
+        )
         doubled.write.format("noop").mode("overwrite").save()
         replacement.rows.limit(1).collect()
         return doubled.count()
@@ -305,7 +342,10 @@ def expired(services, make_topic, produce):
     """A topic of 20 records of which the broker has deleted the first 10."""
     topic = make_topic()
     produce(services.bootstrap_servers, topic, 0, map(str, range(20)))
-    admin, start = AdminClient({"bootstrap.servers": services.bootstrap_servers}), KafkaTopicPartition(topic, 0, 10)
+    admin, start = (
+        AdminClient({"bootstrap.servers": services.bootstrap_servers}),
+        KafkaTopicPartition(topic, 0, 10),
+    )
     admin.delete_records([start])[KafkaTopicPartition(topic, 0)].result()
     return topic
 
@@ -342,7 +382,9 @@ def test_brokers_that_spark_does_not_reach_are_the_fault_of_no_transform(warm_sp
     """Nor of a record: nobody looks for one."""
     fast = {"kafka.default.api.timeout.ms": "1000", "kafka.request.timeout.ms": "1000"}
     ranges = (OffsetRange("orders", 0, 0, 20),)
-    rows = TransformedBatch(looks, warm_spark, ranges, options={"kafka.bootstrap.servers": "127.0.0.1:1", **fast})
+    rows = TransformedBatch(
+        looks, warm_spark, ranges, options={"kafka.bootstrap.servers": "127.0.0.1:1", **fast}
+    )
     with pytest.raises(KafkaSourceError, match=r"127\.0\.0\.1:1.*advertised\.listeners") as told:
         write_table(warm_spark, table, ranges, rows)
     assert not told.value.is_lost
@@ -381,7 +423,9 @@ def test_a_row_made_out_of_nothing_is_named(services, warm_spark, make_topic, pr
         lambda: write_table(warm_spark, table, ranges, totals),
         lambda: replace_rows(lambda r: r.rows.count(), ranges, totals),
     ):
-        with pytest.raises(RowsOutsideBatchError, match=r"row of null:null:null, which is not.*GROUP BY topic"):
+        with pytest.raises(
+            RowsOutsideBatchError, match=r"row of null:null:null, which is not.*GROUP BY topic"
+        ):
             fails()
     half = TransformedBatch(
         lambda batch: batch.selectExpr("topic", "partition", "nullif(offset, 1) AS offset"),

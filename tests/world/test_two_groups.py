@@ -114,11 +114,18 @@ def rows_of(spark, partition, start, end):
 
 
 def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
-    """Both read an empty table; the second one began its write of another partition before the first one landed."""
+    """Both read an empty table.
+
+    The second one began its write of another partition before the first one landed.
+    """
     partitions = [TopicPartition("orders", 0), TopicPartition("orders", 1)]
-    first, second = (TableLedger(IcebergTable(table), lambda: spark, group_id=group) for group in ("g-a", "g-b"))
+    first, second = (
+        TableLedger(IcebergTable(table), lambda: spark, group_id=group) for group in ("g-a", "g-b")
+    )
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {table.rpartition('.')[0]}").collect()
-    write_table(spark, table, *rows_of(spark, 7, 0, 1), ledger=TableLedger(IcebergTable(table), lambda: spark))
+    write_table(
+        spark, table, *rows_of(spark, 7, 0, 1), ledger=TableLedger(IcebergTable(table), lambda: spark)
+    )
     for ledger in (first, second):
         ledger.entries(partitions)
     ranges, frame = rows_of(spark, 1, 0, 10)
@@ -137,4 +144,6 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
     for ledger, other in ((second, "g-a"), (first, "g-b")):
         with pytest.raises(GroupMismatchError, match=f"that group {other} wrote"):
             write_table(spark, table, *rows_of(spark, 0, 0, 20), ledger=ledger)
-    assert TableLedger(IcebergTable(table), lambda: spark).entries(partitions)[partitions[0]].written == (Span(0, 10),)
+    assert TableLedger(IcebergTable(table), lambda: spark).entries(partitions)[partitions[0]].written == (
+        Span(0, 10),
+    )

@@ -1,4 +1,7 @@
-"""Two batches on their way at a time: read and written side by side, committed in order, handed over in good order."""
+"""Two batches on their way at a time.
+
+Read and written side by side, committed in order, handed over in good order.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,10 @@ def test_one_setting_turns_it_off(world, rows):
 
 
 def test_a_batch_that_fails_does_not_take_the_one_before_with_it(world, rows, spark):
-    """The second batch's transform raises while the first is written: the first is committed, then the run fails."""
+    """The second batch's transform raises while the first is written.
+
+    The first is committed, then the run fails.
+    """
     found, calls = world(3), []
     found.make_table(spark)
 
@@ -114,7 +120,8 @@ def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
     def transform(batch):
         """What follows the first commit waits for the second member: else nothing would be left for it.
 
-        It is told of its partition with a heartbeat, some seconds later, and this run of the rebalance in a poll.
+        It is told of its partition with a heartbeat, some seconds later, and this run of the rebalance in a
+        poll.
         """
         if found.committed() and not joined.is_set():
             wait_for(lambda: given.is_set() or len(found.kafka.cluster().members(found.group)) == 2)
@@ -173,7 +180,10 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
 
 
 def test_batches_go_on_while_the_table_is_asked_what_it_has(world, rows, spark):
-    """For the first materialization: what is said of the table waits for one of Spark's cores, which batches have."""
+    """For the first materialization.
+
+    What is said of the table waits for one of Spark's cores, which batches have.
+    """
     found, begun, third = world(4), itertools.count(1), threading.Event()
     found.make_table(spark)
     found.open_gate(spark)

@@ -1,4 +1,7 @@
-"""An hour is told when every record of it is in the table: over both lanes, whatever happened meanwhile, once."""
+"""An hour is told when every record of it is in the table.
+
+Over both lanes, whatever happened meanwhile, once.
+"""
 
 from __future__ import annotations
 
@@ -84,9 +87,14 @@ class HourlyGroup(GroupWithTable):
         job = dg.define_asset_job("by_hand", selection=[asset.windows])
         self.between = None
         with_job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
-        ends = {ASSET_PARTITION_RANGE_START_TAG: self.key(hour), ASSET_PARTITION_RANGE_END_TAG: self.key(last or hour)}
+        ends = {
+            ASSET_PARTITION_RANGE_START_TAG: self.key(hour),
+            ASSET_PARTITION_RANGE_END_TAG: self.key(last or hour),
+        }
         tags = {**ends, **(tags or {})}
-        return self._ended_by(lambda job: job.execute_in_process(instance=self.instance, tags=tags), with_job, job)
+        return self._ended_by(
+            lambda job: job.execute_in_process(instance=self.instance, tags=tags), with_job, job
+        )
 
     def marked(self, hour):
         """How often an hour was marked complete, and the offsets that it has by the newest event."""
@@ -137,13 +145,18 @@ def test_a_cursor_that_is_lost_tells_nothing_twice(world):
 
 
 def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
-    """An hourly aggregate with ``AutomationCondition.eager()``, for whichever hour: it never reads one in parts."""
+    """An hourly aggregate with ``AutomationCondition.eager()``, for whichever hour.
+
+    It never reads one in parts.
+    """
     asset, defs = world.definitions()
 
     @dg.asset(
         partitions_def=asset.settings.windows.definition,
         deps=[asset.windows],
-        automation_condition=dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window()),
+        automation_condition=dg.AutomationCondition.eager().without(
+            dg.AutomationCondition.in_latest_time_window()
+        ),
     )
     def orders_an_hour() -> None:
         """Counts them."""
@@ -158,7 +171,9 @@ def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
             hour = [world.key(hour) for hour in range(5)].index(key)
             minutes = [n for n in world.offsets() if n // 60 == hour]
             counted.append((hour, len(minutes)))
-            world.instance.report_runless_asset_event(dg.AssetMaterialization(orders_an_hour.key, partition=key))
+            world.instance.report_runless_asset_event(
+                dg.AssetMaterialization(orders_an_hour.key, partition=key)
+            )
 
     aggregate()
     world.crash_at_70()
@@ -173,7 +188,10 @@ def test_downstream_runs_once_an_hour_over_a_crash_and_is_exact(world):
         aggregate()
         world.tick()
         aggregate()
-    assert [one for one in counted if one[0] < 2] == [(0, len(written_rows(0, 60))), (1, len(written_rows(60, 120)))]
+    assert [one for one in counted if one[0] < 2] == [
+        (0, len(written_rows(0, 60))),
+        (1, len(written_rows(60, 120))),
+    ]
     assert len({hour for hour, _ in counted}) == len(counted)
 
 
@@ -187,16 +205,22 @@ def test_hours_from_before_the_group_are_told_of_nobody(world):
 
 
 def test_hours_before_the_first_record_are_not_marked_complete(world):
-    """Neither while the first batch is at work, nor later: there is no table yet, and downstream would fail."""
+    """Neither while the first batch is at work, nor later.
+
+    There is no table yet, and downstream would fail.
+    """
     world.produce_at(*range(130, 150))
     assert world.completed_windows() == {}
     until = f"{world.key(2)[:10]} {world.key(2)[11:]} UTC"
     assert (
-        f"windows before {until} are not marked complete: the group's first record is later" in world.waiting_windows()
+        f"windows before {until} are not marked complete: the group's first record is later"
+        in world.waiting_windows()
     )
     assert world.live() is None
     assert {hour: told["offsets"].value for hour, told in world.completed_windows(4).items()} == {2: 20, 3: 0}
-    assert f"windows before {until} are not marked complete" in world.waiting_windows(), "as long as someone may wonder"
+    assert f"windows before {until} are not marked complete" in world.waiting_windows(), (
+        "as long as someone may wonder"
+    )
     assert world.instance.get_materialized_partitions(world.by_hour) == {world.key(2), world.key(3)}
 
 
@@ -233,7 +257,9 @@ def test_an_hour_is_not_marked_complete_before_the_table_exists(world):
     assert world.pending_by_live_log() == [(0, 30)]
     world.write_off(0, 30)
     assert world.completed_windows() == {}
-    assert world.waiting_windows().endswith(f"{world.key(0)} waits for the table: {world.table} does not exist yet")
+    assert world.waiting_windows().endswith(
+        f"{world.key(0)} waits for the table: {world.table} does not exist yet"
+    )
     world.produce_at(*range(200, 210))
     assert world.live() is None
     assert world.completed_windows()[0]["written_off_offsets"].value == 30
@@ -258,9 +284,9 @@ def test_an_open_transaction_may_be_of_the_hour(world):
     open_one.commit_transaction(120)
     world.log_end += 1  # its marker
     assert world.live() is None
-    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items() if hour == 0} == {0: 31}, (
-        "its marker is of today"
-    )
+    assert {hour: told["offsets"].value for hour, told in world.completed_windows().items() if hour == 0} == {
+        0: 31
+    }, "its marker is of today"
 
 
 def test_partitions_without_records_hold_nobody_up(world):
@@ -312,7 +338,9 @@ def test_records_that_come_later_are_counted_on_their_hour(made, reopens):
     assert world.late(0) == [2, 3]
     told = world.completed_windows()
     assert {hour: one["late_records"].value for hour, one in told.items()} == ({0: 3} if reopens else {})
-    assert [one["offsets"].value for one in told.values()] == ([60] if reopens else []), "and all that was told before"
+    assert [one["offsets"].value for one in told.values()] == ([60] if reopens else []), (
+        "and all that was told before"
+    )
     assert world.completed_windows() == {}
 
 
@@ -324,7 +352,8 @@ def test_what_is_late_is_counted_though_its_run_dies_before_it_commits(made):
     assert sorted(world.completed_windows()) == [0, 1, 2]
     world.produce_at(*[30] * 5)
     with patch(
-        "kafka_liveness_dagster.kafka.live.consumer.LivenessConsumer.commit", side_effect=kl.CommitRefusedError("no")
+        "kafka_liveness_dagster.kafka.live.consumer.LivenessConsumer.commit",
+        side_effect=kl.CommitRefusedError("no"),
     ):
         assert world.live() is not None
     assert world.late(0) == [5]
@@ -371,18 +400,23 @@ def test_a_crash_before_the_offset_commit_hides_no_late_record(made, dying):
     assert (world.committed(), world.late(0)) == (70, [])
     world.produce_at(*[200] * 40)
     assert world.live() is None
-    assert world.pending_by_live_log() == [(110, 150)], "the live lane skipped ahead, and its rows of 70-110 stay"
+    assert world.pending_by_live_log() == [(110, 150)], (
+        "the live lane skipped ahead, and its rows of 70-110 stay"
+    )
     assert world.late(0) == [40]
     world.produce_at(*[200] * 5)
     assert world.live() is None
     assert world.late(0) == [40], "once they are committed no run counts them again"
-    assert {hour: told["late_records"].value for hour, told in world.completed_windows().items() if hour == 0} == {
-        0: 40
-    }
+    assert {
+        hour: told["late_records"].value for hour, told in world.completed_windows().items() if hour == 0
+    } == {0: 40}
 
 
 def test_a_crash_in_the_catch_up_lane_hides_no_late_record(made, dying):
-    """Crash lag is in the table and not in the second log; the next run of its partition has nothing left to write."""
+    """Crash lag is in the table and not in the second log.
+
+    The next run of its partition has nothing left to write.
+    """
     world = made(reopen_on_late=True)
     world.crash_at_70()
     assert sorted(world.completed_windows()) == [0]
@@ -416,7 +450,10 @@ def test_late_records_that_the_broker_has_deleted_are_named(made, dying):
     world.expire(100)
     assert world.live(offsets=kl.Offsets(on_data_loss="write_off")) is None
     assert world.late(0) == [10]
-    assert f"30 offsets ({world.topic}:0:70-100) may have late records that are not counted" in world.newest_log()
+    assert (
+        f"30 offsets ({world.topic}:0:70-100) may have late records that are not counted"
+        in world.newest_log()
+    )
     assert "lost: " not in world.newest_log()
 
 
@@ -435,14 +472,19 @@ def test_an_hour_by_hand_is_processed_again(world):
 
 
 def test_materialize_all_leaves_complete_hours_alone(world):
-    """It reads none of them from Kafka again, and they stay as they were marked; one by hand is still processed."""
+    """It reads none of them from Kafka again, and they stay as they were marked.
+
+    One by hand is still processed.
+    """
     world.grow_to(150)
     assert world.live() is None
     assert sorted(world.completed_windows()) == [0, 1, 2]
     before, world.value = world.snapshots(), MENDED
     assert world.materialize(0, 2, world.materialize_all()) is None
     assert world.snapshots() == before
-    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (2, 60), (2, 30)], "its backfill waits for events"
+    assert [world.marked(hour) for hour in range(3)] == [(2, 60), (2, 60), (2, 30)], (
+        "its backfill waits for events"
+    )
     assert "materialize its partition without" in world.newest_log()
     assert world.materialize(1) is None
     assert world.snapshots() > before
@@ -471,7 +513,10 @@ def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
 
 
 def test_an_hour_by_hand_with_old_dead_letters(made):
-    """While they are owed the hour is not complete, and the error says how to close it; once forgiven they stay out."""
+    """While they are owed the hour is not complete, and the error says how to close it.
+
+    Once forgiven they stay out.
+    """
     world = made(settings={"batching": kl.Batching(on_bad_record="dead_letter", in_flight=1)})
     world.value = f"if(offset = 5, raise_error('bad'), {world.value})"
     world.grow_to(70)
@@ -480,7 +525,10 @@ def test_an_hour_by_hand_with_old_dead_letters(made):
     error = world.materialize(0)
     assert isinstance(error, IncompleteWindowError)
     assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
-    assert f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`" in str(error)
+    assert (
+        f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`"
+        in str(error)
+    )
     world.write_off(5, 6)
     assert world.completed_windows()[0]["written_off_offsets"].value == 1
     world.value = f"if(offset = 5, raise_error('bad'), {MENDED})"

@@ -1,7 +1,7 @@
 """Nothing is missing in silence, nothing old is gone, no partition is green without its rows: whoever forgets what.
 
-Each enemy of the commit logs and of the table, on the real broker and the real table; on both protocols where the
-group's commits are at stake.
+Each enemy of the commit logs and of the table, on the real broker and the real table; on both protocols where
+the group's commits are at stake.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.group_commands import status
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
-from kafka_liveness_dagster.core.partition_state import RowsMissingError, TableMismatchError, TopicRecreatedError
+from kafka_liveness_dagster.core.partition_state import (
+    RowsMissingError,
+    TableMismatchError,
+    TopicRecreatedError,
+)
 from kafka_liveness_dagster.core.timeouts import BrokerLimits
 from kafka_liveness_dagster.kafka.live import planner
 from kafka_liveness_dagster.lanes import runs
@@ -64,7 +68,10 @@ def is_exact_once_drained(world, *spans):
 @on_both_protocols
 @pytest.mark.parametrize("offset", [120, 0, 150])
 def test_a_strangers_commit_forgets_nothing(forgetful, offset):
-    """At the same offset, back to the beginning, forward to the end: the partition that stands gets its rows."""
+    """At the same offset, back to the beginning, forward to the end.
+
+    The partition that stands gets its rows.
+    """
     world = forgetful()
     world.crash_and_resume_at_120()
     world.grow_to(150)
@@ -77,7 +84,10 @@ def test_a_strangers_commit_forgets_nothing(forgetful, offset):
 
 @on_both_protocols
 def test_what_a_stranger_made_the_group_forget_is_owed_again(forgetful):
-    """The live lane owes it in the commit with which it goes on; and both lanes' debts are known to the log."""
+    """The live lane owes it in the commit with which it goes on.
+
+    And both lanes' debts are known to the log.
+    """
     world = forgetful()
     world.crash_and_resume_at_120()
     world.grow_to(150)
@@ -106,7 +116,9 @@ def test_a_stray_consumer_in_the_second_log_costs_nothing(forgetful):
     stray = world.catch_up_log()
     assert (stray.offset, stray.metadata) == (120, ""), "above all pending offsets, and without a word"
     _, exact = told(world.tick(), "")
-    assert f"{world.topic}:0: an external commit replaced the second commit log (offset 120" in exact.description
+    assert (
+        f"{world.topic}:0: an external commit replaced the second commit log (offset 120" in exact.description
+    )
     assert (exact.passed, exact.severity, world.keys()) == (False, dg.AssetCheckSeverity.WARN, [(70, 120)])
     assert world.catch_up((70, 120)) is None
     assert world.offsets() == written_rows(0, 120)
@@ -149,10 +161,13 @@ def test_text_of_another_program_in_the_first_log_is_removed_by_hand(forgetful):
     world.commit_externally(120, "checkpoint-7")
     for error in (world.live(), world.catch_up((70, 120))):
         assert isinstance(error, kl.ExternalCommitError), error
-        assert f"the first commit log of group {world.group} has an external commit: {world.tp}, offset 120" in str(
+        assert (
+            f"the first commit log of group {world.group} has an external commit: {world.tp}, offset 120"
+            in str(error)
+        )
+        assert f"--topic {world.tp} --group {world.group} --reset-offsets --to-current --execute" in str(
             error
         )
-        assert f"--topic {world.tp} --group {world.group} --reset-offsets --to-current --execute" in str(error)
     world.commit_externally(120)
     is_exact_once_drained(world, (70, 120))
 
@@ -215,7 +230,9 @@ def test_a_topic_made_anew_between_two_batches_is_named(forgetful):
 
     error = world.live(make_anew)
     assert isinstance(error, TopicRecreatedError), error
-    assert {n: value for n, value in world.values().items() if n < 25} == {n: str(n) for n in written_rows(0, 25)}
+    assert {n: value for n, value in world.values().items() if n < 25} == {
+        n: str(n) for n in written_rows(0, 25)
+    }
     assert world.committed() is None
 
 
@@ -256,7 +273,10 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(forget
 
 
 def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forgetful, warm_spark):
-    """By the consumer and by `status`, where they have the table; else both name the commit logs as their source."""
+    """By the consumer and by `status`, where they have the table.
+
+    Else both name the commit logs as their source.
+    """
     world = forgetful(max_poll_records=10)
     world.grow_to(50)
     assert world.live() is None
@@ -276,7 +296,9 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, forg
     assert numbers() == ("commit logs", 50, [])
     assert numbers("--table", world.table) == (world.table, 30, [[30, 50]])
     assert f"by the commit logs; for the table: kafka-liveness audit {world.group}" in shown()
-    assert f"{world.table} lacks {world.topic}:0:30-50, 20 committed offsets. Fix:" in shown("--table", world.table)
+    assert f"{world.table} lacks {world.topic}:0:30-50, 20 committed offsets. Fix:" in shown(
+        "--table", world.table
+    )
     ledger = TableLedger(IcebergTable(world.table), lambda: warm_spark)
     for witness, committed, owed in ((None, 50, ()), (ledger, 30, (kl.OffsetRange(*world.tp, 30, 50),))):
         with world.kafka.consumer(topics=[world.topic], group_id=world.group, ledger=witness) as consumer:
@@ -325,7 +347,9 @@ def test_a_table_that_goes_between_two_batches_is_named(forgetful, befall):
         pytest.param(0, 1, "20-50", id="a run without a batch"),
     ],
 )
-def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(forgetful, monkeypatch, new, snapshots, lacks):
+def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(
+    forgetful, monkeypatch, new, snapshots, lacks
+):
     """Without lag no other run would look; with ``crash_lag`` the next live run owes them."""
     world = forgetful()
     for log_end in (20, 50):
@@ -383,7 +407,10 @@ def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(fo
 
     assert world.live(befalls) is None
     assert world.live() is None
-    assert (world.pending_by_live_log(), world.offsets()) == ([], written_rows(0, 70) + written_rows(120, 150))
+    assert (world.pending_by_live_log(), world.offsets()) == (
+        [],
+        written_rows(0, 70) + written_rows(120, 150),
+    )
 
 
 def test_what_was_forgiven_and_is_known_to_nobody_is_owed_again(forgetful):
@@ -399,7 +426,10 @@ def test_what_was_forgiven_and_is_known_to_nobody_is_owed_again(forgetful):
 
 
 def test_two_tables_are_two_groups(forgetful):
-    """Refused before it joins, in both lanes, whatever it may owe; a table that was renamed is told by hand."""
+    """Refused before it joins, in both lanes, whatever it may owe.
+
+    A table that was renamed is told by hand.
+    """
     world = forgetful()
     world.crash_and_resume_at_120()
     second, renamed = world.catch_up_log(), f"{world.table}_renamed"
@@ -409,8 +439,15 @@ def test_two_tables_are_two_groups(forgetful):
         world.catch_up((70, 120), table=renamed),
     ):
         assert isinstance(error, TableMismatchError), error
-        assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(error)
-    assert (world.committed(), world.pending_by_live_log(), world.catch_up_log(), world.materialized_ranges()) == (
+        assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(
+            error
+        )
+    assert (
+        world.committed(),
+        world.pending_by_live_log(),
+        world.catch_up_log(),
+        world.materialized_ranges(),
+    ) == (
         120,
         [(70, 120)],
         second,
@@ -458,7 +495,9 @@ def test_the_second_log_may_go_while_a_live_run_is_at_work(forgetful):
 
 
 MAINTENANCE = {
-    "expired": ["CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"],
+    "expired": [
+        "CALL {catalog}.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)"
+    ],
     "compacted": [
         "CALL {catalog}.system.rewrite_data_files(table => '{name}', options => map('min-input-files', '2'))"
     ],
@@ -507,7 +546,11 @@ def test_offsets_without_rows_are_proven_too(forgetful):
 
 def told(result, name):
     """What one tick says of an event, and of a check."""
-    events = [e.description for e in result.asset_events if isinstance(e, dg.AssetObservation) and e.partition is None]
+    events = [
+        e.description
+        for e in result.asset_events
+        if isinstance(e, dg.AssetObservation) and e.partition is None
+    ]
     checks = {e.check_name: e for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation)}
     return [text for text in events if name in text], checks.get("no_missing_rows")
 
@@ -519,7 +562,10 @@ def is_well(result):
 
 
 def test_the_sensor_tells_what_was_forgotten_until_it_is_done(forgetful):
-    """An event once, a check that fails, and a partition, before any run; all well when it is in the table."""
+    """An event once, a check that fails, and a partition, before any run.
+
+    All well when it is in the table.
+    """
     world = forgetful()
     world.crash_and_resume_at_120()
     assert is_well(world.tick())

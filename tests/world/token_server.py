@@ -1,6 +1,7 @@
 """A token server for SASL/OAUTHBEARER: signs JWTs for one client, and serves the keys by which the broker checks them.
 
-It speaks HTTP on loopback, HTTPS where a certificate is given, and only the client credentials grant of OAuth 2.
+It speaks HTTP on loopback, HTTPS where a certificate is given, and only the client credentials grant of OAuth
+2.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class TokenServer:
                     (scope,) = parse_qs(body).get("scope", [""])
                     outer.grants.append((self.headers["User-Agent"] or "", scope))
                     token = outer._token(scope)
-                    self._answer(200, {"access_token": token, "token_type": "Bearer", "expires_in": outer.seconds})
+                    self._answer(
+                        200, {"access_token": token, "token_type": "Bearer", "expires_in": outer.seconds}
+                    )
 
             def _login(self) -> tuple[str, str]:
                 kind, _, content = (self.headers["Authorization"] or "").partition(" ")
@@ -92,7 +95,9 @@ class TokenServer:
         if cert is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             cert.configure_cert(context)  # type: ignore[attr-defined]
-            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self._servers.append(server)
         return f"http{'s' if cert else ''}://{LOOPBACK}:{server.server_address[1]}/token"
@@ -109,7 +114,14 @@ class TokenServer:
 
     def _keys(self) -> object:
         public = self._key.public_key().public_numbers()
-        key = {"kty": "RSA", "kid": "1", "use": "sig", "alg": "RS256", "n": _number(public.n), "e": _number(public.e)}
+        key = {
+            "kty": "RSA",
+            "kid": "1",
+            "use": "sig",
+            "alg": "RS256",
+            "n": _number(public.n),
+            "e": _number(public.e),
+        }
         return {"keys": [key]}
 
     def _token(self, scope: str) -> str:

@@ -1,7 +1,7 @@
 """Who writes down that owed offsets are done? KIP-333's second commit log: the committed offsets of ``G.catch-up``.
 
-Several runs may write it at once and none of them is a member of a group, so each write is looked at afterwards and
-repeated when another's replaced it. A write that is lost for good costs rework, never data.
+Several runs may write it at once and none of them is a member of a group, so each write is looked at
+afterwards and repeated when another's replaced it. A write that is lost for good costs rework, never data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from kafka_liveness_dagster.core.commit_metadata import (
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    union,
+)
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import create_client
 from kafka_liveness_dagster.kafka.committer import Committer
@@ -56,7 +63,9 @@ class CatchUpCommitLog:
         self._group_id = group_id
         self._client = create_client(Consumer, config)
         group = group_id + CATCH_UP_SUFFIX
-        self._committer = Committer(self._client, group, kafka.bootstrap_servers, seconds=_COMMIT_TIMEOUT_SECONDS)
+        self._committer = Committer(
+            self._client, group, kafka.bootstrap_servers, seconds=_COMMIT_TIMEOUT_SECONDS
+        )
         self._last_written: dict[TopicPartition, CatchUpCommitMetadata] = {}
 
     def mark_done(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
@@ -77,7 +86,9 @@ class CatchUpCommitLog:
                 tp: facts[tp].catch_up_log.mark_done(facts[tp].pending_by_live_log, spans)
                 for tp, spans in missing.items()
             }
-            self._commit({tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()})
+            self._commit(
+                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}
+            )
         raise self._lost_writes_error("done")
 
     def require_room(self, batch: Batch) -> None:
@@ -93,7 +104,9 @@ class CatchUpCommitLog:
             if CatchUpCommitMetadata.decode(log.watermark, log.encode()).done != log.done:
                 raise no_room_error(batch.skipped)
 
-    def write(self, logs: Mapping[TopicPartition, tuple[CatchUpCommitMetadata, CatchUpCommitMetadata]]) -> None:
+    def write(
+        self, logs: Mapping[TopicPartition, tuple[CatchUpCommitMetadata, CatchUpCommitMetadata]]
+    ) -> None:
         """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
 
         An external commit is always replaced.
@@ -111,7 +124,8 @@ class CatchUpCommitLog:
     ) -> None:
         """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
 
-        What of them was owed is done with the same write: nothing is done in silence, whenever this process dies.
+        What of them was owed is done with the same write: nothing is done in silence, whenever this process
+            dies.
 
         Raises:
             CommitRefusedError: the broker refused, or what was told did not last.
@@ -123,7 +137,8 @@ class CatchUpCommitLog:
     def mark_missing_rows(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
 
-        Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises nothing: the
+        Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises
+            nothing: the
         error of the run says more.
         """
         spans = spans_by_partition(ranges)
@@ -162,7 +177,11 @@ class CatchUpCommitLog:
         now = {tp: self._decode(tp, commit) for tp, commit in found.items()}
         self._last_written.update({tp: log for tp, log in now.items() if log.external is None})
         self._commit({tp: self._last_written[tp] for tp in partitions if tp in self._last_written})
-        return {tp: log.external for tp, log in now.items() if log.external is not None and tp in self._last_written}
+        return {
+            tp: log.external
+            for tp, log in now.items()
+            if log.external is not None and tp in self._last_written
+        }
 
     def require_pending(
         self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionState]
@@ -178,10 +197,10 @@ class CatchUpCommitLog:
             first = facts[tp].committed or 0
             if unknown := difference(facts[tp].not_done(spans), (Span(0, first),)):
                 raise NotPendingError(
-                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane is at "
-                    f"{first}, and it owes {', '.join(map(str, facts[tp].outstanding)) or 'nothing'} of {tp}. Nothing "
-                    "was processed; if the partition was added by hand, delete it; if the group's offsets were reset, "
-                    "the live lane comes to it"
+                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane "
+                    f"is at {first}, and it owes {', '.join(map(str, facts[tp].outstanding)) or 'nothing'} "
+                    f"of {tp}. Nothing was processed; if the partition was added by hand, delete it; if the "
+                    "group's offsets were reset, the live lane comes to it"
                 )
 
     def close(self) -> None:
@@ -192,7 +211,9 @@ class CatchUpCommitLog:
     def _decode(self, tp: TopicPartition, commit: CommittedOffset) -> CatchUpCommitMetadata:
         log = CatchUpCommitMetadata.read(commit.offset, commit.metadata)
         if log.external is not None and log.external.is_from_newer_version:
-            raise external_commit_error(self._group_id, tp, log.external, servers=self._kafka.bootstrap_servers)
+            raise external_commit_error(
+                self._group_id, tp, log.external, servers=self._kafka.bootstrap_servers
+            )
         return log
 
     def _partition_states(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionState]:
@@ -205,7 +226,9 @@ class CatchUpCommitLog:
             if (external := one.catch_up_log.external) is None:
                 continue
             if (seen := self._last_written.get(tp)) is None or external.is_from_newer_version:
-                raise external_commit_error(self._group_id, tp, external, servers=self._kafka.bootstrap_servers)
+                raise external_commit_error(
+                    self._group_id, tp, external, servers=self._kafka.bootstrap_servers
+                )
             facts[tp] = replace(one, catch_up_log=replace(seen, watermark=0, done=(), external=external))
         return facts
 
@@ -227,9 +250,8 @@ class CatchUpCommitLog:
 
     def _lost_writes_error(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other runs: what "
-            "was "
-            f"{what} stays owed; run its backfill again"
+            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other "
+            f"runs: what was {what} stays owed; run its backfill again"
         )
 
     def _commit(self, logs: Mapping[TopicPartition, CatchUpCommitMetadata]) -> None:
@@ -260,12 +282,16 @@ def _with_missing_rows(facts: PartitionState, found: tuple[Span, ...]) -> CatchU
 
 
 def _group_origin(facts: PartitionState) -> GroupOrigin:
-    # Commits without an origin do not say where the group's life began: nothing below is held against the table
+    # Commits without an origin do not say where the group's life began: nothing below is held against the
+    # table
     return facts.catch_up_log.origin or facts.origin or GroupOrigin(facts.committed or 0, facts.topic_id)
 
 
 def _has_changed(before: CatchUpCommitMetadata, after: CatchUpCommitMetadata) -> bool:
-    return before.external is not None or (before.watermark, before.encode()) != (after.watermark, after.encode())
+    return before.external is not None or (before.watermark, before.encode()) != (
+        after.watermark,
+        after.encode(),
+    )
 
 
 def warn_about_external_commits(
@@ -274,14 +300,17 @@ def warn_about_external_commits(
     """Log the external commits that were replaced, if there were any."""
     replaced = [f"{tp}, {external}" for tp, external in found.items() if external is not None]
     if replaced:
-        log.warning(REWRITTEN, f"{group_id} ({group_id}{CATCH_UP_SUFFIX})", len(replaced), join_some(replaced))
+        log.warning(
+            REWRITTEN, f"{group_id} ({group_id}{CATCH_UP_SUFFIX})", len(replaced), join_some(replaced)
+        )
 
 
 def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
     """The error for offsets that no commit can say are owed."""
     outcome = (
-        "They were to be passed, but the group owes too many ranges to owe them too, and nothing of their batch was "
-        "passed, written or committed: mend the transform, or materialize or forgive crash lag partitions first"
+        "They were to be passed, but the group owes too many ranges to owe them too, and nothing of their "
+        "batch was passed, written or committed: mend the transform, or materialize or forgive crash lag "
+        "partitions first"
     )
     return BadRecordError(left_out, "", outcome)
 

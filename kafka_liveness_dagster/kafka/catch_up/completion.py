@@ -1,6 +1,7 @@
 """What of these ranges is proven done? Both commit logs as they are now, and the witness as it was last asked.
 
-The witness is asked when a run begins, and once more before anything of it may be called done: what the run writes
+The witness is asked when a run begins, and once more before anything of it may be called done: what the run
+    writes
 itself is known without asking. Never plans and never commits.
 """
 
@@ -97,7 +98,10 @@ class CompletionCheck:
         """
         written = sorted(ranges)
         ids = self._cluster.topic_ids({r.topic for r in written})
-        outcome = f"nothing more is recorded as done; rows of {written[0]} were written meanwhile, look whose they are"
+        outcome = (
+            f"nothing more is recorded as done; rows of {written[0]} were written meanwhile, look whose "
+            "they are"
+        )
         self._compare_topic_ids(written[0].topic_partition, ids, outcome)
 
     def mark_written(self, ranges: Iterable[OffsetRange]) -> None:
@@ -118,15 +122,17 @@ class CompletionCheck:
         return [
             OffsetRange(*tp, *span)
             for tp, spans in self._requested.items()
-            for span in difference(spans, (*facts[tp].not_done(spans), *facts[tp].written_off, *without.get(tp, ())))
+            for span in difference(
+                spans, (*facts[tp].not_done(spans), *facts[tp].written_off, *without.get(tp, ()))
+            )
         ]
 
     def verify(self, left_out: Iterable[OffsetRange]) -> bool:
         """Ask once more, after all was written: nothing is green that is not proven.
 
         Returns:
-            False where another run's record has replaced this one's since, or nobody vouches any more for what was done
-            before this run: it is processed once more.
+            False where another run's record has replaced this one's since, or nobody vouches any more for
+            what was done before this run: it is processed once more.
 
         Raises:
             RowsMissingError: the witness lacks some of it.
@@ -135,17 +141,21 @@ class CompletionCheck:
             return True
         facts = self.read_all()
         without = spans_by_partition(left_out)
-        left = {tp: difference(facts[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()}
+        left = {
+            tp: difference(facts[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()
+        }
         there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in facts.items()}
         told = {
             tp: intersection(spans, facts[tp].ledger_scope) for tp, spans in left.items()
         }  # of the rest nobody knows
-        lacking = [OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])]
+        lacking = [
+            OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])
+        ]
         if lacking:
             raise RowsMissingError(
                 f"{self._ledger.target} lacks {', '.join(map(str, lacking[:5]))}, "
-                f"{sum(r.size for r in lacking):,} offsets, though they were written: it was dropped, replaced or "
-                "rolled back meanwhile. Fix: materialize the partitions again",
+                f"{sum(r.size for r in lacking):,} offsets, though they were written: it was dropped, "
+                "replaced or rolled back meanwhile. Fix: materialize the partitions again",
                 lacking,
             )
         return not any(left.values())
@@ -165,7 +175,9 @@ class CompletionCheck:
         for topic, now in ids.items():
             was = self._topic_ids.setdefault(topic, now)
             if was and now and was != now:
-                raise TopicRecreatedError(topic_recreated_message(tp, was, now, where="this run", outcome=outcome))
+                raise TopicRecreatedError(
+                    topic_recreated_message(tp, was, now, where="this run", outcome=outcome)
+                )
 
     def _with_own_writes(self, tp: TopicPartition, account: LedgerEntry) -> LedgerEntry:
         """Where the witness cannot tell, what this run wrote counts."""

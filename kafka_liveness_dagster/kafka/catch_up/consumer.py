@@ -16,7 +16,14 @@ from kafka_liveness_dagster.core.batch_planning import Batch, Rotation, plan_ran
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer
 from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference, intersection, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    union,
+)
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -75,9 +82,10 @@ class Reprocess:
         if gone:
             at = gone[0].topic_partition
             raise DataExpiredError(
-                f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and cannot be: "
-                f"{at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: materialize the "
-                "other partitions without these; `kafka-liveness write-off GROUP PARTITION --reason …` closes these"
+                f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and "
+                f"cannot be: {at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: "
+                "materialize the other partitions without these; `kafka-liveness write-off GROUP PARTITION "
+                "--reason …` closes these"
             )
         return left
 
@@ -87,13 +95,18 @@ class Reprocess:
             self._written[tp] = union((*self._written.get(tp, ()), *spans))
 
 
-_REMAINS_PENDING = "the batch stays pending: it is retried with the next poll, or by the next run of its partitions"
+_REMAINS_PENDING = (
+    "the batch stays pending: it is retried with the next poll, or by the next run of its partitions"
+)
 _open_lanes: WeakSet[CatchUpConsumer] = WeakSet()  # of this process
 _open_lanes_lock = threading.Lock()  # a set that grows while it is read raises
 
 
 def is_open(kafka: KafkaSettings, group_id: str) -> bool:
-    """Return whether this process has a catch-up lane of the group open; clusters that share an address are one."""
+    """Return whether this process has a catch-up lane of the group open.
+
+    Clusters that share an address are one.
+    """
     servers = set(kafka.bootstrap_servers.split(","))
     with _open_lanes_lock:
         return any(one.group_id == group_id and not servers.isdisjoint(one.servers) for one in _open_lanes)
@@ -108,16 +121,18 @@ class CatchUpConsumer:
 
     Args:
         ranges: crash lag ranges, in any order; parts that are done already are left out.
-        reprocess: those of them that are processed whole, done or not. Their rows are replaced, neither commit log
-            changes.
-        on_data_loss: offsets that expired before they were caught up are an error, or are recorded and reported.
+        reprocess: those of them that are processed whole, done or not. Their rows are replaced, neither
+            commit log changes.
+        on_data_loss: offsets that expired before they were caught up are an error, or are recorded and
+            reported.
         ledger: who knows what is in the table; None where the two commit logs alone say what is done.
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
         bad_offsets: offsets that were left out, each of which fails alone.
         lost: what expired before it was caught up, with ``on_data_loss="write_off"``.
-        recovered: ranges that a dead run had written and not recorded, and that this run does not write again.
+        recovered: ranges that a dead run had written and not recorded, and that this run does not write
+            again.
     """
 
     def __init__(
@@ -155,7 +170,9 @@ class CatchUpConsumer:
         self._written: list[OffsetRange] = []
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), run_context.ends_at_ms)
         self._watchdog = Watchdog(self._timer, run_context, lambda _reason: None, outcome=_REMAINS_PENDING)
-        self._fence = Fence(self._watchdog, "the batch was planned before its process timeout", has_started=True)
+        self._fence = Fence(
+            self._watchdog, "the batch was planned before its process timeout", has_started=True
+        )
         self._reader = RecordReader(kafka, group_id, run_context.client_id)
         self._records = BatchRecords(self._reader, self._fence)
 
@@ -220,13 +237,17 @@ class CatchUpConsumer:
         if self._recover_unrecorded(facts):
             facts = self._completion.read_commits()
         left, facts = self._update_outstanding(facts)
-        pending = {tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused}
+        pending = {
+            tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused
+        }
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._rotation.planned = plan_ranges(pending, bound, self._rotation.planned)
         if not ranges:
             if ahead:
                 return None
-            self._check_paused([tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)])
+            self._check_paused(
+                [tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)]
+            )
             if self._completion.verify((*self.quarantined, *self.bad_offsets)):
                 # Another run's record may have replaced it
                 self._catch_up_log.mark_done(self._written, self._watchdog.check)
@@ -247,7 +268,8 @@ class CatchUpConsumer:
     def on_recovered(self, callback: OnRecovered) -> None:
         """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
 
-        Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it returned.
+        Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it
+            returned.
         """
         self._resume_report.on_recovered = callback
 
@@ -292,7 +314,10 @@ class CatchUpConsumer:
         return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
-        """What of the asked ranges is still to be done, by both commit logs and the table, or once more; sorted."""
+        """What of the asked ranges is still to be done, by both commit logs and the table, or once more.
+
+        Sorted.
+        """
         left, _ = self._update_outstanding(self._completion.read_commits())
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
 
@@ -303,7 +328,11 @@ class CatchUpConsumer:
     def kept_former_rows(self) -> list[OffsetRange]:
         """What this run left out although it was processed before: its former rows are in the table."""
         done = self._completion.done_ranges(())
-        return [one for one in (*self.quarantined, *self.bad_offsets) if any(one.overlaps(before) for before in done)]
+        return [
+            one
+            for one in (*self.quarantined, *self.bad_offsets)
+            if any(one.overlaps(before) for before in done)
+        ]
 
     def close(self) -> None:
         """Stop watching and disconnect; there is no group to leave."""
@@ -331,8 +360,9 @@ class CatchUpConsumer:
     def _write_off_expired(self, expired: list[OffsetRange], facts: PartitionStates) -> None:
         first = expired[0]
         told = (
-            f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before they were "
-            f"caught up, {first.topic_partition}'s log starts at {facts[first.topic_partition].log_start}"
+            f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before "
+            f"they were caught up, {first.topic_partition}'s log starts at "
+            f"{facts[first.topic_partition].log_start}"
         )
         if self._on_data_loss == "raise":
             raise DataExpiredError(
@@ -362,8 +392,12 @@ class CatchUpConsumer:
             self._run_log.warning(WRITTEN_UNCOMMITTED_LINE, join_some(found), sum(r.size for r in found))
         logs = {tp: facts[tp].catch_up_log for tp in due if facts[tp].catch_up_log.external}
         if logs:
-            self._catch_up_log.write({tp: (log, self._completion.with_target(log)) for tp, log in logs.items()})
-            warn_about_external_commits(self._run_log, self.group_id, {tp: log.external for tp, log in logs.items()})
+            self._catch_up_log.write(
+                {tp: (log, self._completion.with_target(log)) for tp, log in logs.items()}
+            )
+            warn_about_external_commits(
+                self._run_log, self.group_id, {tp: log.external for tp, log in logs.items()}
+            )
         recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
         if recorded:
             ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
@@ -374,8 +408,9 @@ class CatchUpConsumer:
     def _check_paused(self, paused: list[TopicPartition]) -> None:
         if paused:
             raise PausedPartitionError(
-                f"{', '.join(map(str, paused))} of group {self.group_id} is paused, and so is its crash lag: "
-                "everything else that was asked for is done. resume() it in the live lane, then run this again"
+                f"{', '.join(map(str, paused))} of group {self.group_id} is paused, and so is its crash "
+                "lag: everything else that was asked for is done. resume() it in the live lane, then run "
+                "this again"
             )
 
     def _replan_if_too_slow(self) -> None:

@@ -1,7 +1,7 @@
 """Track the partitions that a member owns, through the callbacks of a rebalance.
 
-A rebalance may wait for open batches, in the middle of that poll; past its time they are given up in good order.
-Decides nothing: where a partition goes on is the consumer's to settle before it counts as owned.
+A rebalance may wait for open batches, in the middle of that poll; past its time they are given up in good
+order. Decides nothing: where a partition goes on is the consumer's to settle before it counts as owned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class AssignedPartitions:
 
     Attributes:
         has_assignment: the coordinator has given this member its part, which may be no partition at all.
-        pending: assigned but not settled, each with the number of its arrival: the consumer decides where each goes on.
+        pending: assigned but not settled, each with the number of its arrival: the consumer decides where
+            each goes on.
         owned: settled.
     """
 
@@ -50,7 +51,9 @@ class AssignedPartitions:
         self.has_assignment = True
         self.pending.update({tp: next(self._next_assignment_id) for tp in partitions})
 
-    def still_pending(self, resumed: Mapping[TopicPartition, OwnedPartition]) -> dict[TopicPartition, OwnedPartition]:
+    def still_pending(
+        self, resumed: Mapping[TopicPartition, OwnedPartition]
+    ) -> dict[TopicPartition, OwnedPartition]:
         """What of it is still to be settled: another member may have committed what went and came back."""
         return {tp: owned for tp, owned in resumed.items() if self.pending.get(tp) == owned.assignment_id}
 
@@ -60,7 +63,9 @@ class AssignedPartitions:
         for tp in resumed:
             del self.pending[tp]
 
-    def with_assignment(self, assignment_ids: Mapping[TopicPartition, int]) -> dict[TopicPartition, OwnedPartition]:
+    def with_assignment(
+        self, assignment_ids: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OwnedPartition]:
         """What of them is owned by the same ownership as then."""
         return {tp: one for tp, one in self.owned.items() if one.assignment_id == assignment_ids.get(tp)}
 
@@ -76,12 +81,15 @@ class AssignedPartitions:
         for tp, one in found.items():
             if done[tp].start != one.committed:
                 raise CommitRefusedError(
-                    f"commit of {tp}:{done[tp]} is out of order: {one.committed} is committed, so the batch before it "
-                    "is still open or this one was committed already. Commit batches in the order poll() gave them"
+                    f"commit of {tp}:{done[tp]} is out of order: {one.committed} is committed, so the batch "
+                    "before it is still open or this one was committed already. Commit batches in the "
+                    "order poll() gave them"
                 )
         return found
 
-    def still_assigned(self, owned: Mapping[TopicPartition, OwnedPartition]) -> dict[TopicPartition, OwnedPartition]:
+    def still_assigned(
+        self, owned: Mapping[TopicPartition, OwnedPartition]
+    ) -> dict[TopicPartition, OwnedPartition]:
         """What of them has not gone since."""
         return {tp: one for tp, one in owned.items() if self.owned.get(tp) is one}
 
@@ -116,7 +124,8 @@ class RebalanceCallbacks:
     Args:
         standing: the member's; ``ownership``: what it owns.
         handover_seconds: how long a rebalance may wait for open batches.
-        incremental: whether partitions come and go one by one, as under KIP-848 and with a cooperative assignor.
+        incremental: whether partitions come and go one by one, as under KIP-848 and with a cooperative
+            assignor.
         release: marks partitions as given up in good order.
         log: the run's.
     """
@@ -151,7 +160,9 @@ class RebalanceCallbacks:
         try:
             while True:
                 left = max(0.0, give_up_at - time.monotonic())
-                message = client.poll(left if self._assigned.has_assignment else min(left, _JOIN_POLL_SECONDS))
+                message = client.poll(
+                    left if self._assigned.has_assignment else min(left, _JOIN_POLL_SECONDS)
+                )
                 if message is not None or self._assigned.has_assignment or time.monotonic() >= give_up_at:
                     return message
         finally:
@@ -159,7 +170,10 @@ class RebalanceCallbacks:
             self._after_poll()
 
     def on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll, under the lock. Affects: what has arrived; nothing is planned before it is adopted."""
+        """Caller: client.poll, under the lock.
+
+        Affects: what has arrived; nothing is planned before it is adopted.
+        """
         self._was_called_back = True
         (client.incremental_assign if self._incremental else client.assign)(partitions)
         if partitions:
@@ -179,7 +193,10 @@ class RebalanceCallbacks:
             self._remove(client, partitions)
 
     def on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll or close, under the lock. Affects: what is owned; nothing is marked: others have it."""
+        """Caller: client.poll or close, under the lock.
+
+        Affects: what is owned; nothing is marked: others have it.
+        """
         self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
         self._state.fence(FenceReason.PARTITIONS_LOST)
         self._remove(client, partitions)
@@ -193,8 +210,8 @@ class RebalanceCallbacks:
         seconds = time.monotonic() - self._polled_at
         if seconds >= self._handover_seconds:
             raise RebalanceTimeoutError(
-                f"a rebalance began up to {seconds:.1f} s ago and may wait {self._handover_seconds:.1f} s: what is not "
-                "committed by now is processed again by the next owner"
+                f"a rebalance began up to {seconds:.1f} s ago and may wait {self._handover_seconds:.1f} s: "
+                "what is not committed by now is processed again by the next owner"
             )
 
     def _commit_in_flight(self) -> None:
@@ -206,7 +223,10 @@ class RebalanceCallbacks:
             self._log.warning("%s", due)
 
     def _after_poll(self) -> None:
-        """No rebalance began before a poll that found nothing to call back; one that did may have left the next one."""
+        """No rebalance began before a poll that found nothing to call back.
+
+        One that did may have left the next one.
+        """
         if not self._was_called_back:
             self._polled_at = time.monotonic()
         self._was_called_back = False
@@ -222,9 +242,11 @@ class RebalanceCallbacks:
 def drain_callbacks(client: Consumer, *, is_static: bool) -> None:
     """Let a client call back all it has to, before it closes.
 
-    librdkafka takes the first answer that comes while it closes for the last one, and ends its side of the group: who
-    answers a second callback then may wait for ever, Python's lock in hand, and the whole process stands still. Two are
-    pending when a process is told to leave, or ``max.poll.interval.ms`` passes, in the middle of a rebalance.
+    librdkafka takes the first answer that comes while it closes for the last one, and ends its side of the
+        group: who
+    answers a second callback then may wait for ever, Python's lock in hand, and the whole process stands
+    still. Two are pending when a process is told to leave, or ``max.poll.interval.ms`` passes, in the middle
+    of a rebalance.
 
     A static member may not unsubscribe, which is to leave (KIP-345): it answers what is pending by now.
     """

@@ -1,7 +1,7 @@
 """The live lane's consumer: join the group, plan fair batches, commit them, and see both logs (KIP-333).
 
-Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it implements,
-and neither joins a group nor processes an offset.
+Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it
+implements, and neither joins a group nor processes an offset.
 
 Joins at the first poll, after everything that can be checked was checked. No record is kept, so nothing that
 is planned and not committed is ever lost: it is planned again by whoever owns the partition next.
@@ -76,8 +76,8 @@ class GroupView:
     def why_partitions_pending(self) -> str:
         """Why this member will have something to do: what the group has. Empty when it is as it will be.
 
-        A rebalance that waits for others' batches may let a new member in first, with nothing to do (cooperative), or
-        has given it partitions and refuses its commits until all have heard of it.
+        A rebalance that waits for others' batches may let a new member in first, with nothing to do
+        (cooperative), or has given it partitions and refuses its commits until all have heard of it.
 
         Raises:
             BrokerUnreachableError: nobody can tell.
@@ -86,11 +86,16 @@ class GroupView:
         if lane is None:
             return ""
         if self.is_assignment_pending():
-            return f"{len(lane.member.pending)} partitions have come, and a rebalance holds their first commit up"
+            return (
+                f"{len(lane.member.pending)} partitions have come, and a rebalance holds their first commit "
+                "up"
+            )
         if lane.member.owned:
             return ""
         members = self._cluster.members(self._settings.group_id)
-        others = [len(member.partitions) for member in members if member.client_id != self._run_context.client_id]
+        others = [
+            len(member.partitions) for member in members if member.client_id != self._run_context.client_id
+        ]
         partitions = len(self._cluster.partitions(self._settings.topics))
         if not will_get_a_partition(partitions, others):
             return ""
@@ -102,14 +107,17 @@ class GroupView:
         return lane is not None and bool(lane.member.pending)
 
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions owned now; the live lane's alone, as "subscribe(), assign(), and unsubscribe()" are."""
+        """The partitions owned now.
+
+        The live lane's alone, as "subscribe(), assign(), and unsubscribe()" are.
+        """
         return tuple(sorted(self._session.owned))
 
     def position(self, topic: str, partition: int) -> int | None:
         """Where the live lane's next batch begins; None for a partition not owned.
 
-        KIP-333: "position() - will call the user-created consumer's position, the second consumer [...] will not
-        take any part in this call".
+        KIP-333: "position() - will call the user-created consumer's position, the second consumer [...] will
+        not take any part in this call".
         """
         owned = self._session.owned.get(TopicPartition(topic, partition))
         return owned.position if owned else None
@@ -117,8 +125,9 @@ class GroupView:
     def committed(self, topic: str, partition: int) -> int | None:
         """Every offset before it is processed, in whichever lane; None while nothing is committed.
 
-        KIP-333: "any offset before the one returned by KafkaConsumer#committed has also been checkpointed as well".
-        With a ``witness`` the table is queried too; without one, or without its response, both commit logs decide.
+        KIP-333: "any offset before the one returned by KafkaConsumer#committed has also been checkpointed as
+        well". With a ``witness`` the table is queried too; without one, or without its response, both commit
+        logs decide.
 
         Raises:
             TableMismatchError: the group's commits are about another table.
@@ -130,25 +139,34 @@ class GroupView:
     def pending(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
         """The pending offset ranges: crash lag that no catch-up run has done, and rows that the table has lost.
 
-        KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token". The sources are
-        those of ``committed``.
+        KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token". The
+        sources are those of ``committed``.
         """
-        return tuple(OffsetRange(topic, partition, *span) for span in self._processed_offset(topic, partition).pending)
+        return tuple(
+            OffsetRange(topic, partition, *span) for span in self._processed_offset(topic, partition).pending
+        )
 
     def beginning_offsets(self, topic: str, partition: int) -> int:
         """The first offset there is to read for either lane: the log start.
 
-        KIP-333: "beginningOffsets(), endOffsets() - Will check both consumer threads". They read one log, so the
-        earlier of the two beginnings is the log's; what each lane has done is ``committed`` and ``pending``.
+        KIP-333: "beginningOffsets(), endOffsets() - Will check both consumer threads". They read one log, so
+        the earlier of the two beginnings is the log's; what each lane has done is ``committed`` and
+        ``pending``.
         """
         return self._partition_state(topic, partition).log_start
 
     def end_offsets(self, topic: str, partition: int) -> int:
-        """The offset behind the last there is to read for either lane: the last stable offset (``read_committed``)."""
+        """The offset behind the last there is to read for either lane.
+
+        The last stable offset (``read_committed``).
+        """
         return self._partition_state(topic, partition).log_end
 
     def lag(self) -> int:
-        """Offsets that the owned partitions have behind their positions, up to the log end; in two requests."""
+        """Offsets that the owned partitions have behind their positions, up to the log end.
+
+        In two requests.
+        """
         owned = dict(self._session.owned)
         bounds = self._cluster.log_bounds(owned)
         return sum(max(0, bounds[tp][1] - one.position) for tp, one in owned.items())
@@ -187,11 +205,14 @@ class GroupView:
     def child_consumer_is_alive(self) -> bool:
         """Return whether a catch-up lane of the group is at work: open in this process, or in a Dagster run.
 
-        KIP-333: "a boolean value indicating if the secondary thread created has started or not". So a run that is
-        queued or starting does not count. Scripts in other processes are not known.
+        KIP-333: "a boolean value indicating if the secondary thread created has started or not". So a run
+        that is queued or starting does not count. Scripts in other processes are not known.
         """
         group_id = self._settings.group_id
-        return consumer.is_open(self._cluster.settings, group_id) or self._run_context.catch_up_runs(group_id) > 0
+        return (
+            consumer.is_open(self._cluster.settings, group_id)
+            or self._run_context.catch_up_runs(group_id) > 0
+        )
 
     def _processed_offset(self, topic: str, partition: int) -> PartitionSnapshot:
         tp = TopicPartition(topic, partition)
@@ -208,33 +229,37 @@ class GroupView:
         lane = self._session.planner
         if lane is None or tp not in lane.member.owned:
             raise CommitRefusedError(
-                f"{tp} is not owned by this consumer, so it cannot be paused or resumed here: poll() until it is in "
-                "assignment(), or call this where it is owned"
+                f"{tp} is not owned by this consumer, so it cannot be paused or resumed here: poll() until "
+                "it is in assignment(), or call this where it is owned"
             )
         lane.set_paused(tp, paused=paused)
         if tp not in lane.member.owned:
             raise CommitRefusedError(
-                f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}: nothing was changed, "
-                "call this where it is owned now"
+                f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}: nothing was "
+                "changed, call this where it is owned now"
             )
 
 
 class LivenessConsumer:
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
-    Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an error
+    Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an
+        error
     leaves the group too, but the partitions keep the mark of a crash: with ``enable_parallel_rebalance`` the
     open batch becomes crash lag and the live lane goes on at the log end.
 
     Attributes:
         crash_lag: crash lag this consumer found, in the order of finding.
         lost: what expired before either lane processed it, with ``on_data_loss="write_off"``.
-        forgotten_pending: what this consumer owes again: the commit that said so was replaced, or the table has lost
-            it.
-        recovered: ranges that a dead run had written and not committed, and that this consumer does not write again.
+        forgotten_pending: what this consumer owes again: the commit that said so was replaced, or the table
+            has lost it.
+        recovered: ranges that a dead run had written and not committed, and that this consumer does not write
+            again.
     """
 
-    def __init__(self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, run_context: RunContext) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, live: LiveSettings, timeouts: Timeouts, run_context: RunContext
+    ) -> None:
         self.timeouts = timeouts
         self.settings = live
         self._kafka = kafka
@@ -309,7 +334,9 @@ class LivenessConsumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         if isinstance(error, RowsMissingError):
             self._create_catch_up_log().mark_missing_rows(error.ranges, self._run_context.log)
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
@@ -329,15 +356,17 @@ class LivenessConsumer:
     ) -> Batch | None:
         """The next batch, or None when nothing new came in time. The first poll joins the group.
 
-        The batch before need not be committed yet. After a poll timeout the next poll joins again, and what was not
-        committed is planned again (KIP-62); with ``enable_parallel_rebalance`` it becomes crash lag.
+        The batch before need not be committed yet. After a poll timeout the next poll joins again, and what
+        was not committed is planned again (KIP-62); with ``enable_parallel_rebalance`` it becomes crash lag.
 
         Args:
             timeout_seconds: how long to wait for data.
-            max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected argument).
-            min_records: fewer offsets are left where they are, like ``fetch.min.bytes`` leaves bytes at the broker.
-            max_wait_seconds: fewer do if they have waited for so long, like with ``fetch.max.wait.ms``. They are waited
-                for beyond the timeout, but not so long that the run's own time would be over.
+            max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected
+                argument).
+            min_records: fewer offsets are left where they are, like ``fetch.min.bytes`` leaves bytes at the
+                broker.
+            max_wait_seconds: fewer do if they have waited for so long, like with ``fetch.max.wait.ms``. They
+                are waited for beyond the timeout, but not so long that the run's own time would be over.
 
         Raises:
             FencedError: this process is finished with the group.
@@ -345,7 +374,9 @@ class LivenessConsumer:
         """
         give_up_at = time.monotonic() + timeout_seconds
         bound = self.settings.max_poll_records
-        wanted = BatchRequest(bound if max_records is None else min(max_records, bound), min_records, max_wait_seconds)
+        wanted = BatchRequest(
+            bound if max_records is None else min(max_records, bound), min_records, max_wait_seconds
+        )
         while True:
             batch = self._plan_once(wanted)
             asked_at = time.monotonic()
@@ -369,7 +400,8 @@ class LivenessConsumer:
         For ops whose batch may take longer than its budget as long as it moves (KIP-62's possible extension).
 
         Raises:
-            FencedError: the process timeout had passed, or this process is finished with the group: stop the work.
+            FencedError: the process timeout had passed, or this process is finished with the group: stop the
+                work.
         """
         self._fence.heartbeat()
         self._session.answer_rebalance()
@@ -378,8 +410,8 @@ class LivenessConsumer:
     def check_rows(self) -> None:
         """Check that the witness has all rows that are committed of the partitions that this consumer ever had.
 
-        Reads both commit logs and the witness once, and needs no membership. Offsets that another client committed are
-        left to the next run.
+        Reads both commit logs and the witness once, and needs no membership. Offsets that another client
+        committed are left to the next run.
 
         Raises:
             RowsMissingError: it lacks some of them.
@@ -392,7 +424,9 @@ class LivenessConsumer:
         ).items():
             missing = facts.missing_rows(facts.committed or 0) if facts.proves_loss else ()
             if missing:
-                raise rows_missing_error(tp, facts, missing, outcome="This run writes and commits nothing more")
+                raise rows_missing_error(
+                    tp, facts, missing, outcome="This run writes and commits nothing more"
+                )
 
     def has_time_for_batch(self) -> bool:
         """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
@@ -412,7 +446,8 @@ class LivenessConsumer:
     def replan(self) -> None:
         """Plan what is not committed again with the next poll, which reads the log's ends and the topic's id anew.
 
-        For a batch whose records could not be read: if the broker has deleted them, the poll says so or passes them.
+        For a batch whose records could not be read: if the broker has deleted them, the poll says so or
+            passes them.
         """
         if (lane := self._session.planner) is not None:
             lane.replan()
@@ -434,7 +469,10 @@ class LivenessConsumer:
                 self._catch_up_log.close()
 
     def _append_outcome(self, error: BaseException) -> None:
-        """Add to an error where the next live run goes on: this one leaves its partitions as a crash would."""
+        """Add to an error where the next live run goes on.
+
+        This one leaves its partitions as a crash would.
+        """
         fenced = self._session.watchdog.reason
         if not self._resume_report.pending or (fenced is not None and fenced.releases_partitions):
             return  # it never owned a partition, or gives them up in good order
@@ -484,14 +522,19 @@ class LivenessConsumer:
         planning_seconds = (at_ms - began_ms) / 1000
         epoch = self._fence.epoch
         return replace(
-            batch, deadline_seconds=deadline_seconds, membership_epoch=epoch, planning_seconds=planning_seconds
+            batch,
+            deadline_seconds=deadline_seconds,
+            membership_epoch=epoch,
+            planning_seconds=planning_seconds,
         )
 
     def _join(self) -> LivePlanner:
         """A new membership; what no resume can work with is said before the group is disturbed."""
         self._create_catch_up_log()  # finds its coordinator while others are asked
         partitions = self._cluster.partitions(self.settings.topics)
-        facts = partition_states_with_ledger(self._cluster, self.settings.group_id, partitions, self.settings.ledger)
+        facts = partition_states_with_ledger(
+            self._cluster, self.settings.group_id, partitions, self.settings.ledger
+        )
         for tp, found in facts.items():
             decide_resume(tp, found, self.settings.policy)
         own = choose_group_instance_id(

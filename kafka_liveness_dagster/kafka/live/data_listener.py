@@ -1,7 +1,7 @@
 """Is there something new? At rest nobody asks all the time: a fetch waits at the broker for the first record.
 
-The record is a sign and nothing else. It is dropped, Spark reads it; what is there is looked up. So no sign, or a wrong
-one, costs a look: who listens looks by himself now and then.
+The record is a sign and nothing else. It is dropped, Spark reads it; what is there is looked up. So no sign,
+or a wrong one, costs a look: who listens looks by himself now and then.
 """
 
 from __future__ import annotations
@@ -43,12 +43,17 @@ class DataListener:
         self.refresh_seconds = REFRESH_SECONDS
 
     def on_caught_up(self, ends: Mapping[TopicPartition, int]) -> None:
-        """There is nothing to read of these partitions up to their log ends; of none where there is something."""
+        """There is nothing to read of these partitions up to their log ends.
+
+        Of none where there is something.
+        """
         now = time.monotonic()
         if not ends:
             self._caught_up_since = now
         is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS
-        self._requested, self.refresh_seconds = (ends, LISTENING_REFRESH_SECONDS) if is_quiet else ({}, REFRESH_SECONDS)
+        self._requested, self.refresh_seconds = (
+            (ends, LISTENING_REFRESH_SECONDS) if is_quiet else ({}, REFRESH_SECONDS)
+        )
         self.has_new_data = False
 
     def stop(self) -> None:

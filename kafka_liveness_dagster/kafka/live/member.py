@@ -1,11 +1,12 @@
 """One membership of a group: its client under one lock, and the first commit log (KIP-333).
 
-Only members write the first commit log, and only for partitions they own: the broker fences members, not partitions.
+Only members write the first commit log, and only for partitions they own: the broker fences members, not
+    partitions.
 
-Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is read: its
-partitions are paused, but while there is nothing to read. Every call of the client is made under one lock, since a
-synchronous commit beside a blocking poll deadlocks in librdkafka's Python client. What each call does, and when, is in
-the tables of ``core.member_state``.
+Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is
+read: its partitions are paused, but while there is nothing to read. Every call of the client is made under
+one lock, since a synchronous commit beside a blocking poll deadlocks in librdkafka's Python client. What each
+call does, and when, is in the tables of ``core.member_state``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from confluent_kafka import Consumer, KafkaError
 
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.fencing import FenceReason
-from kafka_liveness_dagster.core.member_state import CommitAction, Event, LeaveAction, MemberState, PollAction, State
+from kafka_liveness_dagster.core.member_state import (
+    CommitAction,
+    Event,
+    LeaveAction,
+    MemberState,
+    PollAction,
+    State,
+)
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.clients import create_client
 from kafka_liveness_dagster.kafka.committer import Committer
@@ -32,7 +40,11 @@ from kafka_liveness_dagster.kafka.errors import (
     is_transient,
     to_package_error,
 )
-from kafka_liveness_dagster.kafka.live.assignment import AssignedPartitions, RebalanceCallbacks, drain_callbacks
+from kafka_liveness_dagster.kafka.live.assignment import (
+    AssignedPartitions,
+    RebalanceCallbacks,
+    drain_callbacks,
+)
 from kafka_liveness_dagster.kafka.live.data_listener import DataListener
 
 if TYPE_CHECKING:
@@ -63,7 +75,12 @@ class LiveCommitLog:
     """
 
     def __init__(
-        self, committing: Committer, standing: MemberState, ownership: AssignedPartitions, run: str, log: logging.Logger
+        self,
+        committing: Committer,
+        standing: MemberState,
+        ownership: AssignedPartitions,
+        run: str,
+        log: logging.Logger,
     ) -> None:
         self._committer = committing
         self._state = standing
@@ -95,7 +112,10 @@ class LiveCommitLog:
             raise
 
     def mark_released(self, partitions: Sequence[TopicPartition]) -> None:
-        """Mark partitions as given up at their last committed position; failing to costs a replay, no data."""
+        """Mark partitions as given up at their last committed position.
+
+        Failing to costs a replay, no data.
+        """
         owned = self._assigned.owned
         ours = {tp: (owned[tp].committed, owned[tp]) for tp in partitions if tp in owned}
         give_up_at = time.monotonic() + _RELEASE_SECONDS
@@ -103,7 +123,9 @@ class LiveCommitLog:
             while ours and (error := self.commit(ours, owner_state=OwnerState.RELEASED)) is not None:
                 if not is_rebalance_in_progress(error) or time.monotonic() >= give_up_at:
                     level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
-                    self._log.log(level, "could not mark %d partitions as released: %s", len(ours), error.str())
+                    self._log.log(
+                        level, "could not mark %d partitions as released: %s", len(ours), error.str()
+                    )
                     return
                 time.sleep(COMMIT_RETRY_SECONDS)  # until the other members have synchronised
         except BrokerUnreachableError as silence:
@@ -127,8 +149,9 @@ class Member:
     """One membership in one group.
 
     Attributes:
-        membership_certain_seconds: whoever was a member so long ago still is one: the session timeout has not passed.
-            0 for one with a ``group.instance.id``: another one of that name takes its place at any moment.
+        membership_certain_seconds: whoever was a member so long ago still is one: the session timeout has not
+            passed. 0 for one with a ``group.instance.id``: another one of that name takes its place at any
+            moment.
         data_listener: whether there is something new, while there is nothing to do.
     """
 
@@ -136,7 +159,9 @@ class Member:
         self, settings: KafkaSettings, live: LiveSettings, timeouts: Timeouts, run_context: RunContext
     ) -> None:
         self.membership_certain_seconds = (
-            timeouts.session_timeout_ms / 2000 if (live.group_instance_id or live.claimed_instance_id) is None else 0.0
+            timeouts.session_timeout_ms / 2000
+            if (live.group_instance_id or live.claimed_instance_id) is None
+            else 0.0
         )
         self._rebalance_wait_seconds = (
             timeouts.process_timeout_ms / 1000
@@ -158,7 +183,9 @@ class Member:
         self._state = MemberState()
         self._assigned = AssignedPartitions()
         self.data_listener = DataListener(self._client)
-        self._committer = Committer(self._client, self._group_id, self._servers, seconds=self._rebalance_wait_seconds)
+        self._committer = Committer(
+            self._client, self._group_id, self._servers, seconds=self._rebalance_wait_seconds
+        )
         self._commit_log = LiveCommitLog(
             self._committer, self._state, self._assigned, run=run_context.short_run_id, log=run_context.log
         )
@@ -190,14 +217,18 @@ class Member:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the coordinator has given this member its part, perhaps no partition; not once it has left."""
+        """Whether the coordinator has given this member its part, perhaps no partition.
+
+        Not once it has left.
+        """
         return self._assigned.has_assignment and self._state.state is not State.LEFT
 
     @property
     def fenced_by(self) -> FenceReason | None:
         """Why the group goes on without this member, None while it is one of it as far as it knows.
 
-        The client reports an outage of its brokers in a poll, or while it leaves: until then the reason is general.
+        The client reports an outage of its brokers in a poll, or while it leaves: until then the reason is
+            general.
         """
         ended = self._state.fenced_by
         if (
@@ -212,8 +243,8 @@ class Member:
 
         Args:
             seconds: how long to wait for news.
-            before_revoke: called with ``check_handover_deadline`` when partitions are about to go: the last chance to
-                commit them.
+            before_revoke: called with ``check_handover_deadline`` when partitions are about to go: the last
+                chance to commit them.
 
         Raises:
             KafkaRefusedError: the group or a topic may not be used any more.
@@ -237,7 +268,8 @@ class Member:
     def commit_start_positions(self, resumed: Mapping[TopicPartition, OwnedPartition]) -> None:
         """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
 
-        Does nothing while a rebalance is under way: serve it, look again, settle that. What went and came back since it
+        Does nothing while a rebalance is under way: serve it, look again, settle that. What went and came
+            back since it
         was looked at is left out: another member may have committed it meanwhile.
 
         Raises:
@@ -281,7 +313,9 @@ class Member:
             give_up_at = time.monotonic() + self._rebalance_wait_seconds
             while mine := self._assigned.still_assigned(was_owned):
                 owing = {tp: owned.with_pending(skipped(tp)) for tp, owned in mine.items()}
-                error = self._commit_log.commit({tp: (done[tp].end, one) for tp, one in owing.items()}, give_up_at)
+                error = self._commit_log.commit(
+                    {tp: (done[tp].end, one) for tp, one in owing.items()}, give_up_at
+                )
                 if error is None:
                     break
                 if not is_rebalance_in_progress(error) or time.monotonic() > give_up_at:
@@ -302,7 +336,10 @@ class Member:
     def verify_ownership(
         self, assignment_ids: Mapping[TopicPartition, int], while_rebalancing: Callable[[], None]
     ) -> tuple[TopicPartition, ...]:
-        """Ask the broker by a commit of what is committed; returns those of them that are not ours any more."""
+        """Ask the broker by a commit of what is committed.
+
+        Returns those of them that are not ours any more.
+        """
         with self._lock:
             at = {tp: self.owned[tp].committed if tp in self.owned else 0 for tp in assignment_ids}
             return self.commit(
@@ -312,7 +349,8 @@ class Member:
     def leave(self, *, release: bool) -> None:
         """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order.
 
-        Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises SystemError.
+        Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises
+        SystemError.
         """
         with self._committer.lock_or_give_up(self._lock):
             does = self._state.allowed.leave
@@ -325,20 +363,23 @@ class Member:
     def _on_error(self, error: KafkaError) -> None:
         """Caller: the client's ``poll`` or ``close``. Affects: the reason for which this member is out of its group.
 
-        librdkafka gives a membership up by itself when no broker has answered for a session; the coordinator may still
-        list the member. A process that was paused gets no such error: its connections are there.
+        librdkafka gives a membership up by itself when no broker has answered for a session; the coordinator
+        may still list the member. A process that was paused gets no such error: its connections are there.
         """
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - librdkafka's own codes begin with _
             self._unverified_since = time.monotonic()
 
     def _on_throttle(self, event: ThrottleEvent) -> None:
-        """Caller: the client's ``poll``, for each response that a quota delayed. Affects: a line of the run's log."""
+        """Caller: the client's ``poll``, for each response that a quota delayed.
+
+        Affects: a line of the run's log.
+        """
         now = time.monotonic()
         if now - self._throttle_logged_at >= _THROTTLED_LOG_SECONDS:
             self._throttle_logged_at = now
             self._log.warning(
-                "The broker throttles this login: a quota delays a response to this member by %.1f s. Fix: raise the "
-                "quota (consumer_byte_rate or request_percentage)",
+                "The broker throttles this login: a quota delays a response to this member by %.1f s. Fix: "
+                "raise the quota (consumer_byte_rate or request_percentage)",
                 event.throttle_time,
             )
 

@@ -1,7 +1,8 @@
 """Settle the partitions that are assigned to a member, and plan batches over them.
 
-Decides nothing (``core.resume`` and ``core.batch_planning`` do); what it settles is committed before any record of it:
-first to the second log, which may not say of another life of the group what this one still has to do.
+Decides nothing (``core.resume`` and ``core.batch_planning`` do); what it settles is committed before any
+record of it: first to the second log, which may not say of another life of the group what this one still has
+to do.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ if TYPE_CHECKING:
 
 CRASH_LAG_LINE = "crash lag %s, %d offsets, is owed, a partition for each range; live goes on behind it"
 FORGOTTEN_PENDING_LINE = (
-    "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit replaced what "
-    "was owed, or the table lost it. It is owed again, a partition for each range"
+    "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit "
+    "replaced what was owed, or the table lost it. It is owed again, a partition for each range"
 )
 WRITTEN_UNCOMMITTED_LINE = (
     "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
 )
 LOST_LINE = "lost: %s, %d offsets, expired before it was processed; going on without it"
-IN_ORDER_LINE = "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
+IN_ORDER_LINE = (
+    "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
+)
 PAUSED_LINE = "paused in both lanes until resume() lets it go on: %s"
 
 
@@ -74,8 +77,8 @@ class ResumeReport:
         on_recovered: repeats what their dead writer may have skipped; called before they are committed.
         pending: what this consumer last wrote down as owed, of each partition it ever had.
         topic_ids: of the topics as it first saw them.
-        group_start_positions: positions at which its live lane began to read, as far as they matter: the last, and
-            those inside of crash lag.
+        group_start_positions: positions at which its live lane began to read, as far as they matter: the
+            last, and those inside of crash lag.
     """
 
     crash_lag: list[OffsetRange] = field(default_factory=list)
@@ -94,14 +97,19 @@ class ResumeReport:
         """Repeat what the dead writer of these offsets may have skipped, once.
 
         Args:
-            spans: offsets that are in the table and in neither commit log; the caller commits them after this.
+            spans: offsets that are in the table and in neither commit log; the caller commits them after
+                this.
             log_starts: the broker has deleted what lies below.
 
         Returns:
-            The ranges of which it was repeated now. Nothing is logged yet: a slow handler would hold up the group.
+            The ranges of which it was repeated now. Nothing is logged yet: a slow handler would hold up the
+                group.
         """
         known = self.recovered
-        new = {tp: difference(found, [r.span for r in known if r.topic_partition == tp]) for tp, found in spans.items()}
+        new = {
+            tp: difference(found, [r.span for r in known if r.topic_partition == tp])
+            for tp, found in spans.items()
+        }
         ranges = _offset_ranges(new)
         if not ranges:
             return []
@@ -115,7 +123,9 @@ class ResumeReport:
     def add(self, settled: Mapping[TopicPartition, ResumeDecision], log: Logger) -> None:
         """These partitions were settled."""
         self.pending.update({tp: resumed.pending for tp, resumed in settled.items()})
-        self.group_start_positions.update({tp: self._warn_of_start(tp, resumed) for tp, resumed in settled.items()})
+        self.group_start_positions.update(
+            {tp: self._warn_of_start(tp, resumed) for tp, resumed in settled.items()}
+        )
         self.add_lost({tp: resumed.lost for tp, resumed in settled.items()}, log)
         forgotten = _offset_ranges({tp: resumed.forgotten_pending for tp, resumed in settled.items()})
         jumped = _offset_ranges({tp: resumed.crash_lag for tp, resumed in settled.items()})
@@ -130,7 +140,9 @@ class ResumeReport:
             if ranges:
                 log.warning(told, join_some(ranges), sum(found.size for found in ranges))
         paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
-        in_order = [f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow]
+        in_order = [
+            f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow
+        ]
         for told, partitions in ((PAUSED_LINE, paused), (IN_ORDER_LINE, in_order)):
             if partitions:
                 log.warning(told, join_some(partitions))
@@ -153,8 +165,8 @@ def _offset_ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[Offse
 
 _PRUNE_SECONDS = 60.0
 PENDING_BEYOND_COMMIT_LINE = (
-    "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which the live "
-    "lane reads: %s"
+    "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which "
+    "the live lane reads: %s"
 )
 
 
@@ -168,8 +180,8 @@ class LivePlanner:
         catch_up_log: the second log, opened when it has to be written.
 
     Attributes:
-        data_pending_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None with
-            none.
+        data_pending_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None
+            with none.
     """
 
     def __init__(
@@ -196,7 +208,10 @@ class LivePlanner:
         self._pruned_at = self._planned_at = self._recommitted_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> FenceReason:
-        """End this membership, as its fence has it; return the reason as the client's last callbacks name it."""
+        """End this membership, as its fence has it.
+
+        Return the reason as the client's last callbacks name it.
+        """
         self.member.leave(release=reason.releases_partitions)
         return self.member.fenced_by or reason if reason is FenceReason.PARTITIONS_LOST else reason
 
@@ -207,7 +222,10 @@ class LivePlanner:
             return
         failpoint(Failpoint.AFTER_JOIN)
         facts = self._partition_states(sorted(arrived))
-        resumed = {tp: decide_resume(tp, facts[tp], self._settings.policy, _spans(tp, self._poison)) for tp in arrived}
+        resumed = {
+            tp: decide_resume(tp, facts[tp], self._settings.policy, _spans(tp, self._poison))
+            for tp in arrived
+        }
         self._recover(facts, {tp: r.written_uncommitted for tp, r in resumed.items()})
         self._catch_up_log().write(
             {tp: (facts[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
@@ -269,14 +287,17 @@ class LivePlanner:
         """Commit done spans; gives those that were handed over meanwhile, which are their new owner's to do again.
 
         Raises:
-            TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records they are.
+            TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records
+                they are.
         """
         done = ", ".join(f"{tp}:{span}" for tp, span in spans.items())
         outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
         with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
             self._check_identity(spans, outcome)
         handed_over = self.member.commit(spans, assignment_ids, while_rebalancing, skipped)
-        self._report.pending.update({tp: self.member.owned[tp].pending for tp in spans if tp in self.member.owned})
+        self._report.pending.update(
+            {tp: self.member.owned[tp].pending for tp in spans if tp in self.member.owned}
+        )
         if handed_over:
             message = "handed over before the commit, replayed by the new owner: %s"
             self._log.info(message, ", ".join(map(str, handed_over)))
@@ -286,7 +307,8 @@ class LivePlanner:
         """Commit nothing new, unless something was planned so lately that nobody can have been given the batch since.
 
         Raises:
-            FencedError: a part of it is another member's: all of it is planned again, as far as it is still ours.
+            FencedError: a part of it is another member's: all of it is planned again, as far as it is still
+                ours.
             CommitRefusedError: the group goes on without this member.
         """
         if time.monotonic() - self._planned_at < self.member.membership_certain_seconds and self.member.owns(
@@ -319,7 +341,10 @@ class LivePlanner:
             raise
 
     def prune_pending(self) -> None:
-        """Now and then drop owed ranges that are done, and keep the second log from expiring: it has no members."""
+        """Now and then drop owed ranges that are done, and keep the second log from expiring.
+
+        It has no members.
+        """
         now = time.monotonic()
         if now - self._recommitted_at >= self._settings.recommit_seconds:
             self._recommitted_at = now
@@ -348,7 +373,9 @@ class LivePlanner:
         return replace(found.catch_up_log, target=target)
 
     def _recover(
-        self, facts: Mapping[TopicPartition, PartitionState], written: Mapping[TopicPartition, tuple[Span, ...]]
+        self,
+        facts: Mapping[TopicPartition, PartitionState],
+        written: Mapping[TopicPartition, tuple[Span, ...]],
     ) -> None:
         """Repeat what dead runs of both lanes may have skipped, before a commit says that their rows are done."""
         spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in facts.items()}
@@ -357,7 +384,9 @@ class LivePlanner:
     def _write_rebuilt_logs(self, facts: Mapping[TopicPartition, PartitionState]) -> None:
         """Write the second logs that were rebuilt; the others stay as they are."""
         if logs := {
-            tp: (one.catch_up_log, self._catch_up_log_of(one)) for tp, one in facts.items() if one.catch_up_log.external
+            tp: (one.catch_up_log, self._catch_up_log_of(one))
+            for tp, one in facts.items()
+            if one.catch_up_log.external
         }:
             self._recover(facts, {})
             self._catch_up_log().write(logs)
@@ -368,18 +397,25 @@ class LivePlanner:
         warn_about_external_commits(
             self._log, self._settings.group_id, {tp: one.catch_up_log.external for tp, one in facts.items()}
         )
-        if beyond := [str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.pending_beyond_commit]:
+        if beyond := [
+            str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.pending_beyond_commit
+        ]:
             self._log.warning(PENDING_BEYOND_COMMIT_LINE, self._settings.group_id, join_some(beyond))
 
     def _partition_states(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionState]:
         facts = partition_states_with_ledger(self._cluster, self._settings.group_id, partitions, self._ledger)
-        self._check_topic_id({tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed")
-        return {tp: replace(one, remembered_pending=self._report.pending.get(tp, ())) for tp, one in facts.items()}
+        self._check_topic_id(
+            {tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed"
+        )
+        return {
+            tp: replace(one, remembered_pending=self._report.pending.get(tp, ())) for tp, one in facts.items()
+        }
 
     def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
         """What is known besides what the table says goes into it with the next write.
 
-        Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word, or by its
+        Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word,
+            or by its
         own. Of what is owed a catch-up run may have written what is in no log yet.
         """
         if self._ledger is None:
@@ -388,7 +424,9 @@ class LivePlanner:
         believed = {}
         for tp, (facts, r) in resumed.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
-            known[tp] = LedgerEntry((), r.catch_up_log.written_off, r.origin.start, topic_id=r.origin.topic_id)
+            known[tp] = LedgerEntry(
+                (), r.catch_up_log.written_off, r.origin.start, topic_id=r.origin.topic_id
+            )
             if not (facts.ledger_entry is None or facts.ledger_entry.is_complete or r.pending):
                 done = intersection(facts.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
                 believed[tp] = replace(known[tp], written=done)
@@ -404,7 +442,9 @@ class LivePlanner:
         for tp, now in ids.items():
             was = self._report.topic_ids.setdefault(tp.topic, now)
             if was and now and was != now:
-                raise TopicRecreatedError(topic_recreated_message(tp, was, now, where="this run", outcome=outcome))
+                raise TopicRecreatedError(
+                    topic_recreated_message(tp, was, now, where="this run", outcome=outcome)
+                )
 
     def _pass_expired(
         self, owned: Mapping[TopicPartition, OwnedPartition], starts: Mapping[TopicPartition, int]

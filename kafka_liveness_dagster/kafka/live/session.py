@@ -4,13 +4,13 @@ Plain offsets are split between the two logs, as KIP-333 has it.
 
 Joins when there is no membership, answers the group, and settles what it assigned. Never plans.
 
-A dynamic member that is killed keeps its partitions from its successor until its session has timed out. By the classic
-protocol a member with a ``group.instance.id`` (KIP-345) is replaced at once by the next one of that name, which also
-fences it if it still lives; so each run of Dagster's has such a name of its own, and a run that finds one of a run for
-which nobody works any more goes on under it. It leaves as dynamic members do.
+A dynamic member that is killed keeps its partitions from its successor until its session has timed out. By
+the classic protocol a member with a ``group.instance.id`` (KIP-345) is replaced at once by the next one of
+that name, which also fences it if it still lives; so each run of Dagster's has such a name of its own, and a
+run that finds one of a run for which nobody works any more goes on under it. It leaves as dynamic members do.
 
-Under KIP-848 the broker refuses the name until that session is over (``UNRELEASED_INSTANCE_ID``), and members that
-leave keep theirs: they are dynamic.
+Under KIP-848 the broker refuses the name until that session is over (``UNRELEASED_INSTANCE_ID``), and members
+that leave keep theirs: they are dynamic.
 """
 
 from __future__ import annotations
@@ -82,18 +82,19 @@ class ConsumerCommits:
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: position, mark and owed ranges in one request.
 
-        Partitions that were handed over meanwhile are left to their new owner, who processes them again. Plain
-        offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the offset lags
-        created by a crash", it goes to the second commit log, the others to the first. The live lane's own commit
-        changes nothing, though a pending range ends there: it does not show that anyone has read the range.
+        Partitions that were handed over meanwhile are left to their new owner, who processes them again.
+        Plain offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the
+        offset lags created by a crash", it goes to the second commit log, the others to the first. The live
+        lane's own commit changes nothing, though a pending range ends there: it does not show that anyone has
+        read the range.
 
         Returns:
             The partitions that were handed over: nothing of them was committed.
 
         Raises:
             FencedError: this process may not commit any more.
-            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither lane.
-                Nothing was lost.
+            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither
+                lane. Nothing was lost.
         """
         self._fence.check()
         if not isinstance(done, Batch):
@@ -127,7 +128,10 @@ class ConsumerCommits:
             FencedError: this process may not commit any more.
         """
         self._fence.check_batch(batch)
-        if not all(owned.fits_commit_metadata(batch.pending_of(tp)) for tp, owned in dict(self._session.owned).items()):
+        if not all(
+            owned.fits_commit_metadata(batch.pending_of(tp))
+            for tp, owned in dict(self._session.owned).items()
+        ):
             raise no_room_error(batch.skipped)
 
     def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
@@ -139,7 +143,9 @@ class ConsumerCommits:
             tp: pending_before(offset, pending[tp], self._resume_report.group_start_positions.get(tp, ()))
             for tp, offset in new.items()
         }
-        mine = {tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None}
+        mine = {
+            tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None
+        }
         if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
             self._catch_up_log().mark_done(caught_up, self._fence.check)
         if not mine:
@@ -148,19 +154,24 @@ class ConsumerCommits:
         return self._commit_live(spans, {tp: owned.assignment_id for tp, owned in mine.items()})
 
     def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
-        """The ownership that ``offset`` lies in; counted from this member's own commit, which may have skipped data."""
+        """The ownership that ``offset`` lies in.
+
+        Counted from this member's own commit, which may have skipped data.
+        """
         owned = self._session.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
             raise CommitRefusedError(
-                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not show that "
-                f"these {behind[0].size:,} offsets were read. Nothing was committed, in either log. Fix: commit the "
-                "batches of kafka.catch_up, which record the whole range, or an offset inside of it"
+                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not "
+                f"show that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
+                "log. Fix: commit the batches of kafka.catch_up, which record the whole range, or an "
+                "offset inside of it"
             )
         if owned is None or not owned.committed <= offset <= owned.position:
             raise CommitRefusedError(
                 f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
-                f"{owned.position if owned else None} and whose commit {owned.committed if owned else None}. Commit "
-                "what poll() gave; nothing was committed, in either log"
+                f"{owned.position if owned else None} and whose commit "
+                f"{owned.committed if owned else None}. Commit what poll() gave; nothing was committed, in "
+                "either log"
             )
         return owned
 
@@ -205,7 +216,9 @@ class GroupSession:
         self.planner: LivePlanner | None = None
         serve = self.answer_rebalance if answers_while_busy else None
         self.watchdog = Watchdog(timer, run_context, lambda _reason: None, serve=serve, outcome=outcome)
-        self.fence = Fence(self.watchdog, "the batch was planned before the consumer rejoined", has_started=False)
+        self.fence = Fence(
+            self.watchdog, "the batch was planned before the consumer rejoined", has_started=False
+        )
         self._join = join
         self._answers_while_busy = answers_while_busy
         self._commit_before_revoke: Finish | None = None
@@ -221,9 +234,9 @@ class GroupSession:
         With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
 
         Args:
-            finish: gets what it has to call while it waits, which raises when it has to end: ``RebalanceTimeoutError``
-                when the group would soon throw this member out, ``FencedError`` when this process may not commit any
-                more.
+            finish: gets what it has to call while it waits, which raises when it has to end:
+                ``RebalanceTimeoutError`` when the group would soon throw this member out, ``FencedError``
+                when this process may not commit any more.
 
         Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
         """
@@ -250,7 +263,8 @@ class GroupSession:
     def answer_rebalance(self) -> None:
         """Answer the group, if nobody does at this moment.
 
-        Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a rebalance.
+        Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a
+            rebalance.
         """
         lane = self.planner
         if lane is not None:
@@ -335,19 +349,27 @@ def choose_group_instance_id(
         live: which group, and the user's name.
         timeouts: by which protocol.
         run_context: knows which runs are gone; a script does not, and nobody could tell that it is.
-        partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on under a
-            name that it knows is given what that name had: the others would stand still.
+        partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on
+            under a name that it knows is given what that name had: the others would stand still.
     """
-    if run_context.claim_instance_id is None or timeouts.protocol == "consumer" or live.group_instance_id is not None:
+    if (
+        run_context.claim_instance_id is None
+        or timeouts.protocol == "consumer"
+        or live.group_instance_id is not None
+    ):
         return None
     members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
     dealt = {tp for member in members for tp in member.partitions}
     fits = not dealt or dealt == set(partitions)  # none: they are dealt at this moment
-    names = [name for member in members if fits and run_id_of_instance(name := member.group_instance_id) and name]
+    names = [
+        name for member in members if fits and run_id_of_instance(name := member.group_instance_id) and name
+    ]
     try:
         taken = run_context.claim_instance_id(live.group_id, names)
     except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
-        log.warning("could not ask Dagster whose places in group %s are free: %s", live.group_id, summary_line(error))
+        log.warning(
+            "could not ask Dagster whose places in group %s are free: %s", live.group_id, summary_line(error)
+        )
         taken = None
     if taken is not None:
         gone = short_run_id(run_id_of_instance(taken) or "")

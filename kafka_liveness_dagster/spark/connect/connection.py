@@ -1,8 +1,8 @@
 """For how long may Spark say nothing? The connection of one session, which any thread can cut.
 
-A network may fall silent without a reset, and what Spark itself waits for may never answer; pyspark's calls have no
-time limit. Once the line is cut every call on it ends at once with :class:`SparkNotRespondingError`, and every later
-one too.
+A network may fall silent without a reset, and what Spark itself waits for may never answer; pyspark's calls
+have no time limit. Once the line is cut every call on it ends at once with :class:`SparkNotRespondingError`,
+and every later one too.
 
 >>> redact("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
 'sc://spark.example:15002/;token=***;user_id=etl'
@@ -32,18 +32,22 @@ if TYPE_CHECKING:
 
 _SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
 _OPTIONS = {
-    # A connection that a firewall forgot is found dead, and pyspark attaches to its operation by a new one. Spark's
-    # server drops a connection that is pinged more than twice in 5 min while it has nothing to say on it: with 3 s an
-    # analysis was cut off after 9 s and begun anew. In an execution it talks every 2 s
+    # A connection that a firewall forgot is found dead, and pyspark attaches to its operation by a new one.
+    # Spark's server drops a connection that is pinged more than twice in 5 min while it has nothing to say on
+    # it: with 3 s an analysis was cut off after 9 s and begun anew. In an execution it talks every 2 s
     "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.max_pings_without_data": 0,
-    # So that a network that talks again is noticed: gRPC waits 20 s for a handshake, and up to 120 s before the next
+    # So that a network that talks again is noticed: gRPC waits 20 s for a handshake, and up to 120 s before
+    # the next
     "grpc.min_reconnect_backoff_ms": 5_000,
     "grpc.max_reconnect_backoff_ms": 5_000,
 }
 _CONTROL_CALL_SECONDS = {"Interrupt": 2.0, "ReleaseExecute": 5.0, "ReleaseSession": 5.0}
-"""Seconds for what no work depends on: all sessions share the threads that wait for it, which Python joins at exit."""
+"""Seconds for what no work depends on.
+
+All sessions share the threads that wait for it, which Python joins at exit.
+"""
 _NO_RESPONSE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SILENT_SECONDS = 5.0
 
@@ -59,7 +63,9 @@ class SumsReceiver(Protocol):
         """Take the sums of one execution, by name."""
 
 
-class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class SparkConnection(
+    DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
+):  # type: ignore[misc]
     """The connection of one session: a channel builder of pyspark's that listens on its channel."""
 
     def __init__(self, remote: str) -> None:
@@ -73,7 +79,8 @@ class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, g
         self._pending_since = 0.0
         self._silent_since = False
         self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
-        self.is_released = False  # this process ended the session, for itself or by `spark.stop()` of a user's
+        # This process ended the session, for itself or by `spark.stop()` of a user's
+        self.is_released = False
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
@@ -94,7 +101,10 @@ class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, g
 
     @property
     def has_pending_call(self) -> bool:
-        """Whether work waits for an answer; an interrupt, say, is none, and neither is what Python does by itself."""
+        """Whether work waits for an answer.
+
+        An interrupt, say, is none, and neither is what Python does by itself.
+        """
         return self._pending_calls > 0 or self._silent_since
 
     def check(self) -> None:
@@ -115,12 +125,14 @@ class SparkConnection(DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, g
         if self._abort_message is not None:
             return
         silent = self.silent_seconds
-        says = f"has said nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "answers, but not this"
+        says = (
+            f"has said nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "answers, but not this"
+        )
         self._abort_message = (
-            f"Spark at {self.address} {says}: {message}. The connection was given up and nothing was committed; what "
-            "it "
-            "may still write is replaced when the batch comes again. Look at the network between here and there, at "
-            "the server's load, and at what it waits for itself (a thread dump tells): catalog, storage or Kafka"
+            f"Spark at {self.address} {says}: {message}. The connection was given up and nothing was "
+            "committed; what it may still write is replaced when the batch comes again. Look at the "
+            "network between here and there, at the server's load, and at what it waits for itself (a "
+            "thread dump tells): catalog, storage or Kafka"
         )
         if self._channel is not None:
             with self._open_lock:

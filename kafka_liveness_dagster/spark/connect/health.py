@@ -1,6 +1,7 @@
 """Find out whether a Spark that answers can still run a job. Never restarts anything.
 
-The port of Spark Connect stays open after the executor, the block manager or the SparkContext behind it has stopped.
+The port of Spark Connect stays open after the executor, the block manager or the SparkContext behind it has
+stopped.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ FIX = "Fix: restart the server; `kafka-liveness up` restarts the embedded one."
 _CONNECT_SECONDS = 10.0
 _JOB_SECONDS = 20.0  # the first job of a new server took 8 s on a machine with load
 _STOPPED_MESSAGE = "Application error processing RPC"
-"""gRPC's text where the server raises before it opens or finds a session: so it does when its SparkContext stopped."""
+"""gRPC's text where the server raises before it opens or finds a session.
+
+So it does when its SparkContext stopped.
+"""
 
 
 def dead_reason(session: SparkSession, seconds: float) -> str:
     """Return why the server can run no job, as a sentence; empty when a job ran, or the server went away.
 
     Raises:
-        SparkNotRespondingError: the job did not end in time. The server is busy, or hangs: a busy one is not dead.
+        SparkNotRespondingError: the job did not end in time. The server is busy, or hangs: a busy one is not
+            dead.
     """
     line = connection_of(session)
     try:

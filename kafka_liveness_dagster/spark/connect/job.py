@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 _INTERRUPT_EVERY_SECONDS = 0.2
 ABANDON_SECONDS = 20.0
-"""Of answers owed after a cancel. A server that lives ends an operation in tenths of a second, a busy one in a few."""
+"""Of answers owed after a cancel.
+
+A server that lives ends an operation in tenths of a second, a busy one in a few.
+"""
 _MAX_CHECKS = 20
 
 
@@ -42,15 +45,15 @@ class SparkJob:
     """Everything the entering thread asks of Spark until it leaves, as one thing to watch and to cancel.
 
     It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
-    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like success. One
-    that does not end, while Spark owes an answer for all of ``ABANDON_SECONDS``, takes its session's connection with
-    it: :class:`SparkNotRespondingError`.
+    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like
+    success. One that does not end, while Spark owes an answer for all of ``ABANDON_SECONDS``, takes its
+    session's connection with it: :class:`SparkNotRespondingError`.
 
     Args:
         session: the Spark Connect session the work runs in.
-        on_progress: called with (completed tasks, total tasks) of the running operation when more of its tasks have
-            finished than before, or all of it; Spark tells about every 2 s.
-            Caller: the thread inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
+        on_progress: called with (completed tasks, total tasks) of the running operation when more of its
+            tasks have finished than before, or all of it; Spark tells about every 2 s. Caller: the thread
+            inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
         on_report: called with the same numbers whenever Spark tells, also when nothing has finished, after
             ``on_progress``. Caller and affects: as there.
     """
@@ -75,7 +78,10 @@ class SparkJob:
 
     @property
     def last_progress_ms(self) -> int:
-        """When a Spark task was last seen to have finished, by the clock of :func:`now_ms`; first: the start."""
+        """When a Spark task was last seen to have finished, by the clock of :func:`now_ms`.
+
+        First: the start.
+        """
         return self._last_progress_ms
 
     @property
@@ -93,7 +99,8 @@ class SparkJob:
         connection_of(self._session).check()
         if self._cancelled.is_set():
             raise SparkCancelledError(
-                "Spark job was cancelled: nothing more is started; its batch was not committed and will be replayed"
+                "Spark job was cancelled: nothing more is started; its batch was not committed and will be "
+                "replayed"
             )
 
     def cancel(self, timeout_seconds: float = 2.0) -> bool:
@@ -145,7 +152,9 @@ class SparkJob:
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
-        if isinstance(error, PySparkException) and (gone := lost_server_error(error, connection_of(self._session))):
+        if isinstance(error, PySparkException) and (
+            gone := lost_server_error(error, connection_of(self._session))
+        ):
             raise gone from error
 
     def _interrupt_until_ended(self) -> None:
@@ -161,7 +170,8 @@ class SparkJob:
     def _abort_if_stuck(self) -> None:
         """In a thread of its own: an interrupt may wait for an answer too.
 
-        A transform may be at work in Python for much longer, and ask Spark short questions: one look in between at
+        A transform may be at work in Python for much longer, and ask Spark short questions: one look in
+            between at
         which Spark owes nothing, and the time begins anew.
         """
         line = connection_of(self._session)
@@ -169,7 +179,10 @@ class SparkJob:
         while not self._ended.wait(ABANDON_SECONDS / _MAX_CHECKS):
             owed = owed + 1 if line.has_pending_call else 0
             if owed == _MAX_CHECKS:
-                told = f"a batch was cancelled, by its deadline or by its run, and did not end in {ABANDON_SECONDS:g} s"
+                told = (
+                    "a batch was cancelled, by its deadline or by its run, and did not end in "
+                    f"{ABANDON_SECONDS:g} s"
+                )
                 line.abort(told)
                 return
 

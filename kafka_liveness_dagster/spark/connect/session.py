@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECT_TIMEOUT_SECONDS = 120.0
-"""For a server that accepts connections: under load, or while it collects garbage, it opens a session in minutes."""
+"""For a server that accepts connections.
+
+Under load, or while it collects garbage, it opens a session in minutes.
+"""
 _ACCEPT_TIMEOUT_SECONDS = 10.0
 _ACCEPT_CHECK_SECONDS = 2.0
 _UNREACHABLE = re.compile(
@@ -43,13 +46,17 @@ _WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
 _END_SECONDS = 5.0
 _open_sessions: list[SparkSession] = []
 """Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for threads
-it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both wait for
+it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both
+wait for
 ever (seen with 4.1.3). So none is ever collected."""
 _SECRETS_IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
 """Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
 _REDACTED = "spark.sql.redaction.string.regex"
 _V1_SOURCES_SETTING = "spark.sql.sources.useV1SourceList"
-"""Sources that Spark reads by its first interface: Kafka's turns each record into an object of Java's and back."""
+"""Sources that Spark reads by its first interface.
+
+Kafka's turns each record into an object of Java's and back.
+"""
 
 
 class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
@@ -76,7 +83,10 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
         return bool(super().can_retry(e)) and not self.is_absent
 
     def has_listener(self) -> bool:
-        """Whether something listens there; looked at once in 2 s, since a busy server is not to be asked more often."""
+        """Whether something listens there.
+
+        Looked at once in 2 s, since a busy server is not to be asked more often.
+        """
         now = time.monotonic()
         if now - self._checked_at >= _ACCEPT_CHECK_SECONDS:
             self._checked_at = now
@@ -92,7 +102,9 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
 
     def is_slow(self) -> bool:
         """Whether something listens there, and has refused nothing so far."""
-        is_patient = not self.problem or _SLOW_RESPONSE.search(self.problem) or _UNREACHABLE.search(self.problem)
+        is_patient = (
+            not self.problem or _SLOW_RESPONSE.search(self.problem) or _UNREACHABLE.search(self.problem)
+        )
         return bool(is_patient) and self.has_listener()
 
 
@@ -106,8 +118,8 @@ def connect(
 
     Args:
         remote: a Spark Connect URL, like ``sc://localhost:15002/;token=…``.
-        timeout_seconds: how long a server that accepts connections may take. One that is not there fails at once, and
-            an address that does not respond at all after 10 s.
+        timeout_seconds: how long a server that accepts connections may take. One that is not there fails at
+            once, and an address that does not respond at all after 10 s.
         report: gets a sentence when a slow server is waited for.
 
     Raises:
@@ -117,15 +129,19 @@ def connect(
     line = _open_connection(remote)
     session = _create_session(line)
     _open_sessions.append(session)
-    # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the server died.
-    if tidy := getattr(session.client, "_cleanup_ml_cache", None):  # Spark 4.0 has none, and asks nothing then
+    # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the
+    # server died.
+    # Spark 4.0 has none, and asks nothing then
+    if tidy := getattr(session.client, "_cleanup_ml_cache", None):
         atexit.unregister(tidy)
     starting = _RetryWhileStarting(line.endpoint)
     session.client.set_retry_policies([starting])
     refused = _first_query(session, starting, timeout_seconds, say=report)
     if refused is not None:
         line.abort("it was to open a session")
-        raise SparkUnreachableError(_unreachable_error(remote, refused, starting, timeout_seconds=timeout_seconds))
+        raise SparkUnreachableError(
+            _unreachable_error(remote, refused, starting, timeout_seconds=timeout_seconds)
+        )
     session.client.set_retry_policies([_WHILE_WORKING])
     return session
 
@@ -147,7 +163,10 @@ def close(session: SparkSession) -> None:
 
 @contextmanager
 def as_active_session(session: SparkSession) -> Iterator[None]:
-    """Let this be the session that pyspark asks where it is given none, in this thread: for a type that is text."""
+    """Let this be the session that pyspark asks where it is given none, in this thread.
+
+    For a type that is text.
+    """
     threads: Any = ConnectSession._active_session  # noqa: SLF001 - it can be set there alone
     before = getattr(threads, "session", None)
     threads.session = session
@@ -158,7 +177,10 @@ def as_active_session(session: SparkSession) -> Iterator[None]:
 
 
 def _create_session(line: SparkConnection) -> SparkSession:
-    """A session that pyspark takes for nobody's: it asks the active one for settings, also one that was refused."""
+    """A session that pyspark takes for nobody's.
+
+    It asks the active one for settings, also one that was refused.
+    """
     threads: Any = ConnectSession._active_session  # noqa: SLF001
     before = getattr(threads, "session", None), ConnectSession._default_session  # noqa: SLF001
     try:
@@ -173,7 +195,8 @@ def _open_connection(remote: str) -> SparkConnection:
         return SparkConnection(remote)
     except (PySparkException, ValueError) as error:
         raise InvalidSettingError(
-            f"{redact(remote)!r} is not a Spark Connect URL ({_refusal_reason(error, remote)}): wanted sc://host:port/;token=…"
+            f"{redact(remote)!r} is not a Spark Connect URL ({_refusal_reason(error, remote)}): wanted "
+            "sc://host:port/;token=…"
         ) from None
 
 
@@ -184,7 +207,10 @@ def _hide_secrets(session: SparkSession) -> None:
 
 
 def _use_new_kafka_reader(session: SparkSession) -> None:
-    """The one that Structured Streaming has: of a batch of 100,000 records it takes a fifth less processor time."""
+    """The one that Structured Streaming has.
+
+    Of a batch of 100,000 records it takes a fifth less processor time.
+    """
     sources = str(session.conf.get(_V1_SOURCES_SETTING)).split(",")
     session.conf.set(_V1_SOURCES_SETTING, ",".join(one for one in sources if one.strip().lower() != "kafka"))
 
@@ -194,12 +220,14 @@ def _first_query(
 ) -> Exception | None:
     """Why the server refuses this session, or None; pyspark's calls have no time limit, hence the thread."""
     answer: list[Exception | None] = []
-    answered = threading.Event()  # a signal of Dagster's interrupts a wait for it; not one for the thread's end
+    # A signal of Dagster's interrupts a wait for it; not one for the thread's end
+    answered = threading.Event()
 
     def greet() -> None:
         try:
-            # pyspark asks the active session, once in a process, how functions are to be called: here there is none.
-            # Elsewhere it may be one of a notebook's that died with its server: [NO_ACTIVE_SESSION], with 4.1.3
+            # pyspark asks the active session, once in a process, how functions are to be called: here there
+            # is none. Elsewhere it may be one of a notebook's that died with its server: [NO_ACTIVE_SESSION],
+            # with 4.1.3
             F.col("value")
             _ = session.version
             _hide_secrets(session)
@@ -213,28 +241,30 @@ def _first_query(
     at_first = min(_ACCEPT_TIMEOUT_SECONDS, timeout_seconds)
     if not answered.wait(at_first) and timeout_seconds > at_first and starting.is_slow():
         say(
-            f"Spark Connect at {connection_of(session).address} accepts connections, and opened no session in "
-            f"{at_first:.0f} s. Waiting for it, up to {timeout_seconds:.0f} s (connect_timeout_seconds)"
+            f"Spark Connect at {connection_of(session).address} accepts connections, and opened no session "
+            f"in {at_first:.0f} s. Waiting for it, up to {timeout_seconds:.0f} s (connect_timeout_seconds)"
         )
         answered.wait(timeout_seconds - at_first)
     return answer[0] if answer else TimeoutError()
 
 
-def _unreachable_error(remote: str, refused: Exception, starting: _RetryWhileStarting, timeout_seconds: float) -> str:
+def _unreachable_error(
+    remote: str, refused: Exception, starting: _RetryWhileStarting, timeout_seconds: float
+) -> str:
     if isinstance(refused, TimeoutError) or starting.is_absent:
         within = "" if starting.is_absent else f" within {timeout_seconds:.0f} s"
         of_last = f" ({_refusal_reason(Exception(starting.problem), remote)})" if starting.problem else ""
         return (
-            f"no Spark Connect server answered at {redact(remote)}{within}{of_last}: start one (`kafka-liveness up` "
-            "starts one on this machine), correct the address, or look at the server's log and load; a busy one may "
-            "take connect_timeout_seconds of SparkConnectResource; with a token, a server on another host needs "
-            "use_ssl=true as well"
+            f"no Spark Connect server answered at {redact(remote)}{within}{of_last}: start one "
+            "(`kafka-liveness up` starts one on this machine), correct the address, or look at the "
+            "server's log and load; a busy one may take connect_timeout_seconds of SparkConnectResource; "
+            "with a token, a server on another host needs use_ssl=true as well"
         )
     return (
-        f"Spark Connect at {redact(remote)} gave no session ({_refusal_reason(refused, remote)}): check the token in "
-        "the "
-        "URL, that client and server are the same Spark version, and the server's log: one that ran out of memory "
-        "answers like this until its process is gone; `kafka-liveness up` restarts the embedded one"
+        f"Spark Connect at {redact(remote)} gave no session ({_refusal_reason(refused, remote)}): check the "
+        "token in the URL, that client and server are the same Spark version, and the server's log: one "
+        "that ran out of memory answers like this until its process is gone; `kafka-liveness up` restarts "
+        "the embedded one"
     )
 
 

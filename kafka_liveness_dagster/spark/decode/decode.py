@@ -6,8 +6,9 @@ Of an Avro schema only the size is checked; Spark itself says whether it is vali
 >>> spark_type_of_json_schema(SchemaWithId(1, "JSON", told)).simpleString()
 'struct<id:bigint,price:double,to:string>'
 
-The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema. Each record
-is read by the schema that it was written by, and comes out as the reader's has it. Asks no registry.
+The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema.
+Each record is read by the schema that it was written by, and comes out as the reader's has it. Asks no
+registry.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.avro.functions import from_avro
-from pyspark.sql.types import ArrayType, BooleanType, DoubleType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.schemas import SchemaUnusableError, SchemaWithId
@@ -60,7 +70,9 @@ class _SchemaWalk:
                     self.visit(one, namespace)
             elif isinstance(schema, dict):
                 self._visit_complex(schema, namespace)
-            elif isinstance(schema, str) and (name := self._resolve(schema, namespace)) not in self._open_names:
+            elif (
+                isinstance(schema, str) and (name := self._resolve(schema, namespace)) not in self._open_names
+            ):
                 self._visit_record(name)
 
     def _visit_complex(self, schema: dict[str, Any], namespace: str) -> None:
@@ -91,7 +103,11 @@ def _full_name(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-_PRIMITIVE_TYPES: dict[str, DataType] = {"integer": LongType(), "number": DoubleType(), "boolean": BooleanType()}
+_PRIMITIVE_TYPES: dict[str, DataType] = {
+    "integer": LongType(),
+    "number": DoubleType(),
+    "boolean": BooleanType(),
+}
 _COMBINING_KEYWORDS = ("oneOf", "anyOf", "allOf", "not", "if")
 
 
@@ -110,14 +126,17 @@ def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
     found = _spark_type(root, root, (), room=SchemaSize(schema))
     if isinstance(found, StringType):
         raise SchemaUnusableError(
-            f"schema {schema.id} describes no object with properties, no map and no array: nothing was written; take "
-            "such a value as text, cast(substring(value, 6) as string)"
+            f"schema {schema.id} describes no object with properties, no map and no array: nothing was "
+            "written; take such a value as text, cast(substring(value, 6) as string)"
         )
     return found
 
 
 def _spark_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
-    """A schema that is true, empty, or has several types is JSON as text; ``within`` are the references on the way."""
+    """A schema that is true, empty, or has several types is JSON as text.
+
+    ``within`` are the references on the way.
+    """
     with room.field():
         return _single_type(schema, root, within, room=room)
 
@@ -193,7 +212,8 @@ def writer_schema_ids(batch: DataFrame, column: str) -> dict[int, str]:
         _schema_id(column).alias("id"), _record_location(batch).alias("place")
     )
     return {
-        int(row["id"]): str(row["place"]) for row in framed.groupBy("id").agg(F.min("place").alias("place")).collect()
+        int(row["id"]): str(row["place"])
+        for row in framed.groupBy("id").agg(F.min("place").alias("place")).collect()
     }
 
 
@@ -209,7 +229,8 @@ def decode_column(
     Args:
         batch: any frame with the column.
         column: of bytes.
-        writer_schemas: every schema that :func:`writers` found and the registry has; a row of another one fails.
+        writer_schemas: every schema that :func:`writers` found and the registry has; a row of another one
+            fails.
         reader: which says what columns there are.
         message: of Protobuf, the full name of the message; the first of the file unless told.
 
@@ -218,29 +239,36 @@ def decode_column(
     """
     if strange := [one for one in writer_schemas if one.schema_type != reader.schema_type]:
         raise SchemaUnusableError(
-            f"records of the batch were written by schema {strange[0].id}, of {strange[0].schema_type}, and the "
-            "reader's is "
-            f"{reader.id}, of {reader.schema_type}: nothing was written; decode each kind from its own part of the "
-            "batch"
+            f"records of the batch were written by schema {strange[0].id}, of {strange[0].schema_type}, and "
+            f"the reader's is {reader.id}, of {reader.schema_type}: nothing was written; decode each kind "
+            "from its own part of the batch"
         )
     value = _column_bytes(column)
     found = F.when(value.isNull(), F.lit(None))
     for ids, read in _readings_by_id(column, writer_schemas, reader, message=message):
         found = found.when(_is_framed(column) & _schema_id(column).isin(ids), read)
     strange = F.lit(
-        f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with 0x"
+        f" is not in the wire format of a schema registry (0x00, the schema's id): its {column} begins with "
+        "0x"
     )
     unknown = F.concat(
-        F.lit(" was written by schema "), _schema_id(column), F.lit(", which the schema registry does not have")
+        F.lit(" was written by schema "),
+        _schema_id(column),
+        F.lit(", which the schema registry does not have"),
     )
-    why = F.when(_is_framed(column), unknown).otherwise(F.concat(strange, F.hex(F.substring(value, 1, _FRAME_BYTES))))
+    why = F.when(_is_framed(column), unknown).otherwise(
+        F.concat(strange, F.hex(F.substring(value, 1, _FRAME_BYTES)))
+    )
     return batch.withColumn(column, found.otherwise(F.raise_error(F.concat(_record_location(batch), why))))
 
 
 def _readings_by_id(
     column: str, written_by: Sequence[SchemaWithId], reader: SchemaWithId, message: str | None
 ) -> Iterator[tuple[list[int], Column]]:
-    """Which ids are read in which way; the reader's own is among them, or there would be no type without records."""
+    """Which ids are read in which way.
+
+    The reader's own is among them, or there would be no type without records.
+    """
     schemas: Mapping[int, SchemaWithId] = {one.id: one for one in (*written_by, reader)}
     value = _column_bytes(column)
     payload = F.substring(value, _FRAME_BYTES + 1, 2**31 - 1)
@@ -254,7 +282,8 @@ def _readings_by_id(
         yield [*schemas], protobuf_reader([*schemas.values()], reader, message)(value)
     else:
         raise SchemaUnusableError(
-            f"schema {reader.id} is of {reader.schema_type}: nothing was written; wanted AVRO, PROTOBUF or JSON"
+            f"schema {reader.id} is of {reader.schema_type}: nothing was written; wanted AVRO, PROTOBUF or "
+            "JSON"
         )
 
 
@@ -276,5 +305,8 @@ def _record_location(batch: DataFrame) -> Column:
     if not set(_LOCATION_COLUMN) <= set(batch.columns):
         return F.lit("a record")
     return F.concat(
-        F.lit("the record at offset "), F.col("offset"), F.lit(" of "), F.concat_ws(":", *_LOCATION_COLUMN[:2])
+        F.lit("the record at offset "),
+        F.col("offset"),
+        F.lit(" of "),
+        F.concat_ws(":", *_LOCATION_COLUMN[:2]),
     )

@@ -2,8 +2,8 @@
 
 A .proto file is compiled by the protoc of ``grpcio-tools``, once for each schema.
 
-Spark's ``from_protobuf`` is not used: it knows nothing of the indexes by which a record names its message, a zero is
-null to it, and no registry of packages has its jar for Spark 4.1.
+Spark's ``from_protobuf`` is not used: it knows nothing of the indexes by which a record names its message, a
+zero is null to it, and no registry of packages has its jar for Spark 4.1.
 """
 
 from __future__ import annotations
@@ -106,11 +106,13 @@ def _well_known_file(name: str, schema: SchemaWithId) -> FileDescriptorProto:
     file = FileDescriptorProto()
     if name.startswith(_GOOGLE_PREFIX):
         with suppress(ImportError):
-            importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2").DESCRIPTOR.CopyToProto(file)
+            importlib.import_module(
+                name.removesuffix(".proto").replace("/", ".") + "_pb2"
+            ).DESCRIPTOR.CopyToProto(file)
     if not file.name:
         raise SchemaUnusableError(
-            f"schema {schema.id} imports {name}, which is not part of Protobuf: nothing was written; register it as "
-            "one file, or decode the column by a function of your own"
+            f"schema {schema.id} imports {name}, which is not part of Protobuf: nothing was written; "
+            "register it as one file, or decode the column by a function of your own"
         )
     return file
 
@@ -131,8 +133,9 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
             )
         except subprocess.TimeoutExpired:
             raise SchemaUnusableError(
-                f"schema {schema.id} is a .proto file, and protoc did not compile it in {_PROTOC_SECONDS:.0f} s: "
-                "nothing was written; look at the schema in the registry, and whether this machine is busy"
+                f"schema {schema.id} is a .proto file, and protoc did not compile it in "
+                f"{_PROTOC_SECONDS:.0f} s: nothing was written; look at the schema in the registry, and "
+                "whether this machine is busy"
             ) from None
         if protoc.returncode:
             raise SchemaUnusableError(_compile_error(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
@@ -142,11 +145,14 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
 def _compile_error(schema: SchemaWithId, said: str) -> str:
     if "No module named" in said:
         return (
-            f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was written; "
-            "pip install 'kafka-liveness-dagster[registry]'"
+            f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was "
+            "written; pip install 'kafka-liveness-dagster[registry]'"
         )
     line = escape(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
-    return f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the registry"
+    return (
+        f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the "
+        "registry"
+    )
 
 
 cloudpickle.register_pickle_by_value(protobuf_udf)  # it travels with the function
@@ -178,7 +184,8 @@ def protobuf_reader(
     wanted = message or names.get((0,), "")
     if wanted not in names.values():
         raise SchemaUnusableError(
-            f"schema {reader.id} has no message {wanted!r}: nothing was written; it has {', '.join(names.values())}"
+            f"schema {reader.id} has no message {wanted!r}: nothing was written; it has "
+            f"{', '.join(names.values())}"
         )
     files = descriptor_files(reader)
     pool = DescriptorPool()
@@ -204,12 +211,15 @@ def _struct_type(message: Descriptor, within: tuple[str, ...], room: SchemaSize)
     return StructType(fields), ("struct", how)
 
 
-def _struct_field(field: FieldDescriptor, within: tuple[str, ...], room: SchemaSize) -> tuple[DataType, str, Any]:
+def _struct_field(
+    field: FieldDescriptor, within: tuple[str, ...], room: SchemaSize
+) -> tuple[DataType, str, Any]:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = (_element_type(part, within, room) for part in field.message_type.fields)
         return MapType(key[0], value[0]), "map", (key[1], value[1])
     kind, how = _element_type(field, within, room)
-    if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:  # since Protobuf 7
+    # Since Protobuf 7
+    if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
         return ArrayType(kind), "list", how
     return kind, "optional" if field.has_presence else "always", how
 
@@ -224,13 +234,19 @@ def _element_type(field: FieldDescriptor, within: tuple[str, ...], room: SchemaS
     if field.type == FieldDescriptor.TYPE_BYTES:
         return BinaryType(), _UNCONVERTED
     if field.enum_type is not None:
-        return StringType(), ("enum", {number: one.name for number, one in field.enum_type.values_by_number.items()})
+        return StringType(), (
+            "enum",
+            {number: one.name for number, one in field.enum_type.values_by_number.items()},
+        )
     kind = _PRIMITIVE_TYPES.get(field.cpp_type, StringType())
     return kind, ("decimal", None) if isinstance(kind, DecimalType) else _UNCONVERTED
 
 
 def _is_recursive(message: Descriptor, within: tuple[str, ...]) -> bool:
-    """Whether a message is within itself, directly or over others: no struct holds it, so it is JSON, as text."""
+    """Whether a message is within itself, directly or over others.
+
+    No struct holds it, so it is JSON, as text.
+    """
     waiting = [message]
     seen = set(within)
     while waiting:

@@ -1,6 +1,7 @@
 """What does a record in Protobuf's wire format hold? Asked in Spark's Python, where this package need not be.
 
-All of this module is sent there as it stands: it imports what it uses where it uses it, Python's own and ``protobuf``,
+All of this module is sent there as it stands: it imports what it uses where it uses it, Python's own and
+    ``protobuf``,
 which pyspark's client brings.
 """
 
@@ -29,7 +30,9 @@ class ProtobufUdf:
         how: the row is made.
     """
 
-    def __init__(self, files: bytes, wanted: str, names: Mapping[int, Mapping[tuple[int, ...], str]], how: How) -> None:
+    def __init__(
+        self, files: bytes, wanted: str, names: Mapping[int, Mapping[tuple[int, ...], str]], how: How
+    ) -> None:
         self.files = files
         self.wanted = wanted
         self.names = names
@@ -82,7 +85,9 @@ def read_message_indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int,
     """
     count, at = _read_varint(data, at)
     if not 0 <= count <= deepest:
-        raise ValueError(f"its message index has {count} numbers, and messages of this schema have {deepest} at most")
+        raise ValueError(
+            f"its message index has {count} numbers, and messages of this schema have {deepest} at most"
+        )
     path = []
     for _ in range(count):
         index, at = _read_varint(data, at)

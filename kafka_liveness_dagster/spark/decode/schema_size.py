@@ -1,7 +1,7 @@
 """Limit how large a type a registered schema may become.
 
-Schemas refer to each other by name, and Spark's types write out each use: 3 kB of names that each use the next one
-twice would fill the memory of this process and of Spark's driver.
+Schemas refer to each other by name, and Spark's types write out each use: 3 kB of names that each use the
+next one twice would fill the memory of this process and of Spark's driver.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SchemaSize:
 def too_large_error(schema: SchemaWithId) -> SchemaUnusableError:
     """Return the error for a schema with more fields or levels than the limits."""
     return SchemaUnusableError(
-        f"schema {schema.id} becomes a type of more than {MAX_FIELDS:,} fields or {MAX_DEPTH} levels, because Spark "
-        "writes out each use of a name: nothing was written. Fix: correct the schema in the registry, or decode the "
-        "column by a function of your own"
+        f"schema {schema.id} becomes a type of more than {MAX_FIELDS:,} fields or {MAX_DEPTH} levels, "
+        "because Spark writes out each use of a name: nothing was written. Fix: correct the schema in the "
+        "registry, or decode the column by a function of your own"
     )

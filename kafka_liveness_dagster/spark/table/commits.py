@@ -1,8 +1,8 @@
 """How do a batch's rows become a snapshot? As an overwrite, as an append, or by a MERGE that is precise to the row.
 
-An overwrite replaces whole files, and is no append to who reads a table as a stream. A MERGE that finds none of its
-offsets in the table commits an ``append`` snapshot, which Iceberg refuses when anybody has written to these offsets
-since the MERGE began; one that deletes what it finds replaces rows wherever they lie.
+An overwrite replaces whole files, and is no append to who reads a table as a stream. A MERGE that finds none
+of its offsets in the table commits an ``append`` snapshot, which Iceberg refuses when anybody has written to
+these offsets since the MERGE began; one that deletes what it finds replaces rows wherever they lie.
 
 Never decides which of them is right, and never writes twice. Who is not told whether a commit was taken asks
 ``is_committed``.
@@ -54,14 +54,18 @@ def overwrite(
 
 
 def append_empty(frame: DataFrame, table: IcebergTable, summary: Mapping[str, str]) -> None:
-    """Say that a range has no rows: a MERGE of none would be an overwrite, at which who reads a stream stops."""
+    """Say that a range has no rows.
+
+    A MERGE of none would be an overwrite, at which who reads a stream stops.
+    """
     frame.limit(0).writeTo(table.quoted).options(**write_options(summary)).append()
 
 
 def is_committed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
     """Whether a snapshot of this attempt is in the table's history: of one whose catalog did not say.
 
-    One that is not there may still be on its way. It began from a snapshot as an attempt after it does: whichever of
+    One that is not there may still be on its way. It began from a snapshot as an attempt after it does:
+        whichever of
     them comes second is refused.
     """
     table.refresh(session)
@@ -78,7 +82,8 @@ class Merge:
 
     Attributes:
         frame: its rows.
-        may_go_on: asked when another MERGE of this session was waited for; raises when this one may not be any more.
+        may_go_on: asked when another MERGE of this session was waited for; raises when this one may not be
+            any more.
     """
 
     frame: DataFrame
@@ -89,7 +94,10 @@ class Merge:
     may_go_on: Callable[[], None]
 
     def append(self) -> None:
-        """Add the rows in an ``append`` snapshot, if the table has none of these offsets; it fails when it has."""
+        """Add the rows in an ``append`` snapshot, if the table has none of these offsets.
+
+        It fails when it has.
+        """
         # A condition on the match itself would have Spark broadcast the batch
         taken = f"CASE WHEN {self._own_rows} THEN CAST(raise_error('{ROWS_EXIST}') AS boolean) ELSE false END"
         self._run(self.frame, taken)
@@ -100,14 +108,18 @@ class Merge:
         Each range is a row of the source too, which matches whatever is in it, and which is not inserted.
         """
         target = self.table.quoted
-        parts = ", ".join(f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merge_ranges(self.ranges))
+        parts = ", ".join(
+            f"('{r.topic}', {r.partition}, {r.start}L, {r.end}L)" for r in merge_ranges(self.ranges)
+        )
         columns = "_topic_gone, _partition_gone, _start_gone, _end_gone"
         holes = self.frame.sparkSession.sql(f"SELECT * FROM VALUES {parts} AS holes({columns})")
         matches = (
             f"{target}.`topic` = _topic_gone AND {target}.`partition` = _partition_gone "
             f"AND {target}.`offset` >= _start_gone AND {target}.`offset` < _end_gone"
         )
-        self._run(self.frame.unionByName(holes, allowMissingColumns=True), matches, inserted="_topic_gone IS NULL")
+        self._run(
+            self.frame.unionByName(holes, allowMissingColumns=True), matches, inserted="_topic_gone IS NULL"
+        )
 
     @property
     def _own_rows(self) -> str:
@@ -123,7 +135,10 @@ class Merge:
 
 @contextmanager
 def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
-    """What the snapshot is to say. A MERGE takes no options, only its session's settings: so one at a time."""
+    """What the snapshot is to say.
+
+    A MERGE takes no options, only its session's settings: so one at a time.
+    """
     with _locks_guard:
         lock = _session_locks.setdefault(session, threading.Lock())
     with lock:

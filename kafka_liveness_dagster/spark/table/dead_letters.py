@@ -1,7 +1,9 @@
 """Where do records wait that cannot be processed? In a table beside the asset's own, as Kafka has them, with the error.
 
-A letter counts while its offset is owed: both commit logs say so, not this table. So it may be written before and
-removed after the commit that decides: what a crash leaves behind is a letter that nobody owes, and misleads nobody who
+A letter counts while its offset is owed: both commit logs say so, not this table. So it may be written before
+    and
+removed after the commit that decides: what a crash leaves behind is a letter that nobody owes, and misleads
+    nobody who
 asks ``owed``.
 """
 
@@ -33,7 +35,9 @@ SUFFIX = "_dead_letters"
 _RECORD_COLUMNS = ("key", "value", "headers", "timestamp")
 _ERROR = ("error", "run_id")
 _OFFSET = StructType().add("topic", StringType()).add("partition", IntegerType())
-_ERRORS = StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
+_ERRORS = (
+    StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
+)
 _RANGES = StructType([*_OFFSET]).add("start", LongType()).add("end", LongType())
 _NAMED = 5  # letters that are told by name
 
@@ -88,7 +92,9 @@ class DeadLetterTable:
             why = F.broadcast(self.session.createDataFrame(rows, _ERRORS))
             return records.join(why, list(KEY_COLUMNS)).select(*KEY_COLUMNS, *_RECORD_COLUMNS, *_ERROR)
 
-        write_table(self.session, self.table, ranges, make_frame=letters, may_go_on=may_go_on, may_replace=may_replace)
+        write_table(
+            self.session, self.table, ranges, make_frame=letters, may_go_on=may_go_on, may_replace=may_replace
+        )
 
     def remove(self, ranges: Sequence[OffsetRange]) -> None:
         """Remove the letters of offsets that are processed by now, if there are any."""
@@ -120,7 +126,11 @@ class DeadLetterTable:
         named = tuple(
             OffsetRange(row["topic"], row["partition"], row["offset"], end=row["offset"] + 1) for row in first
         )
-        return PendingDeadLetters(first[0]["letters"], named, first[0]["error"]) if first else PendingDeadLetters()
+        return (
+            PendingDeadLetters(first[0]["letters"], named, first[0]["error"])
+            if first
+            else PendingDeadLetters()
+        )
 
     def _exists(self) -> bool:
         """Whether it is there; and not something else of that name."""
@@ -129,8 +139,8 @@ class DeadLetterTable:
             lacks := [name for name in (*_RECORD_COLUMNS, *_ERROR) if name not in shape.columns.names]
         ):
             raise TableSchemaError(
-                f"{self.table.name} is no table of dead letters, it has no {', '.join(lacks)}: nothing was written or "
-                "passed; rename one of the tables, or leave on_bad_record at 'raise'"
+                f"{self.table.name} is no table of dead letters, it has no {', '.join(lacks)}: nothing was "
+                "written or passed; rename one of the tables, or leave on_bad_record at 'raise'"
             )
         return shape is not None
 
@@ -142,6 +152,6 @@ class DeadLetterTable:
             if is_server_error(error):
                 raise
             raise SparkFailedError(
-                f"Spark cannot say which dead letters {self.table.name} has ({summarize(error)}): nothing was passed; "
-                "mend what the reason names, the server's log has the rest"
+                f"Spark cannot say which dead letters {self.table.name} has ({summarize(error)}): nothing "
+                "was passed; mend what the reason names, the server's log has the rest"
             ) from error

@@ -1,8 +1,8 @@
 """Read and write the ledger of a table in the summaries of its snapshots; see ``core.ledger``.
 
-Each write tells its own offsets and, as of the last look, all that the table held. A look costs a query of the
-snapshots, so it is taken at the start, and then as often as a hundredth of the time allows; or at once where
-the table's snapshot shows that it was dropped, replaced or rolled back. Never writes by itself.
+Each write tells its own offsets and, as of the last look, all that the table held. A look costs a query of
+the snapshots, so it is taken at the start, and then as often as a hundredth of the time allows; or at once
+where the table's snapshot shows that it was dropped, replaced or rolled back. Never writes by itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 
-WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of"))
+WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (
+    f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of")
+)
 LATEST_COUNT = 128
 """Snapshots that ``latest_summaries`` gives: writers sum up more often than that."""
 _SUMMARY_COLUMNS = (
@@ -57,7 +59,9 @@ _SUMMARY_COLUMNS = (
 
 def latest_summaries(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
     """The last ``LATEST_COUNT`` snapshots that were committed, those that were rolled away too."""
-    return _query_summaries(session, table, f"{_SUMMARY_COLUMNS} ORDER BY committed_at DESC LIMIT {LATEST_COUNT}")
+    return _query_summaries(
+        session, table, f"{_SUMMARY_COLUMNS} ORDER BY committed_at DESC LIMIT {LATEST_COUNT}"
+    )
 
 
 def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
@@ -67,10 +71,16 @@ def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[i
     )
 
 
-def summaries_of(session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]) -> dict[int, SnapshotSummary]:
+def summaries_of(
+    session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]
+) -> dict[int, SnapshotSummary]:
     """Those of these snapshots that are there."""
     wanted = ", ".join(map(str, snapshot_ids))
-    return _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})") if wanted else {}
+    return (
+        _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})")
+        if wanted
+        else {}
+    )
 
 
 def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> dict[int, SnapshotSummary]:
@@ -81,7 +91,9 @@ def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> di
             return {}
         raise
     return {
-        one: SnapshotSummary(one, parent, wrote or "", total=had or "", total_as_of=decode_total_as_of(one, since))
+        one: SnapshotSummary(
+            one, parent, wrote or "", total=had or "", total_as_of=decode_total_as_of(one, since)
+        )
         for one, parent, wrote, had, since in rows
     }
 
@@ -114,8 +126,10 @@ class TableLedger:
     Args:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
-        answer_seconds: how long ``entries`` may take: it is asked outside of batches, where nobody watches Spark.
-        last: what another witness of this table has read; where nobody has written since it is not read again.
+        answer_seconds: how long ``entries`` may take: it is asked outside of batches, where nobody watches
+            Spark.
+        last: what another witness of this table has read; where nobody has written since it is not read
+            again.
         group_id: the consumer group whose rows this process writes; empty for a reader.
     """
 
@@ -175,19 +189,23 @@ class TableLedger:
                 raise
             self._reload_with_timeout(anew)  # Spark was started anew, and refused the session of before
         return {
-            tp: self._ledger.entry(tp) + LedgerEntry(written_off=self._known.get(tp, LedgerEntry()).written_off)
+            tp: self._ledger.entry(tp)
+            + LedgerEntry(written_off=self._known.get(tp, LedgerEntry()).written_off)
             for tp in partitions
         }
 
     def add_known(self, accounts: LedgerEntries) -> None:
-        """What is known besides what the table says: where a group began, what was lost. Told with the next write."""
+        """What is known besides what the table says: where a group began, what was lost.
+
+        Told with the next write.
+        """
         self._known = merge_entries((self._known, accounts))
 
     def assume_written(self, accounts: LedgerEntries) -> None:
         """All that is there of these partitions, where the table cannot tell since its history was expired.
 
-        Told with the next write. The table says it then; where that is expired too before this process looks again,
-        it does not know what others have written since, and nor does anybody.
+        Told with the next write. The table says it then; where that is expired too before this process looks
+        again, it does not know what others have written since, and nor does anybody.
         """
         lost = {tp: one for tp, one in accounts.items() if not self._ledger.entry(tp).is_complete}
         added = {tp: replace(self._ledger.entry(tp) + one, is_complete=True) for tp, one in lost.items()}
@@ -225,15 +243,22 @@ class TableLedger:
     def mark_committed(self, entry: WriteRecord) -> None:
         """Take note that this write is in the table now."""
         self._commits += 1
-        self._written = merge_entries((self._written, {tp: LedgerEntry(spans) for tp, spans in entry.spans.items()}))
+        self._written = merge_entries(
+            (self._written, {tp: LedgerEntry(spans) for tp, spans in entry.spans.items()})
+        )
         self._known_as_of.add(entry.parent_snapshot_id)
         if entry.replaced_spans:
             self._replacing.append((entry.parent_snapshot_id, entry.replaced_spans))
         # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
-        self._committed_since_read = self._committed_since_read or entry.parent_snapshot_id == self._last_snapshot_id
+        self._committed_since_read = (
+            self._committed_since_read or entry.parent_snapshot_id == self._last_snapshot_id
+        )
 
     def _contained(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> LedgerEntries:
-        """Those of these offsets whose rows the table contains: a roll back may bring them back after a replay."""
+        """Those of these offsets whose rows the table contains.
+
+        A roll back may bring them back after a replay.
+        """
         found = {tp: intersection(one, self._ledger.entry(tp).written) for tp, one in spans.items()}
         return {tp: LedgerEntry(held) for tp, held in found.items() if held}
 
@@ -257,13 +282,16 @@ class TableLedger:
         """Whether this cannot be the next snapshot of a table that only grows."""
         if snapshot_id == self._last_snapshot_id:
             return self._committed_since_read
-        return snapshot_id in self._seen_snapshot_ids or (snapshot_id is None and bool(self._seen_snapshot_ids))
+        return snapshot_id in self._seen_snapshot_ids or (
+            snapshot_id is None and bool(self._seen_snapshot_ids)
+        )
 
     def _may_be_shared(self, snapshot_id: int | None) -> bool:
         """Return whether another group may have begun to write since the last look.
 
-        Two groups that begin at the same time both see a table without rows of the other. From the first landed write
-        on, each ledger shows its group, so one more look before the second write finds the other group.
+        Two groups that begin at the same time both see a table without rows of the other. From the first
+        landed write on, each ledger shows its group, so one more look before the second write finds the other
+        group.
         """
         return self._commits <= 1 and bool(self._group_id) and snapshot_id != self._snapshot.snapshot_id
 
@@ -277,7 +305,9 @@ class TableLedger:
 
     def _reload_with_timeout(self, session: SparkSession) -> None:
         try:
-            with connection_of(session).abort_after(self._answer_seconds, f"it was asked what {self.target} holds"):
+            with connection_of(session).abort_after(
+                self._answer_seconds, f"it was asked what {self.target} holds"
+            ):
                 self._reload(session)
         except PySparkException as error:
             raise storage_read_error(error, self.target) or error from error
@@ -296,7 +326,8 @@ class TableLedger:
             took = time.monotonic() - began_at
             self._reload_due_at = began_at + min(took / _READ_TIMEOUT_SHARE, _MAX_READ_SECONDS)
         if is_new or self._written:
-            self._ledger = self._snapshot.ledger  # without what was believed, which proves nothing of what others wrote
+            # Without what was believed, which proves nothing of what others wrote
+            self._ledger = self._snapshot.ledger
             line = self._snapshot.ancestor_ids
             was_set_back = was_rolled_back(line, line_before)
             went_on = is_continuation_of(line, known_as_of)
@@ -310,10 +341,12 @@ class TableLedger:
     def _read_current(self, session: SparkSession) -> tuple[int | None, Mapping[int, SnapshotSummary]]:
         """The current snapshot, and the newest ones unless it is the one that is known: as of one moment.
 
-        What is current may be expired before its history is read; the table has gone on then, and is asked anew.
+        What is current may be expired before its history is read; the table has gone on then, and is asked
+        anew.
         """
         for _ in range(_ATTEMPTS):
-            self._table.refresh(session)  # a catalog that caches shows what others committed half a minute late
+            # A catalog that caches shows what others committed half a minute late
+            self._table.refresh(session)
             snapshot_id = self._table.current_snapshot_id(session)
             if snapshot_id in (None, self._snapshot.snapshot_id, self._read_before.snapshot_id):
                 return snapshot_id, {}
@@ -327,7 +360,8 @@ class TableLedger:
     ) -> None:
         """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
 
-        Not where it was set back, or may have been: that costs rework, and else was told on as if the rows were there.
+        Not where it was set back, or may have been: that costs rework, and else was told on as if the rows
+            were there.
         """
         kept = dict(self._ledger.entries)
         for tp, account in before.items():
@@ -340,10 +374,10 @@ class TableLedger:
         self._ledger = replace(self._ledger, entries=kept)
         if lacking := self._missing:  # for good: this process cannot go on as if nothing had been
             raise RowsMissingError(
-                f"table {self.target} lacks {describe(lacking)}, {sum(r.size for r in lacking):,} offsets that it held "
-                "while this run was at work: it was dropped, replaced or rolled back, and what was committed of "
-                "them is missing. Restore the table; or set on_missing_rows='crash_lag': the next live run owes "
-                "it again",
+                f"table {self.target} lacks {describe(lacking)}, {sum(r.size for r in lacking):,} offsets "
+                "that it held while this run was at work: it was dropped, replaced or rolled back, and "
+                "what was committed of them is missing. Restore the table; or set "
+                "on_missing_rows='crash_lag': the next live run owes it again",
                 lacking,
             )
 
@@ -357,8 +391,9 @@ class TableLedger:
     ) -> None:
         """Check that rows which this process replaced are its own, and not the former rows again.
 
-        A replacement is in the table if a snapshot after the one it began with wrote its offsets. After that, only a
-        roll back removes it. If the snapshots in between expired, nothing shows it, and it counts as written.
+        A replacement is in the table if a snapshot after the one it began with wrote its offsets. After that,
+        only a roll back removes it. If the snapshots in between expired, nothing shows it, and it counts as
+        written.
         """
         former: list[OffsetRange] = []
         for began_with, replaced in committed:
@@ -370,14 +405,17 @@ class TableLedger:
             if wrote is None:
                 continue
             for tp, one in replaced.items():
-                former += [OffsetRange(*tp, *s) for s in difference(one.written, wrote.get(tp, LedgerEntry()).written)]
+                former += [
+                    OffsetRange(*tp, *s)
+                    for s in difference(one.written, wrote.get(tp, LedgerEntry()).written)
+                ]
         if was_rolled_back:
             former = [OffsetRange(*tp, *span) for tp, one in self._replaced.items() for span in one.written]
         if former:
             raise RowsMissingError(
                 f"Table {self.target} was rolled back while this run replaced {describe(former)}, "
-                f"{sum(r.size for r in former):,} offsets. It contains the former rows of some of them again. "
-                "Fix: materialize the partition again."
+                f"{sum(r.size for r in former):,} offsets. It contains the former rows of some of them "
+                "again. Fix: materialize the partition again."
             )
 
     def _read(
@@ -393,7 +431,9 @@ class TableLedger:
             found = lineage(known, snapshot_id)
             snapshots = known | summaries_of(session, self._table, {*found.path, *found.totals})
         self._seen_snapshot_ids |= set(snapshots)
-        return LedgerSnapshot(snapshot_id, read_ledger(snapshots, found), ancestor_ids(snapshots, snapshot_id))
+        return LedgerSnapshot(
+            snapshot_id, read_ledger(snapshots, found), ancestor_ids(snapshots, snapshot_id)
+        )
 
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -1,7 +1,8 @@
 """How is a table kept small? By Iceberg's own procedures, each told to leave alone what a lane may write again.
 
-A rewrite that meets a commit of a lane's gives way, and is tried again: nothing of a lane's is ever undone by it. Never
-decides which offsets are settled (``core.table_layout`` does), and never deletes a file that a kept snapshot has.
+A rewrite that meets a commit of a lane's gives way, and is tried again: nothing of a lane's is ever undone by
+it. Never decides which offsets are settled (``core.table_layout`` does), and never deletes a file that a kept
+snapshot has.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
 
 _MAX_TRIES = 3
 _MAX_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
-_BY_ARROW = "spark.sql.iceberg.vectorization.enabled"  # keeps something of each file in the server for good (#13937)
+# Keeps something of each file in the server for good (#13937)
+_BY_ARROW = "spark.sql.iceberg.vectorization.enabled"
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
-_LOCAL = ("file:", "/")  # listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
-_SNAPSHOTS = (
-    f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] FROM {{table}}.`snapshots`"
-)
+# Listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
+_LOCAL = ("file:", "/")
+_SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] FROM {{table}}.`snapshots`"
 _FIGURES = (
-    "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), count_if(content > 0), "
-    "(SELECT count(*) FROM {table}.`manifests`), (SELECT count(*) FROM {table}.`snapshots`) FROM {table}.`files`"
+    "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), "
+    "count_if(content > 0), (SELECT count(*) FROM {table}.`manifests`), (SELECT count(*) FROM "
+    "{table}.`snapshots`) FROM {table}.`files`"
 )
 
 
@@ -54,8 +56,8 @@ class MaintenancePolicy(NamedTuple):
     """What the table's own properties say about its snapshots and files.
 
     Attributes:
-        allows_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have the same
-            files. Nessie sets it on each of its tables.
+        allows_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have
+            the same files. Nessie sets it on each of its tables.
         max_age: seconds for which a snapshot is kept at least.
         min_snapshots: the number of snapshots that are kept at least.
     """
@@ -99,7 +101,8 @@ class TableMaintenance:
         """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
 
         Args:
-            settled: what no lane writes again; each range by itself, so that no file spans what is owed in between.
+            settled: what no lane writes again; each range by itself, so that no file spans what is owed in
+                between.
             min_files: fewer small files of one partition of the table are left as they are.
         """
         shape = self.table.shape(self.session)
@@ -157,7 +160,10 @@ class TableMaintenance:
             self._call_with_retries(f"expire_snapshots({{table}}, {kept})")
 
     def remove_orphans(self, now: float, *, min_age: float) -> int:
-        """Delete what no snapshot has and nobody has written to for so long: of batches that died; gives how many."""
+        """Delete what no snapshot has and nobody has written to for so long: of batches that died.
+
+        Gives how many.
+        """
         before = _timestamp_literal(now - min_age)
         sql = f"SELECT file FROM {self.table.quoted}.`metadata_log_entries` LIMIT 1"
         listed = "" if self.session.sql(sql).collect()[0]["file"].startswith(_LOCAL) else _BY_PREFIX
@@ -178,8 +184,9 @@ class TableMaintenance:
                 if retry_reason(error, self.table.name, self.table.quoted) is None:
                     what = procedure.partition("(")[0]
                     raise SparkFailedError(
-                        f"Spark could not maintain {self.table.name} ({summarize(error)}): {what} changed nothing, and "
-                        "both lanes go on; mend what the reason names, the server's log has more"
+                        f"Spark could not maintain {self.table.name} ({summarize(error)}): {what} changed "
+                        "nothing, and both lanes go on; mend what the reason names, the server's log has "
+                        "more"
                     ) from error
                 self.table.refresh(self.session)
         self.conflicts += 1

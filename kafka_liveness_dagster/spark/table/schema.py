@@ -1,6 +1,7 @@
 """How does a table come by the columns of these rows? Made with them, or given them when nothing refuses them any more.
 
-Never changes anything for rows that turn out not to be written: neither a schema, nor a table, nor a namespace.
+Never changes anything for rows that turn out not to be written: neither a schema, nor a table, nor a
+    namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from kafka_liveness_dagster.core.table_properties import (
     new_table_properties,
     refused_new_table_properties,
 )
-from kafka_liveness_dagster.spark.error_classification import is_column_added_concurrently, is_server_error, summarize
+from kafka_liveness_dagster.spark.error_classification import (
+    is_column_added_concurrently,
+    is_server_error,
+    summarize,
+)
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.table.schema_check import (
     cast_to_table,
@@ -70,8 +75,8 @@ def create_table(
 def check_properties(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
     """Pass if later batches can be written to a table that is created with these properties and the catalog's.
 
-    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's server sets
-    by itself are seen in the table only, before the second batch.
+    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's
+    server sets by itself are seen in the table only, before the second batch.
 
     Raises:
         TableSchemaError: they cannot; the table was not created.
@@ -84,10 +89,9 @@ def check_properties(table: IcebergTable, session: SparkSession, layout: TableLa
     )
     if found := refused_new_table_properties(layout, default, override):
         raise TableSchemaError(
-            f"Table {table.name} would have properties that batches cannot be written with: {describe_refused(found)}. "
-            "It was "
-            f"not created. Fix: set {format_set_properties(found)} in table_properties, or in {catalog}table-override "
-            "if it is there"
+            f"Table {table.name} would have properties that batches cannot be written with: "
+            f"{describe_refused(found)}. It was not created. Fix: set {format_set_properties(found)} in "
+            f"table_properties, or in {catalog}table-override if it is there"
         )
 
 
@@ -112,7 +116,10 @@ def with_missing_columns(frame: DataFrame, found: SchemaDiff) -> DataFrame:
 
 
 def reshape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
-    """The frame, whose columns have the same fields inside as those of a table; the ones of these names, or all."""
+    """The frame, whose columns have the same fields inside as those of a table.
+
+    The ones of these names, or all.
+    """
     kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
     return frame.selectExpr(
         *(
@@ -127,7 +134,8 @@ def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, colu
     """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
 
     So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
-    batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it knows.
+    batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it
+    knows.
 
     Args:
         table: the table.
@@ -144,7 +152,8 @@ def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, colu
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error") and not is_column_added_concurrently(plan[1][0]):
         now = table.shape(frame.sparkSession)
-        if now is not None and now.columns == columns:  # else another writer changed the table: the commit is refused
+        # Else another writer changed the table: the commit is refused
+        if now is not None and now.columns == columns:
             raise table.unsupported_types_error(plan[1][0])
     cast_to_table(frame, found.table_after).write.format("noop").mode("overwrite").save()
 
@@ -181,11 +190,17 @@ def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict
 
     Args:
         summary: what it tells.
-        fans_out: a task has a file open for each value of the table's partitions; else it sorts its rows by them.
+        fans_out: a task has a file open for each value of the table's partitions; else it sorts its rows by
+            them.
     """
     properties = {f"snapshot-property.{name}": text for name, text in summary.items()}
     fan_out = str(fans_out).lower()
-    return {"isolation-level": "serializable", "distribution-mode": "none", "fanout-enabled": fan_out, **properties}
+    return {
+        "isolation-level": "serializable",
+        "distribution-mode": "none",
+        "fanout-enabled": fan_out,
+        **properties,
+    }
 
 
 def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]:

@@ -28,8 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 KEY_COLUMNS = {"topic": StringType(), "partition": IntegerType(), "offset": LongType()}
-METADATA_COLUMNS = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
-"""Its metadata columns. A table with a column of that name is written once, and refuses the first rewrite or DELETE."""
+METADATA_COLUMNS = (
+    "_file",
+    "_pos",
+    "_deleted",
+    "_spec_id",
+    "_partition",
+    "_row_id",
+    "_last_updated_sequence_number",
+)
+"""Its metadata columns.
+
+A table with a column of that name is written once, and refuses the first rewrite or DELETE.
+"""
 _SUPPORTED_TYPES = (
     t.BooleanType, t.ByteType, t.ShortType, IntegerType, LongType, t.FloatType, t.DoubleType, t.DecimalType,
     StringType, t.CharType, t.VarcharType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
@@ -61,8 +72,8 @@ class SchemaDiff:
     Attributes:
         new: columns of the rows that the table lacks.
         missing: columns of the table that the rows lack; null is written.
-        widened: columns, and fields inside columns, whose type in the rows holds more than the table's, into which
-            Iceberg can turn it.
+        widened: columns, and fields inside columns, whose type in the rows holds more than the table's, into
+            which Iceberg can turn it.
         added: fields that the rows have inside a column of the table, and the table lacks.
         incomplete: columns of the rows that lack fields of the table's inside; null is written.
         table_after: the table's columns when it has taken the rows.
@@ -92,9 +103,8 @@ def require_row_columns(frame: DataFrame, source: str) -> None:
     require_key_columns(rows, source)
     if twins := _ambiguous_names(rows.names, frame):
         raise TableSchemaError(
-            f"{source} have columns that Spark cannot tell apart: {', '.join(twins)}: nothing was written; rename or "
-            "drop "
-            "all but one in the transform"
+            f"{source} have columns that Spark cannot tell apart: {', '.join(twins)}: nothing was written; "
+            "rename or drop all but one in the transform"
         )
 
 
@@ -112,8 +122,8 @@ def require_key_columns(columns: StructType, source: str) -> None:
     ]
     if wrong:
         raise TableSchemaError(
-            f"{source} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its offsets, so keep "
-            "the three columns in what the transform returns and in the table"
+            f"{source} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its "
+            "offsets, so keep the three columns in what the transform returns and in the table"
         )
 
 
@@ -125,13 +135,14 @@ def reject_metadata_names(names: Iterable[str], source: str, remedy: str) -> Non
     """
     if taken := [name for name in names if name.lower() in METADATA_COLUMNS]:
         raise TableSchemaError(
-            f"{source} have {_quote_names(taken)}, a name of Iceberg's own metadata columns: the table could not be "
-            "rewritten; "
-            f"nothing was written. {remedy}"
+            f"{source} have {_quote_names(taken)}, a name of Iceberg's own metadata columns: the table "
+            f"could not be rewritten; nothing was written. {remedy}"
         )
 
 
-def require_supported_types(fields: Sequence[StructField], name: str, inside: Iterable[NestedField] = ()) -> None:
+def require_supported_types(
+    fields: Sequence[StructField], name: str, inside: Iterable[NestedField] = ()
+) -> None:
     """Pass when a table can have these columns, and these fields inside of columns.
 
     Raises:
@@ -146,8 +157,8 @@ def require_supported_types(fields: Sequence[StructField], name: str, inside: It
         unfit += _unsupported(StructField(one.path[-1], one.data_type), above)
     if unfit:
         raise TableSchemaError(
-            f"table {name} cannot have {', '.join(unfit)}: nothing was written; CAST it in the transform to a type of "
-            "Iceberg's, name it, or leave it out"
+            f"table {name} cannot have {', '.join(unfit)}: nothing was written; CAST it in the transform to "
+            "a type of Iceberg's, name it, or leave it out"
         )
 
 
@@ -155,8 +166,8 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
     """What is new in the rows, what they lack, and what needs more room.
 
     Raises:
-        TableSchemaError: a new column cannot be, a column is the same but for its case, or one that is lacking may
-            not be null; the same of a field inside of a column.
+        TableSchemaError: a new column cannot be, a column is the same but for its case, or one that is
+            lacking may not be null; the same of a field inside of a column.
     """
     rows = {field.name: field for field in frame.schema}
     there = set(columns.names)
@@ -164,12 +175,16 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
     lacking = tuple(field for field in columns if field.name not in rows)
     if twins := _ambiguous_names([*columns.names, *(field.name for field in new)], frame):
         raise TableSchemaError(
-            f"rows and table {name} have columns that differ by case only: {', '.join(twins)}: nothing was written; "
-            "give them the table's name in the transform"
+            f"rows and table {name} have columns that differ by case only: {', '.join(twins)}: nothing was "
+            "written; give them the table's name in the transform"
         )
     found = _NestedDiff()
-    given = [(field, rows[field.name].dataType if field.name in rows else field.dataType) for field in columns]
-    after = [StructField(f.name, found.merged_type(f.dataType, kind, (f.name,)), f.nullable) for f, kind in given]
+    given = [
+        (field, rows[field.name].dataType if field.name in rows else field.dataType) for field in columns
+    ]
+    after = [
+        StructField(f.name, found.merged_type(f.dataType, kind, (f.name,)), f.nullable) for f, kind in given
+    ]
     require_supported_types(new, name, found.added)
     if required := [*(field.name for field in lacking if not field.nullable), *found.required]:
         raise TableSchemaError(
@@ -198,7 +213,8 @@ class _NestedDiff:
     def merged_type(self, has: DataType, given: DataType, path: tuple[str, ...]) -> DataType:
         """Return the type of a column, or of a field inside, when the table has taken the rows.
 
-        Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to which
+        Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to
+            which
         Iceberg adds nothing.
         """
         if isinstance(has, StructType) and isinstance(given, StructType):
@@ -214,18 +230,24 @@ class _NestedDiff:
             return given
         return has
 
-    def _merge_existing(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+    def _merge_existing(
+        self, has: StructType, given: StructType, path: tuple[str, ...]
+    ) -> Iterator[StructField]:
         for one in has:
             inside = (*path, one.name)
             if (mine := _find_matching_field(one.name, given)) is not None:
-                yield StructField(one.name, self.merged_type(one.dataType, mine.dataType, inside), one.nullable)
+                yield StructField(
+                    one.name, self.merged_type(one.dataType, mine.dataType, inside), one.nullable
+                )
                 continue
             self.incomplete.add(path[0])
             if not one.nullable:
                 self.required.append(".".join(map(quote_name, inside)))
             yield one
 
-    def _merge_added(self, has: StructType, given: StructType, path: tuple[str, ...]) -> Iterator[StructField]:
+    def _merge_added(
+        self, has: StructType, given: StructType, path: tuple[str, ...]
+    ) -> Iterator[StructField]:
         for one in given:
             if _find_matching_field(one.name, has) is None:
                 self.added.append(NestedField((*path, one.name), one.dataType))
@@ -251,7 +273,9 @@ def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int
             + (
                 f"CAST(NULL AS {sql_type(one.dataType)})"
                 if (mine := _find_matching_field(one.name, given)) is None
-                else reshape_expression(f"{value}.{quote_name(mine.name)}", mine.dataType, one.dataType, depth=depth)
+                else reshape_expression(
+                    f"{value}.{quote_name(mine.name)}", mine.dataType, one.dataType, depth=depth
+                )
             )
             for one in wanted
         )
@@ -269,7 +293,8 @@ def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int
 def cast_to_table(frame: DataFrame, columns: StructType) -> DataFrame:
     """The rows as a table takes them, to find the one it does not: a value too large, a null where none may be.
 
-    A CAST of a struct goes by position, where Spark's writing goes by name. So its fields are put in order before.
+    A CAST of a struct goes by position, where Spark's writing goes by name. So its fields are put in order
+    before.
     """
     there = {field.name: field for field in columns}
     return frame.selectExpr(*(_cast_expression(field, there.get(field.name)) for field in frame.schema))
@@ -288,7 +313,9 @@ def column_ddl(field: StructField) -> str:
 def sql_type(kind: DataType) -> str:
     """A type as SQL names it."""
     if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{quote_name(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
+        return (
+            f"struct<{', '.join(f'{quote_name(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
+        )
     if isinstance(kind, ArrayType):
         return f"array<{sql_type(kind.elementType)}>"
     if isinstance(kind, MapType):
@@ -308,7 +335,11 @@ def _ambiguous_names(names: Iterable[str], frame: DataFrame) -> list[str]:
     exact = Counter(names)
     folded = Counter(name.lower() for name in names)
     found = sorted({name for name, often in exact.items() if often > 1})
-    if not found and len(folded) < len(exact) and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true":
+    if (
+        not found
+        and len(folded) < len(exact)
+        and frame.sparkSession.conf.get("spark.sql.caseSensitive") != "true"
+    ):
         found = [name for name in exact if folded[name.lower()] > 1]
     return [quote_name(name) for name in found]
 
@@ -371,5 +402,8 @@ def _unsupported_type(kind: DataType, name: str) -> list[str]:
     if isinstance(kind, ArrayType):
         return _unsupported_type(kind.elementType, f"{name}.element")
     if isinstance(kind, MapType):
-        return [*_unsupported_type(kind.keyType, f"{name}.key"), *_unsupported_type(kind.valueType, f"{name}.value")]
+        return [
+            *_unsupported_type(kind.keyType, f"{name}.key"),
+            *_unsupported_type(kind.valueType, f"{name}.value"),
+        ]
     return [] if isinstance(kind, _SUPPORTED_TYPES) else [f"{name} of type {kind.simpleString()}"]

@@ -76,9 +76,8 @@ def describe_table(session: SparkSession, table: IcebergTable, answer_seconds: f
             return _describe_table(session, table)
         except PySparkException as error:
             raise SparkFailedError(
-                f"Spark cannot say what {table.name} has now ({summarize(error)}): what was committed is there, and "
-                "the "
-                "next materialization asks again"
+                f"Spark cannot say what {table.name} has now ({summarize(error)}): what was committed is "
+                "there, and the next materialization asks again"
             ) from error
 
 
@@ -89,7 +88,9 @@ def _describe_table(session: SparkSession, table: IcebergTable) -> TableInfo | N
         return None
     counts = session.sql(_TOTALS_QUERY.format(table.quoted, snapshot_id)).collect()
     rows = int(counts[0][0]) - int(counts[0][1] or 0) if counts and counts[0][0] else None
-    return TableInfo(snapshot_id, rows, shape.columns, name=table.name, uri=table.details(session).get("Location"))
+    return TableInfo(
+        snapshot_id, rows, shape.columns, name=table.name, uri=table.details(session).get("Location")
+    )
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
@@ -141,8 +142,8 @@ class IcebergTable:
         """What the table looks like, or None when there is no such table yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, or has a column with a name of Iceberg's; it
-                is a view, a branch, or of another format; or there is no such catalog.
+            TableSchemaError: the table lacks topic, partition or offset, or has a column with a name of
+                Iceberg's; it is a view, a branch, or of another format; or there is no such catalog.
         """
         try:
             self._require_whole_table(session)
@@ -151,8 +152,8 @@ class IcebergTable:
             condition = error.getCondition() or ""
             if condition in _NO_CATALOG:
                 raise TableSchemaError(
-                    f"the Spark server has no catalog {self.name.partition('.')[0]!r}: nothing was written; the "
-                    "embedded server's is called lake, on one of your own set spark.sql.catalog.<name>"
+                    f"the Spark server has no catalog {self.name.partition('.')[0]!r}: nothing was written; "
+                    "the embedded server's is called lake, on one of your own set spark.sql.catalog.<name>"
                 ) from None
             if condition != NOT_FOUND and not condition.startswith("UNRESOLVED_COLUMN"):
                 raise
@@ -160,7 +161,8 @@ class IcebergTable:
                 return None
             raise self._not_a_table_error(kind) from error
         columns = StructType(schema.fields[:-1])
-        if "_partition" in columns.names and self._is_view(session):  # a view that shows Iceberg's own columns
+        # A view that shows Iceberg's own columns
+        if "_partition" in columns.names and self._is_view(session):
             raise self._not_a_table_error(_VIEW)
         require_key_columns(columns, f"table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
@@ -170,11 +172,12 @@ class IcebergTable:
     def writable_shape(self, session: SparkSession) -> TableShape | None:
         """Return what ``shape`` does, of a table that batches can be written to.
 
-        Its properties are read once a minute at most: files that somebody writes with others meanwhile are merged.
+        Its properties are read once a minute at most: files that somebody writes with others meanwhile are
+            merged.
 
         Raises:
-            TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would refuse a later
-                batch, or let two writers of the same offsets commit.
+            TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would
+                refuse a later batch, or let two writers of the same offsets commit.
         """
         shape = self.shape(session)
         checked = _checked_at.setdefault(session, {})
@@ -183,9 +186,9 @@ class IcebergTable:
         bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)
         if found := [*refused_properties(self.properties(session), bounds, shape.columns.names)]:
             raise TableSchemaError(
-                f"Table {self.name} has properties that batches cannot be written with: {describe_refused(found)}. "
-                "Nothing was "
-                f"written. Fix: ALTER TABLE {self.name} SET TBLPROPERTIES ({format_set_properties(found)})"
+                f"Table {self.name} has properties that batches cannot be written with: "
+                f"{describe_refused(found)}. Nothing was written. Fix: ALTER TABLE {self.name} SET "
+                f"TBLPROPERTIES ({format_set_properties(found)})"
             )
         checked[self.name] = time.monotonic() + _CHECK_EVERY_SECONDS
         return shape
@@ -193,8 +196,9 @@ class IcebergTable:
     def check_main(self, session: SparkSession, *, is_new: bool = False) -> None:
         """Pass if a write goes to the main branch, where readers find its rows.
 
-        With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch, or stages
-        the rows, and reports success. One request; the table is queried only where the session has such a setting.
+        With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch,
+        or stages the rows, and reports success. One request; the table is queried only where the session has
+        such a setting.
 
         Args:
             session: the session that writes.
@@ -204,34 +208,39 @@ class IcebergTable:
             TableSchemaError: it does not.
         """
         told = session.client.get_config_with_defaults(*((name, None) for name in _WAP_SETTINGS))
-        settings = " and ".join(f"{name}={value!r}" for name, value in zip(_WAP_SETTINGS, told, strict=True) if value)
+        settings = " and ".join(
+            f"{name}={value!r}" for name, value in zip(_WAP_SETTINGS, told, strict=True) if value
+        )
         if not settings:
             return
         of_the_server = "remove the setting from the Spark server and from the transform"
         if is_new:
             raise TableSchemaError(
-                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may create it "
-                f"with {_WAP_ENABLED}. Nothing was written. Fix: {of_the_server}, or create the table before."
+                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may "
+                f"create it with {_WAP_ENABLED}. Nothing was written. Fix: {of_the_server}, or create the "
+                "table before."
             )
         if self.properties(session).get(_WAP_ENABLED, "").lower() == "true":
             raise TableSchemaError(
-                f"Table {self.name} would stay without the rows: {settings} and the table's {_WAP_ENABLED}=true "
-                f"put them aside, for an audit. Nothing was written. Fix: {of_the_server}; or "
-                f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_WAP_ENABLED}')"
+                f"Table {self.name} would stay without the rows: {settings} and the table's "
+                f"{_WAP_ENABLED}=true put them aside, for an audit. Nothing was written. Fix: "
+                f"{of_the_server}; or ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_WAP_ENABLED}')"
             )
 
     def unsupported_types_error(self, why: str) -> TableSchemaError:
         """The error for rows of types that the table does not take."""
         return TableSchemaError(
-            f"the rows do not fit table {self.name} ({why}): nothing was written, and the table is as it was; CAST to "
-            "the table's type in the transform, name the column otherwise (a new one is added), or ALTER the table"
+            f"the rows do not fit table {self.name} ({why}): nothing was written, and the table is as it "
+            "was; CAST to the table's type in the transform, name the column otherwise (a new one is "
+            "added), or ALTER the table"
         )
 
     def snapshot_id(self, session: SparkSession) -> int | None:
         """The current snapshot, or None while the table has none.
 
-        The plan of a look at its branches says which, and nothing is executed for it. A query takes twice the processor
-        time: it is for a table without one, an Iceberg whose plans do not say it, and the error of who has no table.
+        The plan of a look at its branches says which, and nothing is executed for it. A query takes twice the
+        processor time: it is for a table without one, an Iceberg whose plans do not say it, and the error of
+        who has no table.
         """
         with suppress(AnalysisException):
             if planned := _PLANNED.search(session.table(f"{self.quoted}.`refs`")._explain_string()):  # noqa: SLF001
@@ -255,12 +264,17 @@ class IcebergTable:
                 raise
 
     def details(self, session: SparkSession) -> dict[str, str]:
-        """What Spark tells of it, by name; a column of such a name comes before, and is not told. No job is run."""
+        """What Spark tells of it, by name; a column of such a name comes before, and is not told.
+
+        No job is run.
+        """
         return {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
 
     def properties(self, session: SparkSession) -> dict[str, str]:
         """Read its table properties, by name."""
-        return {row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()}
+        return {
+            row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()
+        }
 
     def rows_at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
         """The rows as they were at a snapshot."""
@@ -278,7 +292,9 @@ class IcebergTable:
         None if a file has no bounds of its offsets: another writer's, in Avro or with other properties.
         """
         partitions = sorted({part.topic_partition for part in ranges})
-        one_of = " OR ".join(f"(p.topic = '{at.topic}' AND p.partition = {at.partition})" for at in partitions)
+        one_of = " OR ".join(
+            f"(p.topic = '{at.topic}' AND p.partition = {at.partition})" for at in partitions
+        )
         found = session.sql(
             "SELECT DISTINCT p.topic, p.partition, o.lower_bound, o.upper_bound FROM "
             f"(SELECT `partition` AS p, readable_metrics.`offset` AS o, content FROM {self.quoted}.`files` "
@@ -291,16 +307,20 @@ class IcebergTable:
     def _require_whole_table(self, session: SparkSession) -> None:
         """Refuse what is only a part of a table: what Iceberg writes to a branch is not in the table."""
         whole, _, part = self.quoted.rpartition(".")
-        if _INSIDE_ANOTHER.fullmatch(part.strip("`")) and whole.count(".") and session.catalog.tableExists(whole):
+        if (
+            _INSIDE_ANOTHER.fullmatch(part.strip("`"))
+            and whole.count(".")
+            and session.catalog.tableExists(whole)
+        ):
             raise TableSchemaError(
-                f"{self.name} is a branch, a tag or metadata of table {whole.replace('`', '')}: nothing was written; "
-                "batches go to the table's main branch, so name the table itself"
+                f"{self.name} is a branch, a tag or metadata of table {whole.replace('`', '')}: nothing was "
+                "written; batches go to the table's main branch, so name the table itself"
             )
 
     def _not_a_table_error(self, kind: str) -> TableSchemaError:
         return TableSchemaError(
-            f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist yet, "
-            "or write with a sink of your own"
+            f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist "
+            "yet, or write with a sink of your own"
         )
 
     def _is_view(self, session: SparkSession) -> bool:
@@ -317,8 +337,14 @@ class IcebergTable:
             if error.getCondition() == NOT_FOUND:
                 return None
             raise
-        return _VIEW if "# Detailed View Information" in told else f"a table of format {told.get('Provider', '?')}"
+        return (
+            _VIEW
+            if "# Detailed View Information" in told
+            else f"a table of format {told.get('Provider', '?')}"
+        )
 
 
 def _partitions_by_kafka(partition: StructField) -> bool:
-    return isinstance(partition.dataType, StructType) and {"topic", "partition"} <= set(partition.dataType.names)
+    return isinstance(partition.dataType, StructType) and {"topic", "partition"} <= set(
+        partition.dataType.names
+    )

@@ -1,10 +1,11 @@
 """Replace the rows of a batch's offset ranges in an Iceberg table, so that a repeated write changes nothing.
 
-One commit replaces all rows that the table holds of the ranges. The commit is refused if another writer changed rows of
-these ranges after the snapshot from which the write started. So a replay replaces its own rows, writers of disjoint
-ranges do not conflict, and a late write of a dead client cannot overwrite rows of its successor. ``WriteAttempt``
-writes the batch once; ``TableWrite`` decides whether to try again. After a commit without an answer, the catalog is
-queried for the snapshot; the batch is written again if the snapshot is missing.
+One commit replaces all rows that the table holds of the ranges. The commit is refused if another writer
+changed rows of these ranges after the snapshot from which the write started. So a replay replaces its own
+rows, writers of disjoint ranges do not conflict, and a late write of a dead client cannot overwrite rows of
+its successor. ``WriteAttempt`` writes the batch once; ``TableWrite`` decides whether to try again. After a
+commit without an answer, the catalog is queried for the snapshot; the batch is written again if the snapshot
+is missing.
 
 Never appends rows of offsets that the table holds, and never commits to Kafka.
 """
@@ -40,7 +41,11 @@ from kafka_liveness_dagster.spark.ranges import (
 from kafka_liveness_dagster.spark.row_count import row_count, with_sums
 from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
 from kafka_liveness_dagster.spark.table import commits, schema
-from kafka_liveness_dagster.spark.table.schema_check import diff_schema, require_row_columns, require_supported_types
+from kafka_liveness_dagster.spark.table.schema_check import (
+    diff_schema,
+    require_row_columns,
+    require_supported_types,
+)
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.transform import TransformedBatch
 
@@ -57,7 +62,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.schema_check import SchemaDiff
     from kafka_liveness_dagster.spark.table.table import TableShape
 
-_PAUSE_SECONDS = 0.5  # before the first of the attempts that follow a lost answer; twice as long before each other
+# Before the first of the attempts that follow a lost answer; twice as long before each other
+_PAUSE_SECONDS = 0.5
 _WHOLE_FILE_ATTEMPTS = 2  # by then another writer has had two chances to put a file there
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
@@ -101,16 +107,18 @@ def write_table(
         make_frame: gives the rows: topic, partition, offset, and whatever else; none, one or many an offset.
             Called once an attempt, after the snapshot is known.
         may_go_on: called before each operation; raises when this process may not write any more.
-        may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's by now.
-            What a successor wrote before is found out here; what it writes later makes the table refuse ours.
-        max_attempts: how often to begin again when others write to the same offsets, or the catalog loses its answers.
+        may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's
+            by now. What a successor wrote before is found out here; what it writes later makes the table
+            refuse ours.
+        max_attempts: how often to begin again when others write to the same offsets, or the catalog loses its
+            answers.
         ledger: says in the same commit which offsets these are, and is told when it has landed.
         layout: of a table that is created; and whether new ranges are appended.
 
     Raises:
         RowsMissingError: the table lost what the ledger knows it held.
-        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the table has
-            properties that batches cannot be written with.
+        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the
+            table has properties that batches cannot be written with.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
         StorageError: catalog or store is away, or refuses.
@@ -154,7 +162,10 @@ class TableWrite:
     _attempt: WriteAttempt = field(init=False)
 
     def prepare(self) -> Callable[[], int]:
-        """Look at the table and make the frame; gives what reads and writes, and returns how many rows those were."""
+        """Look at the table and make the frame.
+
+        Gives what reads and writes, and returns how many rows those were.
+        """
         try:
             return self._next_attempt()
         except PySparkException as error:
@@ -189,10 +200,13 @@ class TableWrite:
                 self._partial_file_conflicts > 0,
                 unknown_commits=self._unknown_commits,
             )
-        cause = (RetryReason.CATALOG if problem.reason is RetryReason.CATALOG else RetryReason.OTHER_WRITER).value
+        cause = (
+            RetryReason.CATALOG if problem.reason is RetryReason.CATALOG else RetryReason.OTHER_WRITER
+        ).value
         raise WriteConflictError(
             f"{describe(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
-            f"{time.monotonic() - started:.0f} s ({problem.message[:300]}): nothing was written; look for {cause}"
+            f"{time.monotonic() - started:.0f} s ({problem.message[:300]}): nothing was written; look for "
+            f"{cause}"
         )
 
     def _next_attempt(self) -> Callable[[], int]:
@@ -241,21 +255,23 @@ class TableWrite:
             return self.table.unsupported_types_error(summarize(error))
         if condition == _NOT_DETERMINISTIC:
             return TableSchemaError(
-                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as uuid(), "
-                "where it has to be merged: its write.merge.mode is copy-on-write, the default. Nothing was written. "
-                f"Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES ('write.merge.mode'='merge-on-read')"
+                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as "
+                "uuid(), where it has to be merged: its write.merge.mode is copy-on-write, the default. "
+                f"Nothing was written. Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES "
+                "('write.merge.mode'='merge-on-read')"
             )
         if not_kept := storage_write_error(error, self.table.name, describe(self.ranges)):
             return not_kept
-        if isinstance(self.make_frame, TransformedBatch) and (unreadable := self.make_frame.unreadable_record(error)):
+        if isinstance(self.make_frame, TransformedBatch) and (
+            unreadable := self.make_frame.unreadable_record(error)
+        ):
             return unreadable
         if isinstance(error, AnalysisException) and (replaced := self._table_replaced_error()):
             return replaced
         return SparkFailedError(
-            f"Spark could not write {describe(self.ranges)} to {self.table.name} ({summarize(error)}): the table has "
-            "all "
-            "of the batch or nothing, no offset of it was committed, and it comes again; mend the transform or what "
-            "the reason names, the server's log has the rest"
+            f"Spark could not write {describe(self.ranges)} to {self.table.name} ({summarize(error)}): the "
+            "table has all of the batch or nothing, no offset of it was committed, and it comes again; "
+            "mend the transform or what the reason names, the server's log has the rest"
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
@@ -301,7 +317,10 @@ class WriteAttempt:
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
-        """Prepare to replace the ranges as seen from the snapshot of now; gives what does it, and counts its rows."""
+        """Prepare to replace the ranges as seen from the snapshot of now.
+
+        Gives what does it, and counts its rows.
+        """
         of = self.write
         table = of.table
         session = of.session
@@ -350,13 +369,18 @@ class WriteAttempt:
                 merge.replace()
             else:
                 fans_out = shape.is_by_kafka_partition and schema.allows_fanout(replaced)
-                commits.overwrite(written, table, snapshot_id, replaced=replaced, summary=summary, fans_out=fans_out)
+                commits.overwrite(
+                    written, table, snapshot_id, replaced=replaced, summary=summary, fans_out=fans_out
+                )
             return self._on_committed(counted)
 
         return execute
 
     def rows_if_committed(self) -> int | None:
-        """When nobody said whether it was taken: how many rows the table has of it, None when it is not there."""
+        """When nobody said whether it was taken.
+
+        How many rows the table has of it, None when it is not there.
+        """
         of = self.write
         if not commits.is_committed(of.session, of.table, self.name):
             return None
@@ -370,8 +394,10 @@ class WriteAttempt:
     ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
         """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
 
-        None where files may have offsets of several partitions, so that no ranges tell them from others: by the table's
-        partitions, or by those of before, which some of its files still have. None too where a file has no bounds.
+        None where files may have offsets of several partitions, so that no ranges tell them from others: by
+            the table's
+        partitions, or by those of before, which some of its files still have. None too where a file has no
+        bounds.
         """
         of = self.write
         if self.partial_file_conflicts > _WHOLE_FILE_ATTEMPTS or not shape.is_by_kafka_partition:
@@ -383,12 +409,16 @@ class WriteAttempt:
             subtract(replaced, of.ranges)
         ):  # apart, so that no new file spans the batch again
             survivors = of.table.rows_at(of.session, snapshot_id).where(ranges_condition(side))
-            survivors = schema.reshape(survivors, found.table_after)  # a union adds no field to an array's structs
+            # A union adds no field to an array's structs
+            survivors = schema.reshape(survivors, found.table_after)
             written = written.unionByName(survivors, allowMissingColumns=True)
         return written, replaced
 
     def _create_table(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
-        """Create the table with the rows in it: here and now, for the next batch looks whether it is there."""
+        """Create the table with the rows in it.
+
+        Here and now, for the next batch looks whether it is there.
+        """
         of = self.write
         require_supported_types(frame.schema.fields, of.table.name)
         schema.check_properties(of.table, of.session, of.layout)
