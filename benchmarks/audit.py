@@ -65,9 +65,9 @@ _GROUP = "bench-audit"
     "--write", "file", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
 def main(repetitions: int, file: Path | None) -> None:
-    """Certify a group of 100 partitions whose table has 10, 1,000 and 10,000 snapshots; read its ledger as writers do.
+    """Certify a group of 100 partitions whose table has 10, 1,000 and 10,000 snapshots.
 
-    Starts Kafka and Spark of its own; takes about three minutes.
+    Reads its ledger as writers do, too. Starts Kafka and Spark of its own; takes about three minutes.
     """
     console = Console()
     with own_services() as (services, _):
@@ -88,7 +88,7 @@ def main(repetitions: int, file: Path | None) -> None:
 
 
 def _scene(services: Services, session: SparkSession) -> tuple[str, dict[int, IcebergTable]]:
-    """A topic that is consumed to its end, and the tables, of which the second log names the one that fits."""
+    """Create a topic that is consumed to its end, and the tables; the second log names the one that fits."""
     topic = new_topic(services.bootstrap_servers, PARTITIONS)
     fill(services.bootstrap_servers, topic, PARTITIONS, PARTITIONS * COMMITTED)
     topic_id = Cluster(KafkaSettings(services.bootstrap_servers)).topic_ids([topic])[topic]

@@ -1,4 +1,6 @@
-"""From SIGKILL to fresh data, with all that lies between: who notices, who starts a process, who joins a group.
+"""Measure the seconds from SIGKILL to fresh data, and each step between.
+
+The steps: detection of the crash, the start of a process, its join.
 
 A pipeline reads 50 orders a second from 8 partitions. What runs it is killed with SIGKILL; the clock starts
 then, and stops when Iceberg committed the first snapshot with a record that was produced after it: the
@@ -158,10 +160,11 @@ def _driver(
 
     A Python process and its JVM, a group of processes that ends with the block.
     """
-    # This one's
+    # SPARK_CONNECT_MODE_ENABLED belongs to this process
     theirs = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
-    env = {**theirs, "SPARK_HOME": str(pyspark_folder()), "SPARK_CONF_DIR": str(conf), "SPARK_LOCAL_IP": "127.0.0.1",
-           "JAVA_HOME": str(find_java().parent.parent), "PYSPARK_PYTHON": sys.executable}  # fmt: skip
+    env = {**theirs, "SPARK_HOME": str(pyspark_folder()), "SPARK_CONF_DIR": str(conf),
+           "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(find_java().parent.parent),
+           "PYSPARK_PYTHON": sys.executable}  # fmt: skip
     options = json.dumps(services.options(reader=f"-{uuid4().hex[:4]}"))
     told = [str(stream_driver.__file__), options, topic, table.name, str(folder / "checkpoint")]
     with (folder / "driver.log").open("ab") as log:
@@ -178,7 +181,7 @@ def _driver(
 
 
 def _await_fresh(services: Lake, topic: str, table: IcebergTable, since: float) -> float:
-    """Seconds from a moment, which is now, until the table's first snapshot with a record that was produced later."""
+    """Return the seconds from now to the table's first snapshot with a record that is produced later."""
     ends = log_ends(services.servers, topic, PARTITIONS)
     give_up_at = time.monotonic() + _PATIENCE
     while (at := fresh_at(services, table, ends)) is None:

@@ -1,7 +1,7 @@
-"""The code location of `crash_to_fresh`, and the asset of `idle`: as a user has it, with its sensor on. Not for users.
+"""The code location of `crash_to_fresh`, and the asset of `idle`, as a user has it, with its sensor on.
 
-It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the
-benchmarks.
+Not for users. It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other
+files of the benchmarks.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ def _drain(runs: Runs, owed: Sequence[OffsetRange], batch: int, flights: int, ta
     name, topic = f"drain_{uuid4().hex[:8]}", owed[0].topic
     owes(services.servers, name, topic, {part.partition: part.end for part in owed})
     asset = kl.kafka_asset(
-        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        enable_parallel_rebalance=True, batching=kl.Batching(in_flight=flights),
+        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch,
+        max_batch_seconds=600, enable_parallel_rebalance=True, batching=kl.Batching(in_flight=flights),
     )(to_rows)  # fmt: skip
     seconds = runs.catch_up(asset, [partition_key(part) for part in owed]).seconds
     cluster = services.kafka.cluster()

@@ -1,6 +1,6 @@
-"""Who has nothing to do, in a process of its own for `idle`: a plain consumer that polls, or an open Spark session.
+"""An idle process for `idle`: a plain consumer that polls, or an open Spark session.
 
-Says so in a line, and goes on until somebody ends it.
+Prints a line when it is idle, and goes on until it is ended.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Ways:
 
     @contextmanager
     def sensor(self, *, empty: bool = False) -> Iterator[Resting]:
-        """Dagster's daemon and its code server, with the group's sensor after its run has ended, or an empty one."""
+        """Start the daemon and its code server, with an empty sensor, or the group's after its run ended."""
         topic, table = self._work()
         env = {**self._env(topic, table, _SOON), **({resting.EMPTY: "yes"} if empty else {})}
         home = self._services.home / f"dagster-{topic}"

@@ -71,8 +71,8 @@ def open_to_jmx() -> Iterator[int]:
 def requests(jmx_port: int) -> Counter[str]:
     """How many requests of each kind a broker has received, from whomever; a second of Java's time."""
     url = f"service:jmx:rmi:///jndi/rmi://{LOOPBACK}:{jmx_port}/jmxrmi"
-    told = _told("JmxTool", "--one-time", "--jmx-url", url, "--object-name", _REQUESTS, "--attributes", "Count",
-                 "--report-format", "properties")  # fmt: skip
+    told = _told("JmxTool", "--one-time", "--jmx-url", url, "--object-name", _REQUESTS,
+                 "--attributes", "Count", "--report-format", "properties")  # fmt: skip
     found: Counter[str] = Counter()
     for kind, count in _COUNTED.findall(told):  # a line for each version of it
         found[kind] += int(count)
@@ -110,8 +110,9 @@ def _tools() -> Path:
         subprocess.run(
             [
                 str(find_java()), "-cp", str(ivy), "org.apache.ivy.Main", *settings,
-                "-dependency", "org.apache.kafka", "kafka-tools", _VERSION, "-confs", "default", "-notransitive",
-                "-cache", f"{folder}/cache", "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]",
+                "-dependency", "org.apache.kafka", "kafka-tools", _VERSION,
+                "-confs", "default", "-notransitive", "-cache", f"{folder}/cache",
+                "-retrieve", f"{folder}/[artifact]-[revision](-[classifier]).[ext]",
             ],
             check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
         )  # fmt: skip

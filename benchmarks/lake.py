@@ -1,4 +1,4 @@
-"""Where do orders come from and go to in a benchmark, and are they all there once? Services and tables of its own.
+"""Services, topics and tables of a benchmark's own, and a check that the table has each order once.
 
 Filling, creating tables and looking at them is never on a clock.
 """

@@ -1,4 +1,4 @@
-"""What does the ledger cost the live lane? The same lane with it and without it, in turns, on one warm server.
+"""Measure the ledger's cost in the live lane: the lane with and without it, in turns, on one warm server.
 
 With it each write says in its snapshot what it wrote and what the table had, the topic's id is asked for with
 each plan and each commit, and the table is looked at at the start and for a hundredth of the time. Without it
@@ -74,8 +74,8 @@ def name(batch: int, *, told: bool) -> str:
 def _live(runs: Runs, topic: str, batch: int, told: bool, table: IcebergTable) -> float:  # noqa: FBT001 - of a partial
     group = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
-        topics=[topic], group_id=group, name=group, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        idle_seconds=0.1,
+        topics=[topic], group_id=group, name=group, table=table.name, max_poll_records=batch,
+        max_batch_seconds=600, idle_seconds=0.1,
     )(to_rows)  # fmt: skip
     with _ledger(told=told):
         return runs.live(asset).seconds

@@ -1,7 +1,7 @@
-"""What does a crash leave behind in Kafka? Commit logs of a group whose run is gone, and records that still come.
+"""Create in Kafka what a crash leaves: commit logs of a group without a run, and records that still arrive.
 
-Written by a stranger to the group, as only a group without members allows; no process has to be killed for
-it.
+Written by another client than the group's members, which only a group without members allows. No process has
+to be killed for it.
 """
 
 from __future__ import annotations

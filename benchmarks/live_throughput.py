@@ -115,8 +115,8 @@ def streamed(batch: int) -> str:
 def _live(runs: Runs, topic: str, batch: int | Literal["auto"], flights: int, table: IcebergTable) -> float:
     name = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
-        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        idle_seconds=0.1, batching=kl.Batching(in_flight=flights),
+        topics=[topic], group_id=name, name=name, table=table.name, max_poll_records=batch,
+        max_batch_seconds=600, idle_seconds=0.1, batching=kl.Batching(in_flight=flights),
     )(to_rows)  # fmt: skip
     return runs.live(asset).seconds
 

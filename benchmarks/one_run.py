@@ -1,8 +1,8 @@
-"""The code location of `run_overhead`: one Kafka asset, and an op that does nothing; a file asks for a run of either.
+"""The code location of `run_overhead`: one Kafka asset, and an op that does nothing.
 
-Not for users: the resources tell the run's log when they are asked for something and when they have it. It
-    imports no
-more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the benchmarks.
+A file requests a run of either. Not for users: the resources tell the run's log when they are asked for
+something and when they have it. It imports no more than a user's would, so neither pyspark nor
+confluent_kafka, nor the other files of the benchmarks.
 """
 
 from __future__ import annotations

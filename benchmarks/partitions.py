@@ -44,7 +44,8 @@ PIECE = 100
 _BACKLOG, _LITTLE = 200_000, 5  # records: in all, and of each partition
 _PAGE = """query Page($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   partitionKeysByDimension { name partitionKeys }
-  assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions failedPartitions } } } } }"""
+  assetPartitionStatuses { ... on DefaultPartitionStatuses {
+    materializedPartitions failedPartitions } } } } }"""
 _ROWS = {  # in words, and how its numbers are written; what cannot but grow with the partitions has a *
     "live run, 200,000 that wait: seconds": ".1f",
     "of Structured Streaming's time": ".2f",

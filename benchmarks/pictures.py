@@ -1,4 +1,4 @@
-"""What do the seconds look like? SVG with the numbers and ratios written where they are, on white in any theme.
+"""Draw seconds as SVG, with the numbers and ratios written where they are, on white in any theme.
 
 The same numbers give the same file: no date in it, and no random names.
 """
@@ -76,9 +76,9 @@ def multiples(
     axis: str,
     columns: int = 3,
 ) -> None:
-    """Many small pictures, each from 0 on: by their titles lines over ``at``, each by its name, and its colour.
+    """Draw many small pictures, each with a title, lines over ``at``, and an axis from 0.
 
-    A line alone has no name in its picture.
+    Each line has its name and its color. A line alone has no name in its picture.
     """
     rows = -(-len(panels) // columns)
     with _saved(file, (4.2 * columns, 2.2 * rows)) as figure:

@@ -1,4 +1,6 @@
-"""Does planning stay linear, and how much of it is more than sorting? Planner, commit codec and resume, without Kafka.
+"""Measure whether planning stays linear, and how much it costs beyond sorting.
+
+Runs the planner, the commit codec and the resume decision, without Kafka.
 
 Partitions of ten topics in random order, each with a lag of its own, one range owed and one done after it, as
 between a crash and its backfill. The bounds are loops that nobody can do without: for the planner one that

@@ -1,4 +1,6 @@
-"""What does Spark pay to read a Kafka partition, by how many partitions its topic has? Plain Spark, the same records.
+"""Measure how long Spark takes to read a Kafka partition, by the number of partitions of its topic.
+
+Plain Spark, the same records each time.
 
 Each partition in a batch is a task of Spark's Kafka source with a consumer of its own, and each consumer asks
 for all of the topic. Spark keeps 64 of them for the tasks that come next.

@@ -1,11 +1,10 @@
-"""What does ``consumer.records(batch)`` cost beside plain ``consume()``? The same records, the same work, in one run.
+"""Measure ``consumer.records(batch)`` next to plain ``consume()``: the same records and work, in one run.
 
 The peer is the loop that everybody writes: ``consume(num_messages)``, an error check and the value of each
-    message,
-once as librdkafka comes and once with our fetch settings. It keeps no order between partitions and commits
-nothing; ours plans and commits its batches, at three sizes. The clock runs from the first look for records to
-the last record. ``dagster-kafka`` reads the same topic by its IO manager, which gives at most 20 messages a
-load.
+message, once as librdkafka comes and once with our fetch settings. It keeps no order between partitions and
+commits nothing; ours plans and commits its batches, at three sizes. The clock runs from the first look for
+records to the last record. ``dagster-kafka`` reads the same topic by its IO manager, which gives at most 20
+messages a load.
 
     python -m benchmarks.records --write benchmarks/RESULTS.md
 """
@@ -71,7 +70,7 @@ def main(records: int, repetitions: int, loads: int, *, peer: bool, write: Path 
         topic = new_topic(servers, PARTITIONS)
         with console.status(f"producing {records:,} records"):
             fill(servers, topic, PARTITIONS, records)
-        # So are the pages now
+        # This pass also fills the page cache
         size, _ = _plain({"bootstrap.servers": servers, "group.id": "warm"}, topic, records)
         runs = interleaved(console, "reading", _ways(servers, topic, records, size), repetitions)
         told: list[peer_loads.Load] = []
@@ -143,7 +142,7 @@ def _ours(kafka: kl.KafkaLivenessResource, topic: str, bound: int, expected: int
             batch = consumer.poll(0)
             between += time.perf_counter() - read
             count += 1
-        run = Run(time.perf_counter() - wall, time.process_time() - cpu, between, process=count)
+        run = Run(time.perf_counter() - wall, time.process_time() - cpu, between, batches=count)
     _check(size, expected)
     return run
 

@@ -1,11 +1,11 @@
 """Does a tick of the group sensor end in its time, and does it ask more when a topic has more partitions?
 
 1, 10 and 100 groups on a topic of 50 partitions, then one group on topics of up to 10,000: each with commits
-    in both
-logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one after the
-other in one process, as a code server does with one worker. The peer is ``kafka-consumer-groups --describe``
-of the same groups and their second logs, less Java's start. Requests are counted by librdkafka's own protocol
-log. Then one group that has had up to 100,000 crash lag partitions: their keys are never removed.
+in both logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one
+after the other in one process, as a code server does with one worker. The peer is
+``kafka-consumer-groups --describe`` of the same groups and their second logs, less Java's start. Requests are
+counted by librdkafka's own protocol log. Then one group that has had up to 100,000 crash lag partitions:
+their keys are never removed.
 
     python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md
 """
@@ -189,7 +189,7 @@ def _requests(servers: str, groups: dict[int, WatchedGroup]) -> Table:
 def _keys(
     console: Console, topic: str, kafka: kl.KafkaLivenessResource, instance: dg.DagsterInstance, servers: str
 ) -> Table:
-    """What a tick takes where so many crash lag partitions are done, and nothing is owed any more, or something is."""
+    """Measure a tick with so many crash lag partitions done, once with nothing pending and once with some."""
     table = Table(
         "processor time of a tick, by the number of crash lag partitions that are done",
         (

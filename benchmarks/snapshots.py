@@ -1,4 +1,4 @@
-"""What does a table cost that streams can read? The same lane with ``append`` and ``overwrite`` snapshots, in turns.
+"""Measure the cost of a table that streams can read: ``append`` and ``overwrite`` snapshots, in turns.
 
 An append asks Spark whether there are rows, and merges them; see decision 6. Two batches are in flight, as by
 default.
@@ -70,8 +70,9 @@ def name(batch: int, kind: str) -> str:
 def _live(runs: Runs, topic: str, batch: int, kind: str, table: IcebergTable) -> float:
     group = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
-        topics=[topic], group_id=group, name=group, table=table.name, max_poll_records=batch, max_batch_seconds=600,
-        idle_seconds=0.1, iceberg=kl.Iceberg(snapshots=kind),  # type: ignore[arg-type]  # one of the two words
+        topics=[topic], group_id=group, name=group, table=table.name, max_poll_records=batch,
+        max_batch_seconds=600, idle_seconds=0.1,
+        iceberg=kl.Iceberg(snapshots=kind),  # type: ignore[arg-type]  # one of the two words
     )(to_rows)  # fmt: skip
     return runs.live(asset).seconds
 

@@ -1,11 +1,9 @@
-"""Weeks in an hour: does anything grow? A commit about each second, live runs that end and go on, and maintenance.
+"""Find what grows in weeks, within an hour: a commit about each second, and maintenance.
 
 All is real: Dagster's daemon with its sensor, its schedule and its queue, run workers, Kafka, Spark with its
-    default
-memory. What takes weeks comes by the minute: live runs end by their `dagster/max_runtime` and the sensor
-    starts the
-next, the table is maintained each 2 minutes with snapshots of 2 minutes kept, and runs that ended are
-deleted. Each 15 s all is looked at from outside; at the end the table has to be exact.
+default memory. What takes weeks comes by the minute: live runs end by their `dagster/max_runtime` and the
+sensor starts the next, the table is maintained each 2 minutes with snapshots of 2 minutes kept, and runs that
+ended are deleted. Each 15 s all is looked at from outside; at the end the table has to be exact.
 
     python -m benchmarks.soak --write benchmarks/RESULTS.md
 """

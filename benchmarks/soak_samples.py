@@ -1,8 +1,7 @@
 """What does a soak look like from outside, at one moment?
 
 The table by its files, processes by the machine, Dagster by its databases: neither Spark nor a run is asked,
-    so that
-looking changes nothing.
+so that looking changes nothing.
 """
 
 from __future__ import annotations
@@ -155,7 +154,8 @@ class Soak:
                 if pid is not None:
                     sample |= _of_process(name, psutil.Process(pid))
         if (spark := pids["spark"]) is not None and (heap := jvm.counters(spark)):
-            sample |= {"spark old generation": heap[_OLD] / _MB, "spark full collections": _full_collections(heap),
+            sample |= {"spark old generation": heap[_OLD] / _MB,
+                       "spark full collections": _full_collections(heap),
                        "spark metaspace": heap["sun.gc.metaspace.used"] / _MB}  # fmt: skip
         return sample
 

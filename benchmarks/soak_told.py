@@ -1,4 +1,4 @@
-"""What is said of a soak's samples? How it was at the beginning and at the end, how fast it grew, and a picture.
+"""Summarize a soak's samples: the values at the beginning and at the end, the growth, and a picture.
 
 >>> samples = [{"at": 6.0 * n, "even": 5.0, "grows": 10.0 + n} for n in range(100)]
 >>> of(samples, "even") == (5.0, 5.0, 5.0, 1.0, 0.0)

@@ -1,7 +1,7 @@
-"""The code location of `soak`: an asset that commits about once a second, and whose table is maintained. Not for users.
+"""The code location of `soak`: an asset that commits about once a second, with a maintained table.
 
-It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other files of the
-benchmarks.
+Not for users. It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other
+files of the benchmarks.
 """
 
 from __future__ import annotations

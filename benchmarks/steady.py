@@ -1,7 +1,7 @@
-"""Records at a steady rate, of which it is known when each was produced: by its offset alone, without asking Kafka.
+"""Records at a steady rate; the offset alone gives the time at which a record was produced.
 
-Each twentieth of a second every partition gets the same number of records, from the only producer of the
-topic.
+Kafka is not queried for it. Each twentieth of a second every partition gets the same number of records, from
+the only producer of the topic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 60
 
 
 class Steady:
-    """About ``rate`` records of 100 bytes a second in an empty topic, until the block ends or ``stop`` is called."""
+    """About ``rate`` records of 100 bytes a second in an empty topic, to the block's end or ``stop``."""
 
     def __init__(self, servers: str, topic: str, partitions: int, rate: int) -> None:
         self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "log_level": 0})
@@ -71,7 +71,8 @@ class Steady:
             at = time.time()
             self._produced_at.append(at)
             for number in range(self._each):
-                told = f'{{"turn": {turn}, "number": {number}, "at": {at:.3f}, "note": "{"steady " * 8}"}}'.encode()
+                note = "steady " * 8
+                told = f'{{"turn": {turn}, "number": {number}, "at": {at:.3f}, "note": "{note}"}}'.encode()
                 for partition in range(self._partitions):
                     self._producer.produce(self._topic, told, partition=partition, timestamp=int(at * 1000))
             self._producer.poll(0)

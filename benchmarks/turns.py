@@ -1,4 +1,4 @@
-"""In which order are ways measured, and what is said of their numbers? In turns, so that drift hits all alike.
+"""Measure ways in turns, so that drift affects all alike, and summarize their numbers.
 
 What else the machine does changes slowly: a ratio is the median of the ratios within each repetition.
 

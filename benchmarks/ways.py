@@ -1,4 +1,4 @@
-"""By which ways do records get from Kafka into an Iceberg table? Plain Spark, Structured Streaming, and this package.
+"""Ways of records from Kafka into an Iceberg table: plain Spark, Structured Streaming, and this package.
 
 All read with the same options of Spark's Kafka source and write to tables with the same properties, on one
 warm server. Each way gives the seconds it took, and leaves looking at the table to others.
@@ -38,10 +38,10 @@ def in_words(in_flight: int) -> str:
 
 
 def one_pass(frame: DataFrame, table: IcebergTable) -> float:
-    """Plain Spark, everything at once: the bound of what Spark does in batches, since each of them costs it something.
+    """Write everything at once with plain Spark: the bound of Spark in batches, since each batch has a cost.
 
     No bound of others: Flink 2.1 was measured at 0.97 to 1.41 times its speed. It reads ahead while it
-        writes.
+    writes.
     """
     began = time.perf_counter()
     to_rows(frame).writeTo(table.quoted).option("fanout-enabled", "true").append()
@@ -57,7 +57,7 @@ def everything(lake: Lake, topic: str) -> DataFrame:
 def start_stream(
     lake: Lake, topic: str, table: IcebergTable, per_trigger: int, checkpoint: str, **trigger: Any
 ) -> StreamingQuery:
-    """Structured Streaming from its checkpoint, or from the beginning, at most so many offsets a micro-batch."""
+    """Start Structured Streaming from its checkpoint or the beginning; limit the offsets of a micro-batch."""
     source = lake.session.readStream.format("kafka").options(**lake.options(reader="-stream"))
     limits = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(per_trigger)}
     writer = to_rows(source.options(**limits).load()).writeStream.format("iceberg").outputMode("append")
@@ -106,7 +106,7 @@ class Runs:
 
 
 class Stopwatch:
-    """The Kafka resource of one run, which knows when the run asked for its consumer and when it last committed."""
+    """The Kafka resource of one run, with the times of its request for a consumer and of its last commit."""
 
     def __init__(self, kafka: kl.KafkaLivenessResource, committed: Callable[[kl.Batch], None]) -> None:
         self._kafka, self._tell = kafka, committed

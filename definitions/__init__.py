@@ -1,4 +1,4 @@
-"""The example code location: orders from Kafka into an Iceberg table, on the embedded services unless told otherwise.
+"""The example code location: orders from Kafka into an Iceberg table, by default on the embedded services.
 
 ``KAFKA_BOOTSTRAP_SERVERS`` and ``SPARK_REMOTE`` replace the embedded broker and Spark Connect server.
 """

@@ -1,7 +1,7 @@
 """Run a call in a thread of its own: in a daemon thread, or off the main thread, which handles signals.
 
 A process may be unable to start one: a limit of its user or its container (Python says "can't start new
-    thread").
+thread").
 
 >>> run_in_daemon_thread(lambda: 6 * 7, "kafka-liveness-doctest").result()
 42

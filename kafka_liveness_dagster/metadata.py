@@ -1,8 +1,7 @@
 """What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types.
 
 As small for a thousand partitions as for ten: each is a row in Dagster's event log, for years. Totals are of
-    all,
-tables have the worst, and a last line for how many others there are.
+all, tables have the worst, and a last line for how many others there are.
 """
 
 from __future__ import annotations

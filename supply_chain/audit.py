@@ -3,8 +3,7 @@
 `python -m supply_chain.audit` is `make audit`. A component without a response is never reported as clean.
 
 Exit code: 0 if the database returned no vulnerability for any component; 1 if it returned some; 2 if it
-    returned none,
-but did not respond for some components.
+returned none, but did not respond for some components.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ CANARIES = tuple(
 )
 _IDENTIFIER = re.compile(r"[\w.:-]+")
 NOT_COVERED = """\
-Not covered: what is inside of a wheel or jar (the jars of the pyspark wheel, librdkafka, shaded classes), Java, and
-your own Spark and Kafka servers. OSV returns the same response for a component that it does not know as for a component
-without known vulnerabilities."""
+Not covered: what is inside of a wheel or jar (the jars of the pyspark wheel, librdkafka, shaded classes),
+Java, and your own Spark and Kafka servers. OSV returns the same response for a component that it does not
+know as for a component without known vulnerabilities."""
 
 
 @dataclass
@@ -117,7 +116,7 @@ def _query(
 def _hold_to_canaries(
     session: requests.Session, database: str, timeout: float, components: Sequence[Component], found: Audit
 ) -> None:
-    """Count no package, or no jar, as clean if the database lacks the vulnerabilities that everybody knows."""
+    """Count no package, or no jar, as clean if the database lacks well-known vulnerabilities."""
     known = Audit()
     _query(session, database, timeout, CANARIES, known)
     for canary in CANARIES:

@@ -79,7 +79,8 @@ _GROUPS = {
 }
 _GROUP_OF = {artifact: group for group, artifacts in _GROUPS.items() for artifact in artifacts}
 _JAR = re.compile(  # only a known name says where the version begins: spark-sql-kafka-0-10_2.13-4.1.3
-    rf"^(?P<sha256>[0-9a-f]{{64}})  (?P<name>{'|'.join(map(re.escape, _GROUP_OF))})-(?P<version>\d[\w.-]*)\.jar$"
+    rf"^(?P<sha256>[0-9a-f]{{64}})  "
+    rf"(?P<name>{'|'.join(map(re.escape, _GROUP_OF))})-(?P<version>\d[\w.-]*)\.jar$"
 )
 
 

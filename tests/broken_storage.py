@@ -1,4 +1,4 @@
-"""Break the SQLite storage of a real Dagster instance for a while, as disks, people and other processes do."""
+"""Break the SQLite storage of a real Dagster instance for a while, as disks, people and processes do."""
 
 from __future__ import annotations
 

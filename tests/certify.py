@@ -1,4 +1,4 @@
-"""Run what takes longer than the gate may: ``make certify``, or some parts with ``make certify PARTS="tests chaos"``.
+"""Run what takes longer than the gate may: ``make certify``, or ``make certify PARTS="tests chaos"``.
 
 Each part runs even if one before it failed. The last lines are a table of all parts; the exit code is 1 if
 one failed.

@@ -46,7 +46,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy")
 
 SHARED_HOME = "KAFKA_LIVENESS_TEST_HOME"
-"""The environment variable in which the controller names the state folder of the services that all workers share."""
+"""The environment variable by which the controller names the state folder of the workers' shared services."""
 _SPARK_SETTINGS = """\
 spark.driver.memory 3g
 spark.sql.catalog.locked org.apache.iceberg.spark.SparkCatalog
@@ -298,7 +298,7 @@ def warm_spark(spark: SparkSession, catalog_name: str) -> SparkSession:
     """The first batch of a cold Spark server takes many times as long as the others: here it is nobody's.
 
     Nor may it be canceled: an interrupt while Iceberg's classes are initialised leaves the server unable to
-        write.
+    write.
     """
     from kafka_liveness_dagster.core.offsets import OffsetRange  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table.write import write_table  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Any value for any setting: it is accepted and works, or it is refused by name before anything is joined or made.
+"""Any value of any setting is accepted and works, or is refused by name before a join or a creation.
 
 The settings are those of the declarations, so a new one is among them.
 """
@@ -64,7 +64,8 @@ NUMBERS = st.one_of(
 PLAIN = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
 OBJECTS = [
     object(), print, int, dg.EnvVar("NOT_SET"), dg.EnvVar.int("NOT_SET"), PAGE, [ASSET.live_job], ASSET.live,
-    ASSET.crash_lag, dg.BackfillPolicy.multi_run(2), dg.DefaultSensorStatus.RUNNING, OffsetRange("orders", 0, 0, 1),
+    ASSET.crash_lag, dg.BackfillPolicy.multi_run(2), dg.DefaultSensorStatus.RUNNING,
+    OffsetRange("orders", 0, 0, 1),
 ]  # fmt: skip
 LISTS = st.one_of(
     st.lists(PLAIN, max_size=3), st.dictionaries(TEXTS, PLAIN, max_size=2), st.binary(max_size=3)

@@ -53,8 +53,9 @@ def specs(asset):
 def test_both_assets_have_what_was_said():
     """And keep what is theirs: kinds, upstream topics, metadata."""
     asset = make(
-        owners=["team:shop"], tags={"tier": "1"}, metadata={"since": 2026, "group": "theirs"}, kinds={"python"},
-        deps=["customers"], code_version="7", retry_policy=RETRY, op_tags={"dagster-k8s/config": {}}, hooks={told},
+        owners=["team:shop"], tags={"tier": "1"}, metadata={"since": 2026, "group": "theirs"},
+        kinds={"python"}, deps=["customers"], code_version="7", retry_policy=RETRY,
+        op_tags={"dagster-k8s/config": {}}, hooks={told},
     )  # fmt: skip
     for lane, spec in zip((asset.live, asset.crash_lag), specs(asset), strict=True):
         assert (spec.owners, spec.tags["tier"], spec.code_version) == (["team:shop"], "1", "7")

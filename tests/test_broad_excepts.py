@@ -1,4 +1,4 @@
-"""An error that nobody expected is raised again, logged with its trace, or kept silent for a reason that is written."""
+"""An unexpected error is raised again, logged with its trace, or kept silent for a written reason."""
 
 from __future__ import annotations
 

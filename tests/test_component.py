@@ -85,7 +85,7 @@ def refused(project, **attributes):
 
 
 def test_no_setting_is_forgotten():
-    """The component has every setting of ``kafka_asset``, with its type, default and description, and four more."""
+    """The component has ``kafka_asset``'s settings with type, default and description, and four more."""
     fields = {
         k: one
         for k, one in kl.KafkaAssetComponent.model_fields.items()
@@ -137,8 +137,9 @@ def test_editors_are_told_every_setting():
 def test_every_setting_arrives(project, monkeypatch):
     """What YAML says is what ``kafka_asset`` is told, setting by setting."""
     told = {
-        "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True, "idle_seconds": 1.5,
-        "materialize_interval_seconds": 30.0, "include_headers": True, "complete_every": "15min",
+        "max_poll_records": 300, "max_batch_seconds": 60.0, "enable_parallel_rebalance": True,
+        "idle_seconds": 1.5, "materialize_interval_seconds": 30.0, "include_headers": True,
+        "complete_every": "15min",
         "completeness": {
             "start": "2026-11-01-05:00", "timezone": "Europe/Amsterdam", "allowed_lateness_seconds": 600.0,
             "reopen_on_late": True,
@@ -150,7 +151,9 @@ def test_every_setting_arrives(project, monkeypatch):
             "on_bad_record": "dead_letter", "max_dead_letters": 5,
         },
         "crash_lag": {"min_offsets": 70, "max_ranges": 3, "auto_catch_up": True, "max_age_seconds": 3600.0},
-        "offsets": {"on_data_loss": "write_off", "on_missing_rows": "crash_lag", "auto_offset_reset": "latest"},
+        "offsets": {
+            "on_data_loss": "write_off", "on_missing_rows": "crash_lag", "auto_offset_reset": "latest",
+        },
         "membership": {"liveness": "progress", "group_instance_id": "etl-0"},
         "sensor": {
             "max_live_runs": 1, "minimum_interval_seconds": 30, "default_status": "RUNNING", "max_lag": 5_000,
@@ -195,8 +198,9 @@ def test_what_dg_lets_yaml_say_of_any_asset_arrives(project):
     """
     here = write(
         project, **{**ORDERS, "group_id": "eu-etl"}, **EMBEDDED, key_prefix="eu", description="Orders.",
-        owners=["team:shop"], tags={"tier": 1}, metadata={"since": 2026}, kinds=["python"], deps=["crm/customers"],
-        code_version="7", op_tags={"a": "b"}, automation_condition="{{ dg.AutomationCondition.eager() }}",
+        owners=["team:shop"], tags={"tier": 1}, metadata={"since": 2026}, kinds=["python"],
+        deps=["crm/customers"], code_version="7", op_tags={"a": "b"},
+        automation_condition="{{ dg.AutomationCondition.eager() }}",
         retry_policy={"max_retries": 2, "delay": 1.5}, pool="etl", run_tags={"cost": 5},
     )  # fmt: skip
     told = yaml.safe_load((here / "defs.yaml").read_text())
@@ -358,7 +362,10 @@ def test_sql_describes_its_asset(project):
         ({"batching": {"in_flight": "{{ 'two' }}"}}, "batching.in_flight of .* is 'two': wanted 1 or 2"),
         (
             {"sensor": {"max_lag": "5"}, "crash_lag": {"min_offsets": True}, "topics": "a b"},
-            r"topics.* of .* is 'a b': .*\ncrash_lag.min_offsets of .* is True: .*\nsensor.max_lag of .* is '5': ",
+            (
+                r"topics.* of .* is 'a b': .*\ncrash_lag.min_offsets of .* is True: .*"
+                r"\nsensor.max_lag of .* is '5': "
+            ),
         ),
         (
             {"batching": {"in_fligth": 2}},
@@ -430,7 +437,8 @@ def test_dg_finds_the_package_and_looks_at_it_cheaply():
         found for found in entry_points(group=DG_PLUGIN_ENTRY_POINT_GROUP) if found.value == kl.__name__
     ]
     code = (
-        "import sys; from dagster.components.core import package_entry as entries; import kafka_liveness_dagster as kl;"
+        "import sys; from dagster.components.core import package_entry as entries;"
+        " import kafka_liveness_dagster as kl;"
         f"print(*[n for n, _ in entries.get_package_objects_in_module(__import__({registered.value!r}))]);"
         "print(*sorted({'pyspark', 'confluent_kafka'} & set(sys.modules)));"
         "from dagster_shared.libraries import DagsterLibraryRegistry as known; print(*known.get())"

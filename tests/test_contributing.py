@@ -23,7 +23,7 @@ FENCE = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`\n]+)`")
 SETTING = re.compile(r"([A-Z_]+)=(.*)")
 OPTION = re.compile(r"--[a-z][a-z-]*")
-# Of the make that started these tests
+# Variables of the make that started these tests
 OF_MAKE = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
 
 

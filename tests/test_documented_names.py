@@ -247,7 +247,7 @@ def wrong_sections(source):
 
 
 def test_a_docstring_describes_what_is_there():
-    """Each name under ``Attributes:`` is an attribute of its class, and each under ``Args:`` is a parameter."""
+    """Each name under ``Attributes:`` is an attribute of its class, each under ``Args:`` is a parameter."""
     sources = {path: path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
     wrong = [
         (str(path.relative_to(ROOT)), *where)

@@ -88,7 +88,7 @@ def test_the_tutorial_types_what_the_readme_does():
 
 
 def others():
-    """What stands in fences that are no Python, no doctest and none of our commands, which are parsed below."""
+    """Fences that are no Python, no doctest and none of our commands; those are parsed below."""
     for name, page in PAGES.items():
         for language, text in FENCE.findall(page):
             what = language or text.split()[0]

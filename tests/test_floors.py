@@ -211,7 +211,7 @@ def test_the_floors_are_where_they_are_looked_for():
 
 
 def test_the_picture_is_what_the_imports_are():
-    """Each arrow of DESIGN.md is there, once, and each that is there is drawn, but for what a third room explains."""
+    """The picture in DESIGN.md has each arrow once, and no other, but for what a third room explains."""
     [picture] = re.findall(r"^```mermaid\n(.*?)^```", DESIGN, re.DOTALL | re.MULTILINE)
     assert sorted(drawn(picture)) == sorted(not_over_others(arrows()))
     assert len(drawn(picture)) == picture.count("-->") + picture.count("&")

@@ -102,8 +102,8 @@ def tick(instance, monkeypatch, tmp_path):
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(timestamps, "open_transactions", lambda *_: ())
     asset = kl.kafka_asset(
-        topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders", enable_parallel_rebalance=True,
-        complete_every="1h", completeness=kl.Completeness(start="2026-11-01"),
+        topics=[TOPIC], group_id=GROUP, table="lake.shop.orders", name="orders",
+        enable_parallel_rebalance=True, complete_every="1h", completeness=kl.Completeness(start="2026-11-01"),
     )(lambda batch: batch)  # fmt: skip
     kafka = SimpleNamespace(cluster=Cluster, create_missing_topics=lambda *_: None)
     declared = {"kafka": kl.KafkaLivenessResource(), "spark": kl.SparkConnectResource()}

@@ -1,4 +1,4 @@
-"""The sensor's observation of a group and the runs it requests, on prepared commit logs and a real Dagster instance."""
+"""The sensor's observation of a group and its run requests, on prepared commit logs and a real instance."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def observe(cluster, instance):
 
 
 def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
-    """A range is pending while the first commit log has it as skipped and the second one does not have it as done."""
+    """A range is pending while the first commit log has it as skipped and the second has it not as done."""
     pending = [str(one) for one in observe(cluster, instance).pending]
     assert pending == ["orders:3:70-100"], "without a second log all of it is pending"
     cluster.logs[CATCH_UP] = CommittedOffset(80, "kl1 done @- 90-100")
@@ -169,7 +169,7 @@ def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, e
     assert [str(one) for one in seen.pending] == ["orders:3:70-80"]
     ignored = f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"
     assert seen.external_commit_lines == [ignored]
-    # At once above the log end, 120
+    # A pending range up to a commit above the log end, which is 120
     cluster.logs[GROUP] = CommittedOffset(end, f"kl1 released {RUN[:8]} @- 70-{end}")
     assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:70-120"]
 

@@ -562,7 +562,7 @@ def test_a_line_that_is_no_event_is_refused(line, why):
 
 
 def test_the_command_prints_the_report_and_ends_with_1_for_anomalies(tmp_path, capsys):
-    """Counts of the events, the first three ranges of each kind with their lines, a last line with the totals."""
+    """Counts of events, the first three ranges of each kind with their lines, a last line with the totals."""
     path = tmp_path / "history.jsonl"
     for name, fields in (produced(0, 9), committed(9), read((0, 1), (2, 3), (4, 5), (6, 7, 2), (8, 9))):
         HistoryFile(path, "one").append(name, **fields)

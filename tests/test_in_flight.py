@@ -187,7 +187,7 @@ def test_a_batch_is_written_in_the_thread_of_the_run_where_no_other_can_be_start
 
 
 def test_no_second_is_counted_twice():
-    """What two batches took that were in flight together is the time from the first plan to the last commit."""
+    """Two batches in flight together take the time from the first plan to the last commit."""
     first, second = Write(), Write()
     with in_flight(first, second) as found:
         planned = found[0].began_at

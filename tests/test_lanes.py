@@ -167,7 +167,8 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
                 "They stay failed until the offsets are done; the former rows of orders:3:125-126 are "
                 "still in the table"
             ),
-            f'give the offsets up by `kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
+            "give the offsets up by "
+            f'`kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
             id="both",
         ),
         pytest.param(

@@ -168,9 +168,10 @@ def test_rows_that_replaced_others_are_found_in_the_snapshots(table, opened):
 
 
 def test_two_writes_of_the_same_offsets_may_be_in_flight(table, opened):
-    """A batch that is planned again begins before the one before it has ended: each is checked from its own snapshot.
+    """A batch that is planned again begins before its predecessor has ended.
 
-    The second one's snapshot has the first one's rows already, so nothing after it shows them.
+    Each is checked from its own snapshot. The second one's snapshot has the first one's rows already, so
+    nothing after it shows them.
     """
     lane, ranges = opened(), [OffsetRange(*AT, 0, 10)]
     table.put(lane, 0, 10)

@@ -72,7 +72,7 @@ def test_the_ui_opens_in_a_folder_with_a_space(checkout, tmp_path):
 
 
 def test_the_gate_requires_all_branches_of_the_core(checkout):
-    """The core's own tests run under coverage, every other test without its tracer, which slows what it traces."""
+    """The core's own tests run under coverage, all others without its tracer, which slows what it traces."""
     assert called(checkout, "test") == WHOLE
 
 

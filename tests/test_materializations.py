@@ -1,4 +1,4 @@
-"""When is what was written told, if the table has not answered yet, cannot answer, or the run is interrupted?"""
+"""Materializations of written rows if the table has not answered, cannot, or the run is interrupted."""
 
 from __future__ import annotations
 

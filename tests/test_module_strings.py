@@ -1,4 +1,4 @@
-"""Every module, file and page that a string, a comment or a page names is there, with the attribute that it names."""
+"""Every module, file and page that a string, a comment or a page names exists, with the named attribute."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def places(name, text, gone):
 
 
 def test_what_a_string_names_is_there():
-    """A module that was moved is found where a patch, a command, a logger, a comment or a page still names it."""
+    """A moved module is found where a patch, a command, a logger, a comment or a page still names it."""
     texts = sources()
     assert {
         "Makefile",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -223,8 +224,8 @@ def warnings_of(instance, *, tags, links=1):
         consume()
 
     run = consuming.execute_in_process(instance=instance, tags=tags)
-    # logging.WARNING
-    return [entry.user_message for entry in instance.all_logs(run.run_id) if entry.level == 30]
+    entries = instance.all_logs(run.run_id)
+    return [entry.user_message for entry in entries if entry.level == logging.WARNING]
 
 
 def test_a_limit_that_nobody_enforces_is_told_in_the_runs_log(instance):

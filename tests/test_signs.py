@@ -211,7 +211,7 @@ def test_a_catch_up_run_is_alive_from_its_start_to_its_end(instance, child):
 
     def look(context):
         link = run_context_of(context)
-        # Which only a code location's can be
+        # Only the run of a code location can be queued
         for status in set(dg.DagsterRunStatus) - {dg.DagsterRunStatus.QUEUED}:
             run_id = add(status)
             alive[status] = link.catch_up_runs("g")

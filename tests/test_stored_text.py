@@ -1,7 +1,7 @@
-"""Each name that machines store, written out: commits, summaries, tags, cursors, state files, environment, ``--json``.
+"""Each name that machines store: commits, summaries, tags, cursors, state files, environment, ``--json``.
 
 A name here changes only together with a new version of its format: text under the old name outlives the
-    upgrade.
+upgrade.
 """
 
 from __future__ import annotations

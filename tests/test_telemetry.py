@@ -51,7 +51,7 @@ with otel.export_telemetry():
     phases.add_before("poll", 0.5)
     otel.record_trace("process orders", phases, {"dagster.run.id": "r"})
 """
-# As the page has it
+# The variables as the page has them
 TO_OTLP = dict(re.findall(r"(OTEL_\w+)=(\S+)", PAGE.partition("OTEL_EXPORTER_OTLP_ENDPOINT")[0]))
 HTTP = {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
 BOUND = seconds(1.0)
@@ -96,9 +96,8 @@ def test_the_page_has_the_table():
         line for line in PAGE.splitlines() if re.match(r"\| `(messaging|kafka_liveness)\.", line)
     ] == lines
     assert len({one.name for one in METRICS}) == len(METRICS)
-    counted = {why for why in FenceReason if not why.is_orderly_close} - {
-        FenceReason.HANDED_OVER
-    }  # which ends no membership
+    # HANDED_OVER ends no membership
+    counted = {why for why in FenceReason if not why.is_orderly_close} - {FenceReason.HANDED_OVER}
     assert [why for why in counted if f"`{why.code}`" not in PAGE] == []
 
 
@@ -382,7 +381,7 @@ def told(monkeypatch):
         f"{module}.record",
         lambda metric, value, has: found.append((metric, value, dict(has.items() - of_group.items()))),
     )
-    monkeypatch.setattr(f"{module}.record_trace", lambda *one: found.append(one))
+    monkeypatch.setattr(f"{module}.record_trace", lambda *one, failed: found.append((*one, failed)))
     return found
 
 

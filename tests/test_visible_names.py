@@ -89,29 +89,40 @@ METRICS = {
         "messaging.client.operation.duration", "histogram", "s", OPERATION, "runs",
     ),
     "kafka_liveness_batch_phase_duration_seconds": (
-        "kafka_liveness.batch.phase.duration", "histogram", "s", (*GROUP_LANE, "kafka_liveness.phase"), "runs",
+        "kafka_liveness.batch.phase.duration", "histogram", "s", (*GROUP_LANE, "kafka_liveness.phase"),
+        "runs",
     ),
     "kafka_liveness_committed_offsets_total": (
         "kafka_liveness.committed.offsets", "counter", "{offset}",
         (*GROUP_TOPIC, "kafka_liveness.lane", "messaging.destination.partition.id"), "runs",
     ),
-    "kafka_liveness_written_rows_total": ("kafka_liveness.written.rows", "counter", "{row}", GROUP_LANE, "runs"),
+    "kafka_liveness_written_rows_total": (
+        "kafka_liveness.written.rows", "counter", "{row}", GROUP_LANE, "runs",
+    ),
     "kafka_liveness_write_retries_total": (
-        "kafka_liveness.write.retries", "counter", "{attempt}", (*GROUP_LANE, "kafka_liveness.reason"), "runs",
+        "kafka_liveness.write.retries", "counter", "{attempt}", (*GROUP_LANE, "kafka_liveness.reason"),
+        "runs",
     ),
     "kafka_liveness_quarantined_offsets_total": (
-        "kafka_liveness.quarantined.offsets", "counter", "{offset}", (*GROUP_TOPIC, "kafka_liveness.reason"), "runs",
+        "kafka_liveness.quarantined.offsets", "counter", "{offset}", (*GROUP_TOPIC, "kafka_liveness.reason"),
+        "runs",
     ),
     "kafka_liveness_fences_total": (
         "kafka_liveness.fences", "counter", "{fence}", (*GROUP_LANE, "kafka_liveness.reason"), "runs",
     ),
-    "kafka_liveness_throttle_time_seconds": ("kafka_liveness.throttle.time", "histogram", "s", GROUP_LANE, "runs"),
-    "kafka_liveness_lag_offsets": ("kafka_liveness.lag.offsets", "gauge", "{offset}", GROUP_PARTITION, "sensor"),
+    "kafka_liveness_throttle_time_seconds": (
+        "kafka_liveness.throttle.time", "histogram", "s", GROUP_LANE, "runs",
+    ),
+    "kafka_liveness_lag_offsets": (
+        "kafka_liveness.lag.offsets", "gauge", "{offset}", GROUP_PARTITION, "sensor",
+    ),
     "kafka_liveness_lag_time_seconds": ("kafka_liveness.lag.time", "gauge", "s", GROUP_TOPIC, "sensor"),
     "kafka_liveness_crash_lag_offsets": (
         "kafka_liveness.crash_lag.offsets", "gauge", "{offset}", GROUP_PARTITION, "sensor",
     ),
-    "kafka_liveness_crash_lag_age_seconds": ("kafka_liveness.crash_lag.age", "gauge", "s", GROUP_TOPIC, "sensor"),
+    "kafka_liveness_crash_lag_age_seconds": (
+        "kafka_liveness.crash_lag.age", "gauge", "s", GROUP_TOPIC, "sensor",
+    ),
     "kafka_liveness_crash_lag_expired_offsets": (
         "kafka_liveness.crash_lag.expired_offsets", "gauge", "{offset}", GROUP_PARTITION, "sensor",
     ),
@@ -279,7 +290,8 @@ def test_metadata_of_a_live_run():
     found = tally.metadata()
     assert [*found] == [
         "batches", "offsets", "rows_written", "seconds_in_batches", "slowest_batch_seconds",
-        "slowest_batch_percent_of_budget", "offsets_per_second", "rows_per_second", "quarantined_offsets", "processed",
+        "slowest_batch_percent_of_budget", "offsets_per_second", "rows_per_second", "quarantined_offsets",
+        "processed",
     ]  # fmt: skip
     assert columns(found["processed"]) == {"partition": "string", "range": "string", "offsets": "int"}
     assert range_table([PENDING]).records[0].data == {
@@ -289,8 +301,8 @@ def test_metadata_of_a_live_run():
     }
     several = [PENDING]
     consumer = SimpleNamespace(
-        crash_lag=several, recovered=several, forgotten_pending=several, lost=several, timeouts="", is_joined=True,
-        lag=lambda: 5, seconds_behind=lambda: 1.0,
+        crash_lag=several, recovered=several, forgotten_pending=several, lost=several, timeouts="",
+        is_joined=True, lag=lambda: 5, seconds_behind=lambda: 1.0,
     )  # fmt: skip
     context = SimpleNamespace(run=SimpleNamespace(tags={CAUSE_TAG: "lag"}))
     pipeline = SimpleNamespace(spark=kl.SparkConnectResource(ui_url="http://driver:4040"))
@@ -364,8 +376,9 @@ def test_metadata_of_a_topic():
             windows="complete to 10:00",
         )
     assert [*found.metadata] == [
-        "group", "members", "partition_count", "lag", "pending_offsets", "unexpected_departures", "partitions", "state",
-        "events", "windows", "external_commits", "member_table", "sensor_errors", "run 0badcafe",
+        "group", "members", "partition_count", "lag", "pending_offsets", "unexpected_departures",
+        "partitions", "state", "events", "windows", "external_commits", "member_table", "sensor_errors",
+        "run 0badcafe",
     ]  # fmt: skip
     assert columns(found.metadata["partitions"]) == {
         "partition": "string", "committed": "string", "log_end": "int", "lag": "int", "pending": "string",
@@ -423,7 +436,7 @@ DEAD_LETTERS = {
 }
 """The columns of a table of dead letters.
 
-Tests/world/test_dead_letters.py compares their types with a real table.
+tests/world/test_dead_letters.py compares their types with a real table.
 """
 
 
@@ -443,14 +456,16 @@ GROUPS = {
 }  # fmt: skip
 SETTINGS = {
     "completeness": {
-        "start": None, "timezone": "UTC", "allowed_lateness_seconds": 60.0, "reopen_on_late": False, "mark_empty": True,
+        "start": None, "timezone": "UTC", "allowed_lateness_seconds": 60.0, "reopen_on_late": False,
+        "mark_empty": True,
     },
     "batching": {
         "allocation": "fair", "commit_interval_seconds": 0.0, "max_batch_bytes": None, "in_flight": None,
         "on_slow_record": "raise", "on_bad_record": "raise", "max_dead_letters": 20,
     },
     "crash_lag": {
-        "min_offsets": 1, "max_ranges": None, "auto_catch_up": False, "max_age_seconds": None, "backfill_policy": None,
+        "min_offsets": 1, "max_ranges": None, "auto_catch_up": False, "max_age_seconds": None,
+        "backfill_policy": None,
     },
     "offsets": {"auto_offset_reset": "earliest", "on_data_loss": "raise", "on_missing_rows": "raise"},
     "membership": {"liveness": "poll", "group_instance_id": None},
@@ -459,7 +474,8 @@ SETTINGS = {
         "event_jobs": (), "max_lag": None, "ghost_after_seconds": 120.0, "fail_ghost_runs": False,
     },
     "iceberg": {
-        "snapshots": "overwrite", "partition_by": ("topic", "partition"), "sort_by": (), "table_properties": {},
+        "snapshots": "overwrite", "partition_by": ("topic", "partition"), "sort_by": (),
+        "table_properties": {},
     },
     "maintenance": {
         "cron_schedule": "17 * * * *", "default_status": dg.DefaultScheduleStatus.STOPPED, "min_files": 20,
@@ -481,9 +497,10 @@ WORDS = {
 }
 MADE = {name: group() for name, group in GROUPS.items()}
 ASSET = {
-    "topics": NEEDED, "group_id": NEEDED, "table": None, "sink": None, "name": None, "max_poll_records": 100_000,
-    "max_batch_seconds": None, "enable_parallel_rebalance": False, "idle_seconds": 10.0,
-    "materialize_interval_seconds": 60.0, "include_headers": False, "complete_every": None, **MADE, "group_name": None,
+    "topics": NEEDED, "group_id": NEEDED, "table": None, "sink": None, "name": None,
+    "max_poll_records": 100_000, "max_batch_seconds": None, "enable_parallel_rebalance": False,
+    "idle_seconds": 10.0, "materialize_interval_seconds": 60.0, "include_headers": False,
+    "complete_every": None, **MADE, "group_name": None,
 }  # fmt: skip
 OF_DAGSTER = {
     "key_prefix", "description", "owners", "tags", "metadata", "kinds", "deps", "automation_condition",
@@ -491,10 +508,11 @@ OF_DAGSTER = {
 }  # fmt: skip
 SECURITY = {
     "security_protocol": "PLAINTEXT", "sasl_mechanism": None, "sasl_username": None, "sasl_password": None,
-    "ssl_ca_location": None, "ssl_certificate_location": None, "ssl_key_location": None, "ssl_key_password": None,
-    "ssl_endpoint_identification_algorithm": "https", "sasl_oauthbearer_client_id": None,
-    "sasl_oauthbearer_client_secret": None, "sasl_oauthbearer_token_endpoint_url": None,
-    "sasl_oauthbearer_scope": None, "sasl_oauthbearer_extensions": None, "https_ca_location": None,
+    "ssl_ca_location": None, "ssl_certificate_location": None, "ssl_key_location": None,
+    "ssl_key_password": None, "ssl_endpoint_identification_algorithm": "https",
+    "sasl_oauthbearer_client_id": None, "sasl_oauthbearer_client_secret": None,
+    "sasl_oauthbearer_token_endpoint_url": None, "sasl_oauthbearer_scope": None,
+    "sasl_oauthbearer_extensions": None, "https_ca_location": None,
 }  # fmt: skip
 RESOURCES = {
     kl.KafkaLivenessResource: {
@@ -507,9 +525,9 @@ RESOURCES = {
 }  # fmt: skip
 CALLS = {
     kl.KafkaLivenessResource.consumer: {
-        "topics": NEEDED, "group_id": NEEDED, "context": None, "max_poll_records": None, "max_batch_seconds": None,
-        "enable_parallel_rebalance": False, "batching": kl.Batching(), "crash_lag": kl.CrashLag(),
-        "offsets": kl.Offsets(), "membership": kl.Membership(),
+        "topics": NEEDED, "group_id": NEEDED, "context": None, "max_poll_records": None,
+        "max_batch_seconds": None, "enable_parallel_rebalance": False, "batching": kl.Batching(),
+        "crash_lag": kl.CrashLag(), "offsets": kl.Offsets(), "membership": kl.Membership(),
     },
     kl.KafkaLivenessResource.catch_up: {
         "group_id": NEEDED, "ranges": NEEDED, "reprocess": (), "context": None, "max_poll_records": 500,
@@ -596,8 +614,8 @@ COMMANDS = {
     "audit": ("GROUP", "--topic", "--table", *KAFKA, "--spark", "--deep", "--json"),
     "demo": ("--json-file", "--keep"),
     "doctor": (
-        *KAFKA, "--spark", "--group", "--probe-catalog", "-m", "--module-name", "-f", "--python-file", "--strict",
-        "--json",
+        *KAFKA, "--spark", "--group", "--probe-catalog", "-m", "--module-name", "-f", "--python-file",
+        "--strict", "--json",
     ),
     "down": (),
     "health": ("GROUP", "--topic", "--max-lag", "--max-pending", *KAFKA),
@@ -606,9 +624,12 @@ COMMANDS = {
     "produce": ("TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", *KAFKA),
     "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA),
     "status": (
-        "GROUP", "--topic", *KAFKA, "--table", "--spark", "--json", "--prometheus", "--by-partition", "--watch",
+        "GROUP", "--topic", *KAFKA, "--table", "--spark", "--json", "--prometheus", "--by-partition",
+        "--watch",
     ),
-    "timeline": ("--session", "--poll-interval", "--stall", "--protocol", *KAFKA, "--json-file", "--svg-file"),
+    "timeline": (
+        "--session", "--poll-interval", "--stall", "--protocol", *KAFKA, "--json-file", "--svg-file",
+    ),
     "topic": (),
     "topic create": ("NAME", "--partitions", "--replication-factor", "--config", *KAFKA),
     "topic describe": ("NAME", "--json", *KAFKA),
@@ -677,7 +698,8 @@ def test_tables_of_commands():
         GroupCertificate("orders-etl", "sink", False, snapshot_id=None, partitions=())
     ).renderables[0]
     assert [str(column.header) for column in table.columns] == [
-        "partition", "log", "from", "committed", "in table", "pending", "written off", "missing", "written twice",
+        "partition", "log", "from", "committed", "in table", "pending", "written off", "missing",
+        "written twice",
     ]  # fmt: skip
     assert [one.value for one in Outcome] == ["ok", "warn", "FAIL", "?"]
 
@@ -691,14 +713,16 @@ def test_checks_of_the_doctor():
         if isinstance(rules, tuple) and rules and isinstance(rules[0], Rule)
     }
     assert found == {
-        "CLUSTER": ["agreement", "sessions", "commit metadata", "offsets retention", "elections", "auto creation"],
+        "CLUSTER": [
+            "agreement", "sessions", "commit metadata", "offsets retention", "elections", "auto creation",
+        ],
         "OFFSETS_TOPIC": ["offsets topic"],
         "GROUP": ["sessions"],
         "BACKLOG": ["expiry"],
         "TOPIC": ["retention", "size", "backlog", "elections", "clock", "reads"],
         "SERVER": [
-            "version", "kafka connector", "iceberg", "extensions", "detached work", "progress", "fetched records",
-            "time zone", "clock",
+            "version", "kafka connector", "iceberg", "extensions", "detached work", "progress",
+            "fetched records", "time zone", "clock",
         ],
         "CATALOG": ["cache", "commits"],
         "INSTANCE": [

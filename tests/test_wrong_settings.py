@@ -39,10 +39,10 @@ TABLES = [
     "lake..a",
     "",
 ]
-TOPICS = [[], [""], ["a", "a"], ["a", "a.b...c"], ["."], [".."], ["a b"], ["a:b"], ["a\n"], ["^a.*"], ["ä"], ["\ud800"],
-          ["x" * 250], [7], 7, None, "", "a b", {"a": 1}, b"orders"]  # fmt: skip
-GROUPS = [5, None, "", " ", "\t", "\0", " etl", "etl ", "a\0b", "a\nb", "\ud800", "x" * 250, "etl.catch-up", ["etl"],
-          dg.EnvVar("GROUP")]  # fmt: skip
+TOPICS = [[], [""], ["a", "a"], ["a", "a.b...c"], ["."], [".."], ["a b"], ["a:b"], ["a\n"], ["^a.*"], ["ä"],
+          ["\ud800"], ["x" * 250], [7], 7, None, "", "a b", {"a": 1}, b"orders"]  # fmt: skip
+GROUPS = [5, None, "", " ", "\t", "\0", " etl", "etl ", "a\0b", "a\nb", "\ud800", "x" * 250, "etl.catch-up",
+          ["etl"], dg.EnvVar("GROUP")]  # fmt: skip
 NOT_CALLED = [7, "orders.py", []]
 WORDS = ["", "RAISE", None, 1, True]
 FLAGS = ["no", "yes", 0, 1, None]
@@ -94,8 +94,8 @@ MAINTENANCE = {
 }
 ICEBERG = {
     "snapshots": WORDS,
-    "partition_by": [7, None, {"a": 1}, [""], ["days()"], ["days(a, b)"], ["truncate(4, a)"], ["bucket(0, a)"], [7],
-                     ["a; b"], ["a`"], ["bucket(a)"], "days(a"],
+    "partition_by": [7, None, {"a": 1}, [""], ["days()"], ["days(a, b)"], ["truncate(4, a)"],
+                     ["bucket(0, a)"], [7], ["a; b"], ["a`"], ["bucket(a)"], "days(a"],
     "sort_by": [7, None, [""], ["a b"], ["a DESC,"], ["a; DROP TABLE b"], [7]],
     "table_properties": [7, None, [], {"a": 1}, {1: "a"}, "a=b"],
 }  # fmt: skip
@@ -156,7 +156,7 @@ SENSOR = {
     "resources": [*NOT_MADE, kl.Batching()],
 }
 CONSUMER = {
-    # Nothing of it becomes a partition
+    # No topic of these becomes a partition
     "topics": [topics for topics in TOPICS if topics != ["a", "a.b...c"]],
     "group_id": GROUPS,
     "max_poll_records": [0, 1.5, *AMOUNTS, "auto"],
@@ -237,15 +237,16 @@ KAFKA = {
     "https_ca_location": [7, "a\0"],
 }
 SPARK = {
-    "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x", "sc://h:1/;token",
-               "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0", "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1",
-               "SC://h:1", "sc://\ud800:1", 7, None],
+    "remote": ["", "spark:1", "sc://", "sc://h:0", "sc://h:99999", "sc://h:x", "sc://[::1", "sc://h:1/x",
+               "sc://h:1/;token", "sc://h:1/;session_id=x", "sc://h:1/;token=hunter2\0",
+               "sc://h:1/;token=hunterü", "sc://h:1 ", " sc://h:1", "SC://h:1", "sc://\ud800:1", 7, None],
     "ui_url": ["", "driver:4040", "sc://h:1", "http://\ud800", 7],
     "connect_timeout_seconds": [0, -1, 86_401, float("nan"), float("inf"), "120", True, None],
 }  # fmt: skip
 REGISTRY = {
-    "url": ["", "registry:8081", "https://", "https://h:0", "https://h:x", "https://[::1", "https://a:hunter2@h", "https://h?a",
-            "https://h,", "https://h, https://i", "https://hü", "https://h\n", "https://\ud800", None, 7],
+    "url": ["", "registry:8081", "https://", "https://h:0", "https://h:x", "https://[::1",
+            "https://a:hunter2@h", "https://h?a", "https://h,", "https://h, https://i", "https://hü",
+            "https://h\n", "https://\ud800", None, 7],
     "username": [7, "a\0", "\ud800", " etl"],
     "password": [7, "hunter2\0", ["hunter2"], " hunter2"],
     "ssl_ca_location": [7, "a\0"],

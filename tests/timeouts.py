@@ -1,4 +1,4 @@
-"""Limits of time in tests: a factor for slow machines, patient limits of the product, the timeouts of a group.
+"""Time limits of tests: a factor for slow machines, patient limits of the product, the timeouts of a group.
 
 Never waits: see ``tests.waiting``.
 """

@@ -1,4 +1,4 @@
-"""Does the package work with what its metadata allows? Pythons, dependencies, Spark and brokers, tried row by row.
+"""Try the package with what its metadata allows: Pythons, dependencies, Spark and brokers, row by row.
 
 A row is a clone of the last commit with an environment of its own, in ``.kafka_liveness/versions``; both are
 gone when it is done. What came out stays there: a row that passed is not tried again, so that what was
@@ -53,7 +53,8 @@ SHOWN = ("Python", "dagster", "confluent-kafka", "pyspark", "broker")
 INSTALLED = """
 import json, platform, re, sys
 from importlib.metadata import requires, version
-names = [re.match(r"[\\w.-]+", line)[0] for line in requires("kafka-liveness-dagster") if "extra ==" not in line]
+requirements = [line for line in requires("kafka-liveness-dagster") if "extra ==" not in line]
+names = [re.match(r"[\\w.-]+", line)[0] for line in requirements]
 json.dump({"Python": platform.python_version(), **{name: version(name) for name in names}}, sys.stdout)
 """
 
@@ -186,13 +187,12 @@ class Workshop:
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the results in this page."
 )
 def main(only: tuple[str, ...], write: Path | None, *, again: bool) -> None:
-    """Try the package as committed with each combination of versions that stands for what the metadata allows.
+    """Try the package as committed with each combination of versions that represents its metadata's ranges.
 
     What passed is not tried again: what was interrupted goes on, and what was mended is tried alone. An hour
-        in all,
-    most of it the demos; 1.5 GB of disk while a row is tried, and up to as much for each in uv's cache, which
-    `uv cache clean` gives back. With pyenv, let PYENV_VERSION name a Python of each. Exit code 1 unless all
-    passed.
+    in all, most of it the demos; 1.5 GB of disk while a row is tried, and up to as much for each in uv's
+    cache, which `uv cache clean` gives back. With pyenv, let PYENV_VERSION name a Python of each. Exit code 1
+    unless all passed.
 
     \b
     Example:

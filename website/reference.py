@@ -1,4 +1,4 @@
-"""What is there to look up: settings, commands, events, errors, classes? Each page is made of the code itself.
+"""Generate the reference pages (settings, commands, events, errors, classes) from the code itself.
 
 A page is a function that gives its Markdown, and a line in ``PAGES``; ``mkdocs.yml`` has its place in the
 navigation.
@@ -87,7 +87,8 @@ def errors() -> str:
     return "\n\n".join([
         "# Errors",
         "All that each error may say; `…` is what varies, and what to do stands behind it.",
-        *(part for name in kl.__all__ if name.endswith("Error") for part in _of_an_error(name, texts.get(name, []))),
+        *(part for name in kl.__all__ if name.endswith("Error")
+          for part in _of_an_error(name, texts.get(name, []))),
     ])  # fmt: skip
 
 

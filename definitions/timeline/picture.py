@@ -1,4 +1,4 @@
-"""How does a timeline look? An SVG of what was seen: op, client and broker as three lanes over one axis of seconds.
+"""Draw a timeline as an SVG: op, client and broker as three lanes over one axis of seconds.
 
 ``python -m definitions.timeline.picture RUN.json > RUN.svg`` draws what ``--json-file`` wrote.
 """
@@ -51,7 +51,10 @@ class _SvgPicture:
     def __init__(self, end: float) -> None:
         self._end = end
         self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+                'font-family="sans-serif">'
+            ),
             f'<rect width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#fff"/>',
         ]
 
@@ -92,7 +95,7 @@ class _SvgPicture:
             heartbeat, colour = event.kind is What.HEARTBEAT_SENT, _COLORS[event.kind]
             reach = 9 if heartbeat else 18
             self._line(event.at, _CLIENT - reach, _CLIENT + reach, colour)
-            # What follows at once has no room
+            # A label that follows at once has no room
             if not heartbeat and self._x(event.at) > labelled + _LABEL_WIDTH:
                 labelled = self._x(event.at)
                 self._label(event.at, _CLIENT - 23, _REQUESTS[event.kind], colour)

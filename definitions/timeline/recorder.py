@@ -1,8 +1,8 @@
-"""Where does a timeline come from? A topic and a group made for it, a child that stalls, and three who tell of it.
+"""Record a timeline: a topic and a group of its own, a child that stalls, and three sources of events.
 
 The op, its watchdog and librdkafka's own threads write to the child's standard error, which a stall does not
-stop. The broker is asked, from here, who is in the group. Everything made here is gone afterwards, also when
-interrupted.
+stop. The group's members are read here, from the broker. Everything created here is gone afterwards, also
+when interrupted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _wait_for_result(futures: Mapping[Any, Future[Any]]) -> None:
 
 
 def _configure_group(admin: AdminClient, group: str, how: AlterConfigOpType, scenario: Scenario) -> None:
-    """Under KIP-848 the session timeout is a setting of the group, which the broker keeps when the group is gone."""
+    """Set the group's session timeout (KIP-848); the broker keeps this setting when the group is gone."""
     session_ms = round(scenario.session * 1000)
     heartbeat_ms = max(_LEAST_HEARTBEAT_MS, min(_MOST_HEARTBEAT_MS, session_ms // 3))
     values = {"consumer.session.timeout.ms": session_ms, "consumer.heartbeat.interval.ms": heartbeat_ms}

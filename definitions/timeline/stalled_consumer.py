@@ -82,9 +82,8 @@ def _commit(consumer: LivenessConsumer, batch: Batch) -> None:
 
 
 def _print_event(what: What, detail: str = "") -> None:
-    sys.stderr.write(
-        format_op_line(time.time(), what, detail) + "\n"
-    )  # one write: librdkafka's threads write there too
+    # One write: librdkafka's threads write there too
+    sys.stderr.write(format_op_line(time.time(), what, detail) + "\n")
 
 
 def _print_watchdog_log() -> None:

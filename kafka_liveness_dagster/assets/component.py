@@ -56,15 +56,18 @@ type: {type}
 attributes:
   topics: [{topic}]
   group_id: {topic}-etl
-  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; the first batch creates it
+  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; \
+the first batch creates it
   # The transform: a SELECT over the batch, or `transform: .module:function` from DataFrame to DataFrame.
   # A row keeps topic, partition and offset; an offset may give none, one or many rows.
   sql: |
     SELECT topic, partition, offset, CAST(value AS string) AS text
     FROM batch
   max_poll_records: 100000  # offsets in a batch, at most
-  max_batch_seconds: 300  # a batch that takes longer is cancelled; it is retried at half its size, or becomes crash lag
-  enable_parallel_rebalance: false  # true: after a crash be fresh at once; the skipped ranges become partitions
+  max_batch_seconds: 300  # a batch that takes longer is cancelled; \
+it is retried at half its size, or becomes crash lag
+  enable_parallel_rebalance: false  # true: after a crash be fresh at once; \
+the skipped ranges become partitions
   sensor:
     default_status: STOPPED  # RUNNING: the sensor starts with the code location
 
@@ -109,7 +112,7 @@ _FIELD_TYPES = {
     **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
     "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
 }
-# As it is written: Dagster would make a number of the group "5"
+# The group id as it is written: Dagster would make a number of the group "5"
 _RESOLVER = setting_resolver(KafkaAssetSettings)
 _DESCRIPTIONS = {
     one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params

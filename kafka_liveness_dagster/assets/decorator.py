@@ -36,7 +36,10 @@ DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no r
 
 
 def _require_call(decorator: _Decorator) -> _Decorator:
-    """A decorator that says what is missing when it is used as one that takes no settings, and what is none of them."""
+    """Require that the decorator is called with settings, and refuse unknown ones by name.
+
+    Used without brackets, as a decorator that takes no settings, it says what is missing.
+    """
     known = {*signature(decorator).parameters, *AssetArguments.__annotations__} - {_DAGSTER_ARGUMENTS}
 
     @functools.wraps(decorator)

@@ -182,7 +182,7 @@ class KafkaAsset:
 
         def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
             transform = self._transform_signature.bind(self.settings.transform, context, others)
-            # Else all was told while it went on
+            # None: all was told while the run went on
             if (told := run_live(self.settings, context, transform)) is not None:
                 yield told
 
@@ -245,7 +245,7 @@ class KafkaAsset:
 
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
-        """Whether the group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
+        """The group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
         keys = self.settings.resources
         return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
 
@@ -319,10 +319,10 @@ class KafkaAsset:
         )
         run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
         given = {name: one.annotation for name, one in declared.parameters.items()}
-        # Which Dagster 1.13.20 still reads
+        # Dagster 1.13.20 still reads the annotations
         run.__annotations__ = {**given, "return": declared.return_annotation}
         with warnings.catch_warnings():
-            # backfill_policy: our choice, unless the user made one
+            # Of backfill_policy, which is our choice unless the user made one
             warnings.simplefilter("ignore", dg.BetaWarning)
             return cast("dg.AssetsDefinition", dg.asset(**self._shared_arguments(), **its_own)(run))
 
@@ -362,7 +362,7 @@ class KafkaAsset:
         """
         return dg.define_asset_job(
             f"{asset.key.to_python_identifier()}_job",
-            # The sensor tells them all the time
+            # The sensor reports the checks all the time
             selection=dg.AssetSelection.assets(asset.key).without_checks(),
             executor_def=dg.in_process_executor,
             tags=tags,

@@ -29,7 +29,8 @@ from kafka_liveness_dagster.settings.groups import ONLY_IN_PYTHON, SettingsGroup
 from kafka_liveness_dagster.settings.validation import CheckedResource, ValidatedSettings
 
 _DESCRIPTIONS = {
-    one.arg_name: one.description or "" for one in docstring_parser.parse(AssetArguments.__doc__ or "").params
+    one.arg_name: " ".join((one.description or "").split())
+    for one in docstring_parser.parse(AssetArguments.__doc__ or "").params
 }
 _Template = dg.Resolver.default(model_field_type=str | None)
 
@@ -83,9 +84,9 @@ class AssetAttributes(dg.Model, dg.Resolvable):
     metadata: Mapping[str, Any] | None = _described_field("metadata")
     kinds: Sequence[str] | None = _described_field("kinds")
     deps: Sequence[dg.ResolvedAssetKey] | None = _described_field("deps")
-    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _described_field(
+    automation_condition: Annotated[dg.AutomationCondition | None, _Template] = _described_field(  # type: ignore[type-arg]
         "automation_condition"
-    )  # type: ignore[type-arg]
+    )
     freshness_policy: Annotated[dg.FreshnessPolicy | None, _Template] = _described_field("freshness_policy")
     code_version: Annotated[str | None, _Version] = _described_field("code_version")
     retry_policy: Annotated[

@@ -1,8 +1,7 @@
 """Can it be certified that every offset of a group is in its table once? All witnesses are asked.
 
 Metadata only, unless a deep look is asked for: then Spark compares rows and records too. Never joins, never
-    commits,
-never writes a row. ``audit.certificate`` judges.
+commits, never writes a row. ``audit.certificate`` judges.
 """
 
 from __future__ import annotations

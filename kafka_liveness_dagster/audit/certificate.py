@@ -5,7 +5,8 @@ Told, never asking: who fetches the facts, the table's snapshots and its rows is
 >>> from kafka_liveness_dagster.core.commit_metadata import GroupOrigin, LiveCommitMetadata, OwnerState
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
 >>> mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
->>> facts = PartitionState(120, mark, 0, 120, ledger_entry=LedgerEntry((Span(0, 70), Span(100, 120)), first_offset=0))
+>>> entry = LedgerEntry((Span(0, 70), Span(100, 120)), first_offset=0)
+>>> facts = PartitionState(120, mark, log_start=0, log_end=120, ledger_entry=entry)
 >>> print(PartitionCertificate(TopicPartition("orders", 3), facts).verdict)
 every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
 """

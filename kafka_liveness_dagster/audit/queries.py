@@ -46,7 +46,8 @@ WITH held AS (
         GROUP BY topic, partition, offset, print)
   GROUP BY topic, partition, offset),
 judged AS (
-  SELECT topic, partition, offset, rows, least(greatest((offset - life_start) DIV step, -1), {stretches}) AS stretch,
+  SELECT topic, partition, offset, rows,
+    least(greatest((offset - life_start) DIV step, -1), {stretches}) AS stretch,
     array_compact(array(
       CASE WHEN rows > 0 THEN 'rows' END,
       CASE WHEN rows > 0 AND NOT done AND offset >= life_start THEN 'outside' END,
@@ -127,7 +128,7 @@ def _comparison_query(
     scopes: Mapping[TopicPartition, ComparisonScope],
     kafka_options: Mapping[str, str],
 ) -> DataFrame:
-    # Kafka's: no quotes in them
+    # Kafka's names of topics have no quotes in them
     topics = ", ".join(f"'{topic}'" for topic in sorted({tp.topic for tp in scopes}))
     rows_of_scope = [
         (*tp, s.start, *s.records, s.topic_offsets.end, s.committed, _bucket_size(s))

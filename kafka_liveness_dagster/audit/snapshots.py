@@ -1,7 +1,10 @@
 """What did each snapshot of the table write, and what was written more than once?
 
 >>> texts = ("orders/ 3@0:0-100", "orders/ 3@0:70-120")
->>> find_overlaps([SnapshotRecord(n, "", "overwrite", 50, 0, text) for n, text in enumerate(texts)])
+>>> find_overlaps([
+...     SnapshotRecord(n, "", "overwrite", added_rows=50, deleted_rows=0, text=text)
+...     for n, text in enumerate(texts)
+... ])
 {TopicPartition(topic='orders', partition=3): (Span(start=70, end=100),)}
 """
 

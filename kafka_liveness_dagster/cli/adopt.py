@@ -92,7 +92,7 @@ class Adoption:
         """Copy the commits of a single former group, then name the new group in the table's ledger.
 
         The table comes last: until then every run of the new group is refused, and the command can be
-            repeated.
+        repeated.
         """
         from kafka_liveness_dagster.spark.table.commits import append_empty  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY  # noqa: PLC0415

@@ -74,15 +74,13 @@ def audit(
     """Certify that the table has each offset once.
 
     Compares metadata: both commit logs of consumer group GROUP, the broker's offsets, and the offsets that
-        the table's
-    snapshots record. Offsets that are pending, written off or lost are named and allowed. Any other missing
-    offset fails the audit, and so does a recreated topic.
+    the table's snapshots record. Offsets that are pending, written off or lost are named and allowed. Any
+    other missing offset fails the audit, and so does a recreated topic.
 
     --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
     Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did
-        not
-    respond.
+    not respond.
 
     \b
     Example:

@@ -79,16 +79,16 @@ def doctor(
     in the list.
 
     A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins
-        nothing,
-    commits nothing, writes nothing. Only --probe-catalog writes: it creates a table kafka_liveness_probe_…,
-    in a namespace of its own or in NAMESPACE, writes batches to it, and drops it. Exit code 1 when a check
-    fails.
+    nothing, commits nothing, writes nothing. Only --probe-catalog writes: it creates a table
+    kafka_liveness_probe_…, in a namespace of its own or in NAMESPACE, writes batches to it, and drops it.
+    Exit code 1 when a check fails.
 
     \b
     Example:
-      kafka-liveness doctor kafka-liveness doctor --bootstrap-servers broker:9093 --command-config
-      client.properties --group orders-etl DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m
-      orders.definitions --strict
+      kafka-liveness doctor
+      kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties \
+--group orders-etl
+      DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
     """  # noqa: D301  click's own mark: do not rewrap what follows
     if module and file:
         raise click.UsageError("-m and -f both name the code location: choose one")

@@ -1,11 +1,10 @@
-"""Who closes crash lag by hand, and where is that written? In the second commit log, and before it in Dagster.
+"""Close crash lag by hand: record it in Dagster first, then in the second commit log.
 
 Nothing is written of a range that is not owed. An event that stands without its commit says so in a second
 event; a commit without its event there is not.
 
 A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone:
-    the former
-rows stay, and no commit log changes.
+the former rows stay, and no commit log changes.
 """
 
 from __future__ import annotations

@@ -78,8 +78,7 @@ def status(
     table is queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
 
     Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the
-        broker deletes
-    a group's commits with the topic, so with --table the table is asked whose offsets it has.
+    broker deletes a group's commits with the topic, so with --table the table is asked whose offsets it has.
 
     \b
     Example:
@@ -148,8 +147,7 @@ def write_off(
     This needs DAGSTER_HOME.
 
     If DAGSTER_HOME is set, the crash lag asset gets an event for each partition concerned: who wrote off
-        what, when
-    and why. The event is written before the commit log. `forgive` is an alias of this command.
+    what, when and why. The event is written before the commit log. `forgive` is an alias of this command.
 
     \b
     Example:

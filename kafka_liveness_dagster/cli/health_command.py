@@ -50,8 +50,7 @@ def health(
     failed checks go to stderr.
 
     Between two live runs a group has lag and no member for some seconds: let a probe count only failures of
-        half a
-    minute. Exit code 0: healthy; 1: unhealthy; 2: Kafka did not respond.
+    half a minute. Exit code 0: healthy; 1: unhealthy; 2: Kafka did not respond.
 
     \b
     Example:

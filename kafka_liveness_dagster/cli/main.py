@@ -187,8 +187,9 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
 
     \b
     Example:
-      kafka-liveness demo --json-file verdict.json SPARK_REMOTE=sc://spark.example:15002
-      KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
+      kafka-liveness demo --json-file verdict.json
+      SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 \
+kafka-liveness demo
     """  # noqa: D301  click's own mark: do not rewrap what follows
     story = _import_example("definitions.demo.story")
     _raise_on_signals()
@@ -245,8 +246,9 @@ def timeline(
 
     \b
     Example:
-      kafka-liveness timeline kafka-liveness timeline --session 6 --poll-interval 10 --stall 20
-      --bootstrap-servers broker-1.example.com:9092
+      kafka-liveness timeline
+      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 \
+--bootstrap-servers broker-1.example.com:9092
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
 
@@ -283,7 +285,10 @@ def _raise_on_signals() -> None:
 
 
 def _import_example(module: str) -> Any:
-    """A module of the example code location, which lies beside the package in a checkout and inside of a wheel."""
+    """Import a module of the example code location.
+
+    The location is next to the package in a checkout, and inside the package in a wheel.
+    """
     package = Path(__file__).parents[1]
     sys.path.insert(0, str(inside if (inside := package / "example").is_dir() else package.parent))
     try:

@@ -1,8 +1,7 @@
 """Check the arguments of a command, and connect it to Kafka and Spark. Starts nothing.
 
 Arguments are checked before any request: some texts end the process in Kafka's client library. Imports
-    neither it nor
-Dagster: ``--help`` answers at once.
+neither it nor Dagster: ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -162,9 +161,10 @@ def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> Kaf
 
 @contextmanager
 def lazy_session(remote: str) -> Iterator[Callable[[], SparkSession]]:
-    """What opens a session when it is needed first, which ends with the block; a server is not started for it.
+    """Yield a function that opens a session at its first call; the session ends with the block.
 
-    In the block Spark may take its time, as long as it says something now and then.
+    No server is started for it. In the block Spark may take its time, as long as it says something now and
+    then.
     """
     opened: list[SparkSession] = []
     with ExitStack() as ends:

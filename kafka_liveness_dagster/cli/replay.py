@@ -1,7 +1,7 @@
 """Which offsets are of a window of time, and where are the partitions by which they are processed again?
 
 Reads the group and the broker, and adds partitions to Dagster. Processes nothing: a backfill of the
-    partitions does.
+partitions does.
 """
 
 from __future__ import annotations

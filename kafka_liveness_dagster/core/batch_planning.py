@@ -148,9 +148,8 @@ def fair_share(
     """An equal share for each partition with lag; what one cannot use goes to the others.
 
     The odd offsets of an uneven division go round: the partition after ``rotation_start`` is first in line.
-        So do
-    shares of ``min_share`` where an equal one would be smaller: those that get none are first in line next
-    time. It is 1 or more.
+    So do shares of ``min_share`` where an equal one would be smaller: those that get none are first in line
+    next time. It is 1 or more.
 
     >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
     >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, min_share=150).counts.keys() == {B, C}
@@ -197,7 +196,9 @@ def greedy_share(
 def rotate_large_batches(
     fair: Shares, lag: Mapping[TopicPartition, int], rotation_start: TopicPartition | None
 ) -> Shares:
-    """The same, but what those share that have more goes to a quarter of them, and to the next ones with the next plan.
+    """Give the share of the partitions whose lag exceeds it to a quarter of them, in turns.
+
+    The next plan gives it to the next ones. All other shares stay the same.
 
     >>> A, B, C, D, E = (TopicPartition("orders", p) for p in range(5))
     >>> lag = {A: 7, B: 900, C: 900, D: 900, E: 900}
@@ -221,12 +222,12 @@ def plan_ranges(
     *,
     greedy: bool = False,
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
-    """The next ranges out of what is pending, fairly or greedily shared, the oldest offsets of each partition first.
+    """Plan the next ranges from what is pending, the oldest offsets of each partition first.
 
-    A batch of more partitions than ``MAX_SHARES`` is not cut into smaller shares: they go round. Each range
-        costs
-    Spark a task, a reader and a file, so that 1,000 of 100 records each take it longer than 64 of 1,560, and
-    8 of 12,500 longer than 2 of 50,000: a large batch has a quarter of the partitions whose lag does not fit.
+    They are shared fairly or greedily. A batch of more partitions than ``MAX_SHARES`` is not cut into smaller
+    shares: they go round. Each range costs Spark a task, a reader and a file, so that 1,000 of 100 records
+    each take it longer than 64 of 1,560, and 8 of 12,500 longer than 2 of 50,000: a large batch has a quarter
+    of the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}

@@ -1,18 +1,18 @@
-"""How many offsets may the next batch hold? As many as are expected to take half of its budget, or simply the most.
+"""Limit the next batch to the offsets that are expected to take half of its budget.
 
-With a bound of bytes no more than are expected to weigh as much, by what the records of the batches before
-weighed.
+Without ``auto`` only the ceiling limits it. With a bound of bytes no more than are expected to weigh as much,
+by what the records of the batches before weighed.
 
 After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what
-    failed alone
-is named, and the caller decides whether it is owed or ends the run.
+failed alone is named, and the caller decides whether it is owed or ends the run.
 
 >>> from kafka_liveness_dagster.core.batch_planning import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> sizer = BatchSizer(ceiling=50)
 >>> sizer.record_timeout(Batch((OffsetRange("orders", 3, 70, 120),), deadline_seconds=60)), sizer.bound
 (None, 25)
->>> sizer.record_success(Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60), seconds=20.0), sizer.bound
+>>> half = Batch((OffsetRange("orders", 3, 70, 95),), deadline_seconds=60)
+>>> sizer.record_success(half, seconds=20.0), sizer.bound
 (None, 50)
 """
 
@@ -102,7 +102,7 @@ class BatchSizer:
         self._suspect_offset = None
         if record_bytes is not None:
             was = record_bytes if self._record_bytes == LARGEST_RECORD_BYTES else self._record_bytes
-            # Up at once, down by and by
+            # The size goes up at once, and down by and by
             self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)
         if not self.auto:
             self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
@@ -116,9 +116,10 @@ class BatchSizer:
             self._last_succeeded = max(1, min(self.ceiling, wanted, _MAX_GROWTH * self._last_succeeded))
 
     def record_timeout(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
-        """A batch exceeded its deadline: half of it next. An offset that was alone in it is returned, the second time.
+        """Halve the next batch after one that exceeded its deadline.
 
-        Once may be a process that was stopped, a machine that was paused, or what was in flight beside it.
+        An offset that was alone in it is returned, the second time. Once may be a process that was stopped, a
+        machine that was paused, or what was in flight beside it.
 
         Args:
             batch: the oldest that was in flight.

@@ -3,9 +3,8 @@
 First log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the owed
 ranges. Second log: the committed offset of ``G.catch-up``, a watermark below which every owed offset is done,
 its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the
-    group
-began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither talks to
-a broker.
+group began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither
+talks to a broker.
 
 >>> mark = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
 >>> mark.pending, mark.origin
@@ -116,9 +115,10 @@ class LiveCommitMetadata:
     origin: GroupOrigin | None = field(default=None, compare=False)
 
     def encode(self) -> str:
-        """``kl1 running 0badcafe <topic id>@0 70-120,140-190``; ``kl1 running 0badcafe @- 70-120`` without an origin.
+        """Encode as ``kl1 running 0badcafe <topic id>@0 70-120,140-190``.
 
-        Debts that leave no room for the origin are written without it: such a commit vouches for nothing.
+        Without an origin it is ``kl1 running 0badcafe @- 70-120``. Debts that leave no room for the origin
+        are written without it: such a commit vouches for nothing.
         """
         if self.fits_commit_metadata() or self.origin is None:
             return self._format()
@@ -213,12 +213,11 @@ class CatchUpCommitMetadata:
         return replace(self, watermark=watermark, done=done, written_off=reported, missing=missing)
 
     def encode(self) -> str:
-        """``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``, or ``kl1 done @- 150-160``.
+        """Encode as ``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``.
 
-        What does not fit is left out: of what is done the highest, then of what was told the lowest. It costs
-            rework,
-        not data; and what was told is in the table's ledger by then. Missing ranges that do not fit are
-        written as one.
+        The shortest form is ``kl1 done @- 150-160``. What does not fit is left out: of what is done the
+        highest, then of what was told the lowest. It costs rework, not data; and what was told is in the
+        table's ledger by then. Missing ranges that do not fit are written as one.
         """
         done = list(self.done)
         reported = list(self.written_off)
@@ -284,11 +283,11 @@ def committed_offset(first: int | None, owed: tuple[Span, ...]) -> int | None:
 
 
 def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
-    """The pending offsets that a commit of ``offset`` records as done (KIP-333); None unless it lies inside a range.
+    """Return the pending offsets that a commit of ``offset`` records as done (KIP-333).
 
-    The end of a pending range is where the live lane went on, so it proves nothing. Pending ranges of two
-    crashes may have grown together: a live lane that began inside of one has read only the offsets from
-    there.
+    None unless it lies inside a range. The end of a pending range is where the live lane went on, so it
+    proves nothing. Pending ranges of two crashes may have grown together: a live lane that began inside of
+    one has read only the offsets from there.
 
     Args:
         offset: the committed offset.

@@ -5,7 +5,7 @@ repeated changes nothing. Never asks Kafka or Dagster.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> held = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe")
->>> running = PartitionSnapshot(TopicPartition("orders", 3), 70, held, 120)
+>>> running = PartitionSnapshot(TopicPartition("orders", 3), 70, held, log_end=120)
 >>> [gone] = departures([running], members={}, runs={"0badcafe": Run(RunFate.FAILED)})
 >>> print(gone)
 run 0badcafe crashed; it had orders:3
@@ -44,7 +44,7 @@ _FENCED = {
     FenceReason.MAX_RUNTIME_REACHED: LeaveReason.MAX_RUNTIME_REACHED,
     FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
     FenceReason.ORPHANED: LeaveReason.CRASHED,
-    # By an error: in good order it would have released its partitions
+    # Closed by an error: in good order it would have released its partitions
     FenceReason.CLOSED: LeaveReason.CRASHED,
 }
 
@@ -245,8 +245,8 @@ def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
 
     >>> from kafka_liveness_dagster.core.offsets import TopicPartition
     >>> at, found = TopicPartition("orders", 3), ExternalCommit("second", 120, "")
-    >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, 120, external=found)]))
-    orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of either la...
+    >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, log_end=120, external=found)]))
+    orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of...
     """
     return [
         f"{seen.topic_partition}: {_replaced_log_line(seen)}"
@@ -449,9 +449,8 @@ class GroupSnapshot:
         """The members in a lasting order, each under the run that it is.
 
         Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who
-            commits a
-        static one's partitions is it, and who took over a place has said so; where nobody has that this
-        Dagster knows of, and the one it was made for does not work either, commits tell here too.
+        commits a static one's partitions is it, and who took over a place has said so; where nobody has that
+        this Dagster knows of, and the one it was made for does not work either, commits tell here too.
         """
         return tuple(
             self._name(member) for member in sorted(self.members, key=lambda member: member.member_id)

@@ -1,8 +1,7 @@
 """What has happened to a group since the last look? Two looks and a memory in; events and a new memory out.
 
 The same look and the same memory give the same events, so a look that is repeated tells nothing new by
-    itself: who
-repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
+itself: who repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
 MAX_ABSENT = 10  # runs that are away, and for how long
 MAX_REPORTED = 60  # departures that stand in the commit log at the same time
-# Between two looks; in more than that the machine may have slept, and its runs with it
+# Longest time between two looks; in more the machine may have slept, and its runs with it
 _MAX_BLINK_SECONDS = 60.0
 _WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {
     GroupState.EMPTY: GroupEmptied(),
@@ -154,7 +153,9 @@ def _joined_events(before: SensorMemory, seen: GroupSnapshot) -> list[GroupEvent
 def _departed_members(
     before: SensorMemory, seen: GroupSnapshot, announced: Container[str]
 ) -> list[MemberLeft]:
-    """Members whose marks tell nothing: foreign ones, runs that are back, and those whose partitions others took.
+    """Return the departed members whose marks record no reason.
+
+    They are external members, runs that are back, and those whose partitions others took.
 
     Args:
         before: who was there.
@@ -162,9 +163,8 @@ def _departed_members(
         announced: runs whose departures are told by their marks.
     """
     present = {member.key for member in seen.named_members}
-    heirs = {
-        member.name for member in seen.named_members if member.is_successor
-    }  # the dead one may have been seen under their name
+    # The dead run may have been seen under the name of these
+    heirs = {member.name for member in seen.named_members if member.is_successor}
     missing = [was for key, was in before.members.items() if key not in present and was.name not in heirs]
     return [
         _departure_without_commit(was, seen) for was in missing if was.is_foreign or was.name not in announced

@@ -36,8 +36,8 @@ class LeaveReason(StoredByName):
     PARTITIONS_LOST = "lost its partitions"
     BROKERS_UNAVAILABLE = "had no answer from a broker for longer than its session timeout"
     INTERRUPTED = "was ended by a signal to its process"
-    """SIGTERM or Ctrl-C, and nobody canceled the run: a host that shuts down, a pod that is moved, a service that is
-    stopped. It released its partitions."""
+    """SIGTERM or Ctrl-C, and nobody canceled the run: a host that shuts down, a pod that is moved, a service
+    that is stopped. It released its partitions."""
     UNRELEASED = "was ended by a signal to its process, and could not release its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
     MAX_RUNTIME_REACHED = "left because nothing is left of its dagster/max_runtime"
@@ -209,7 +209,7 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
 
 
 def event_identity(event: GroupEvent) -> str:
-    """What an event has in common with itself when a look is repeated a little later: no numbers, no partitions.
+    """Identify an event across observations that repeat it: without numbers and partitions.
 
     >>> event_identity(GhostFound("0badcafe", 61.3)), event_identity(GroupEmptied())
     ('GhostFound 0badcafe', 'GroupEmptied')

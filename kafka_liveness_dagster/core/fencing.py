@@ -79,7 +79,9 @@ _BACK_SUFFIX = "back"
 
 @dataclass(frozen=True)
 class FenceReport:
-    """Why a process is out of its group, or after what it is a member again; a tag of its run tells it to others.
+    """The reason for which a process is out of its group, or was before it came back.
+
+    A tag of its run shows it to others.
 
     >>> FenceReport(FenceReason.POLL_TIMEOUT, is_back=True).encode()
     'poll-timeout back'
@@ -94,7 +96,9 @@ class FenceReport:
 
     @classmethod
     def decode(cls, text: str) -> FenceReport | None:
-        """Read the value of a tag. Return None for an empty text, and for a code that this version does not have.
+        """Read the value of a tag.
+
+        Return None for an empty text, and for a code that this version does not have.
 
         >>> FenceReport.decode("poll-timeout back").is_back, FenceReport.decode("abducted")
         (True, None)

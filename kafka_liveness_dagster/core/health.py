@@ -9,12 +9,13 @@ lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larg
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> hanging = OpenTransaction(TopicPartition("orders", 3), offset=100, offsets=20, open_seconds=1200.0)
->>> print(with_open_transactions(Verdict(Severity.FINE, "lag 0; no bound is set (max_lag)"), [hanging]).message)
-lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transaction that has been open at 100 for...
+>>> fine = Verdict(Severity.FINE, "lag 0; no bound is set (max_lag)")
+>>> print(with_open_transactions(fine, [hanging]).message)
+lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transaction that has been open at...
 
 >>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
->>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, 120)
+>>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, log_end=120)
 >>> [verdict.message for verdict in health_probe([waits], members=0) if verdict.severity is not Severity.FINE]
 ['50 offsets wait and the group has no member: is its sensor on? Else start the live job']
 """
@@ -316,7 +317,7 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     >>> from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
     >>> pending = PendingDeadLetters(7, (OffsetRange("orders", 3, 75, 76),), "ValueError: 'x'")
     >>> print(dead_letters_waiting(pending, "").message)
-    7 dead letters are owed: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Mend the transform and...
+    7 dead letters are owed: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Mend...
     """
     if unavailable_reason:
         return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
@@ -343,7 +344,7 @@ def _format_count(number: int, noun: str) -> str:
 
 
 HANGING_SECONDS = 900.0
-"""No producer may leave one open for longer, unless the broker's ``transaction.max.timeout.ms`` was changed."""
+"""The broker's limit for an open transaction, unless its ``transaction.max.timeout.ms`` was changed."""
 _REMEDY = (
     "Nobody who reads committed gets them before it ends. One whose producer is gone: `kafka-transactions.sh "
     "--bootstrap-server … find-hanging`, then `abort`"

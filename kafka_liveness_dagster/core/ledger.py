@@ -6,7 +6,8 @@
 'orders/2Mq71qnKT1ul7FBvra2xew 3@0:0-70'
 >>> decode_entries(text)[TopicPartition("orders", 3)].written
 (Span(start=0, end=70),)
->>> encode_entries({TopicPartition("orders", 3): LedgerEntry((Span(0, 70),), groups=frozenset({"orders etl"}))})
+>>> entry = LedgerEntry((Span(0, 70),), groups=frozenset({"orders etl"}))
+>>> encode_entries({TopicPartition("orders", 3): entry})
 'orders//orders%20etl 3:0-70'
 
 Each commit to the table tells in its snapshot's summary which offsets it wrote, offsets without rows
@@ -91,8 +92,8 @@ COMPRESS_ABOVE_CHARS = 1_000
 A snapshot's summary is copied into every later metadata file.
 """
 MAX_CHARACTERS = 16_000_000
-"""Limit of a decompressed text: 10,000 partitions with 100 ranges each need 13 million. Text of another writer may
-grow a thousandfold: 389 kB became 300 MB."""
+"""Limit of a decompressed text: 10,000 partitions with 100 ranges each need 13 million. Text of another
+writer may grow a thousandfold: 389 kB became 300 MB."""
 MAX_PARTS = 1_100_000
 """Limit of ranges and words together, which those 10,000 partitions have.
 
@@ -116,11 +117,12 @@ class UnknownLedgerFormatError(KafkaLivenessError):
 
 
 def encode_entries(accounts: LedgerEntries, *, complete: bool = True) -> str:
-    """The accounts as a snapshot's summary holds them: ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``.
+    """Encode the entries for a snapshot's summary.
 
-    The groups that wrote rows of a topic stand behind its id, percent-encoded and separated by slashes. What
-    is told without rows stands behind ``!``; ``?`` stands behind a partition of which more may be there, and
-    before all where there may be more partitions. A long text is compressed.
+    An example is ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``. The groups that wrote rows
+    of a topic stand behind its id, percent-encoded and separated by slashes. What is told without rows stands
+    behind ``!``; ``?`` stands behind a partition of which more may be there, and before all where there may
+    be more partitions. A long text is compressed.
     """
     words: list[str] = [] if complete else [_OTHERS_UNKNOWN]
     for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
@@ -361,9 +363,10 @@ def ancestor_ids(snapshots: Mapping[int, SnapshotSummary], current: int | None) 
 
 
 def was_rolled_back(now: Sequence[int], before: Sequence[int]) -> bool:
-    """Whether the table goes on from an ancestor of what was current before, and not from that: it was rolled back.
+    """Return whether the table was rolled back.
 
-    That all of before is gone from the table proves nothing: it may have been expired.
+    Then it goes on from an ancestor of the snapshot that was current before, and not from that one. That all
+    of before is gone from the table proves nothing: it may have been expired.
 
     Args:
         now: the ``ancestor_ids`` of the table.
@@ -379,7 +382,9 @@ def was_rolled_back(now: Sequence[int], before: Sequence[int]) -> bool:
 def written_since(
     snapshots: Mapping[int, SnapshotSummary], current: int | None, before: int | None
 ) -> LedgerEntries | None:
-    """Return the offsets that were written after snapshot ``before``; None where the snapshots in between expired.
+    """Return the offsets that were written after snapshot ``before``.
+
+    None where the snapshots in between expired.
 
     >>> snapshots = {1: SnapshotSummary(1, None, "t/ 0:0-5"), 2: SnapshotSummary(2, 1, "t/ 0:5-9")}
     >>> sorted(written_since(snapshots, 2, 1).popitem()[1].written)
@@ -391,10 +396,10 @@ def written_since(
 
 
 def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int | None]) -> bool:
-    """Whether what was known of the table as of these snapshots is known of it still: by its ``ancestor_ids`` now.
+    """Return whether what was known of the table as of these snapshots is still known.
 
-    Where one of them is expired nobody can tell whether it was rolled away first, and other commits came on
-    top.
+    Its ``ancestor_ids`` of now decide that. Where one of them is expired nobody can tell whether it was
+    rolled away first, and other commits came on top.
 
     >>> is_continuation_of((8, 7, 6), {6, 7}), is_continuation_of((8, 7), {6, 7})
     (True, False)

@@ -13,7 +13,7 @@ A member that joins, and is fenced while it gives a partition up:
 ('REVOKING', 'AFTER_POLL')
 >>> member.apply(Event.GROUP_LEFT)
 Traceback (most recent call last):
-kafka_liveness_dagster.core.member_state.IllegalEventError: GROUP_LEFT cannot happen to a member that is REVOKING
+kafka_liveness_dagster.core.member_state.IllegalEventError: GROUP_LEFT cannot happen to a member that is...
 >>> member.apply(Event.LEAVE_DEFERRED)
 >>> member.apply(Event.POLL_ENDED)
 >>> member.state.name, member.allowed.leave.name
@@ -37,8 +37,7 @@ class State(Enum):
     """Where a member stands; the value is the sentence of DESIGN.md.
 
     JOINING comes before all others, LEFT after them, and who is FENCED never goes back: whoever rejoins is a
-        new
-    member. REVOKING, LOSING and LEAVING are inside of a poll, in which librdkafka has called back.
+    new member. REVOKING, LOSING and LEAVING are inside of a poll, in which librdkafka has called back.
     """
 
     JOINING = (
@@ -124,9 +123,8 @@ ALLOWED_ACTIONS: Mapping[State, AllowedActions] = MappingProxyType(
         State.ASSIGNED: AllowedActions(PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW),
         State.REVOKING: _IN_CALLBACK,
         State.LOSING: _IN_CALLBACK,
-        State.FENCED: AllowedActions(
-            PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW
-        ),  # the broker refuses what is not its own
+        # The broker refuses what is not the member's own
+        State.FENCED: AllowedActions(PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW),
         State.LEAVING: _IN_CALLBACK,
         State.LEFT: AllowedActions(PollAction.NOTHING, CommitAction.NOTHING, LeaveAction.NOTHING),
     }
@@ -162,7 +160,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
-        # Librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
+        # librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
         State.FENCED: {
             Event.PARTITIONS_ASSIGNED: State.FENCED,
             Event.REVOCATION_BEGAN: State.LOSING,

@@ -13,7 +13,7 @@ text is judged before it gets near.
 (True, False, False)
 >>> GROUP_ID.check("etl.catch-up", "group_id")
 Traceback (most recent call last):
-kafka_liveness_dagster.core.errors.InvalidSettingError: group_id is 'etl.catch-up': wanted 1 to 249 printable...
+kafka_liveness_dagster.core.errors.InvalidSettingError: group_id is 'etl.catch-up': wanted 1 to 249...
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def display(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    r"""Another program's text for a terminal or a log: on one line, and each character that is not printed is escaped.
+    r"""Escape another program's text for a terminal or a log.
+
+    The result is one line, and each character that is not printed is escaped.
 
     >>> escape("kcat\x1b[2J")
     'kcat\\x1b[2J'

@@ -1,9 +1,8 @@
 """Find runs in progress for which no process works, and decide when the next live run starts.
 
 A run that counts as a ghost has a successor started, and a second run of either lane does no harm: so time
-    alone
-may say it. That a run is over in Dagster too, only its host or its launcher may say, or an hour without any
-sign.
+alone may say it. That a run is over in Dagster too, only its host or its launcher may say, or an hour without
+any sign.
 
 >>> gone = Run(RunFate.IN_PROGRESS, started=True, process=ProcessStatus.GONE)
 >>> absent = update_absences({}, {"0badcafe": gone}, present=(), now=100.0)

@@ -1,8 +1,8 @@
 """Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
 
 Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``.
-    One that
-somebody wants processed again, whatever is owed, says when it was asked for: ``@replay-20261122T100000Z``.
+One that somebody wants processed again, whatever is owed, says when it was asked for:
+``@replay-20261122T100000Z``.
 
 >>> parse_key("orders:3:70-120@2")
 OffsetRange(topic='orders', partition=3, start=70, end=120)

@@ -1,12 +1,12 @@
-"""What do the witnesses say of one partition: both commit logs, the broker, and the table? And what does it prove?
+"""Derive what is proven of one partition from its witnesses.
 
-An offset is done because a witness says so, never because nobody remembers that it is owed. Told, never
-    asking: who
-decides what follows is ``core.resume``.
+They are both commit logs, the broker, and the table. An offset is done because a witness says so, never
+because nobody remembers that it is owed. Told, never asking: who decides what follows is ``core.resume``.
 
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
 >>> done = CatchUpCommitMetadata(origin=GroupOrigin(0), target="t")
->>> erased = PartitionState(120, None, 0, 120, done, LedgerEntry((Span(0, 70),)))
+>>> rows = LedgerEntry((Span(0, 70),))
+>>> erased = PartitionState(120, None, 0, log_end=120, catch_up_log=done, ledger_entry=rows)
 >>> erased.missing_rows(120)  # a stranger's commit at 120 has replaced what said that 70-120 is owed
 (Span(start=70, end=120),)
 """
@@ -261,11 +261,11 @@ class PartitionState:
         return difference((*by_table, *owed, *forgotten, *redone), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
-        """What lies below ``position``, in the group's life, and is neither in the table nor owed nor told as lost.
+        """Return the offsets below ``position`` that are neither in the table, owed, nor told as lost.
 
-        Where ``proves_loss`` the table has lost it; else nobody remembers what became of it. A table that
-        cannot tell disproves nothing that is vouched for, but what an earlier run found missing stays so
-        until its rows are there.
+        Only offsets of the group's life count. Where ``proves_loss`` the table has lost it; else nobody
+        remembers what became of it. A table that cannot tell disproves nothing that is vouched for, but what
+        an earlier run found missing stays so until its rows are there.
         """
         if self.ledger_entry is None or self.origin is None:
             return ()

@@ -1,7 +1,7 @@
 """Is the process that works for a run still there? What the run said of it, held against what a host has.
 
 Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is
-    ``UNKNOWN``.
+``UNKNOWN``.
 
 >>> here = ProcessNamespace(boot_id="48df4ead", namespaces="4026531836")
 >>> process = Process(here, pid=4242, start_ticks=1_311_164)
@@ -9,7 +9,8 @@ Sure, or silent: a pid says nothing on another kernel or in another container, a
 'gone'
 >>> process_status(process, here, PidEntry(exists=True, start_ticks=1_311_164)).value
 'there'
->>> process_status(process, ProcessNamespace(boot_id="0c0ffee0", namespaces="4026531836"), PidEntry(exists=False)).value
+>>> elsewhere = ProcessNamespace(boot_id="0c0ffee0", namespaces="4026531836")
+>>> process_status(process, elsewhere, PidEntry(exists=False)).value
 'unknown'
 """
 
@@ -135,7 +136,8 @@ class HeartbeatTag:
     def encode(self) -> str:
         """The tag.
 
-        >>> HeartbeatTag("0badcafe", 7, Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)).encode()
+        >>> process = Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)
+        >>> HeartbeatTag("0badcafe", 7, process).encode()
         '1 0badcafe 7 4242 1311164 48df4ead 4026531836 -'
         """
         beat: str | int

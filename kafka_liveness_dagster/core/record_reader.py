@@ -10,8 +10,7 @@ Holds no record and fetches none: it is told how much is held of each partition.
 {TopicPartition(topic='orders', partition=1)}
 
 Ranges end by position, never by count: their last offsets may be holes, so the next record or the log end
-    tells that
-they are over. What arrives beyond a batch is kept for the next one.
+tells that they are over. What arrives beyond a batch is kept for the next one.
 
 >>> A = TopicPartition("orders", 3)
 >>> reading = BatchReader()
@@ -56,9 +55,8 @@ class Prefetch:
     each one's share coming, for more held at once (the KIP expects twice as much). Hence it is the default.
 
     The bound stands where the KIP has ``max.poll.records``: librdkafka throws away what it fetched of a
-        partition when
-    that is paused, so with a bound below what one fetch brings, the same records would be fetched again and
-    again.
+    partition when that is paused, so with a bound below what one fetch brings, the same records would be
+    fetched again and again.
 
     Attributes:
         max_records: how many records may wait; three times as many at most, in the worst order of arrival.
@@ -190,9 +188,9 @@ class BatchReader(Generic[R]):
         return not any(self._spans.values())
 
     def take(self) -> list[R]:
-        """As many whole rounds as can be given now, a record of each partition that has more; ask ``advance`` first.
+        """Take as many whole rounds as can be given now, a record of each partition that has more.
 
-        The order depends on the ranges and the log alone, not on what arrived first.
+        Call ``advance`` first. The order depends on the ranges and the log alone, not on what arrived first.
         """
         in_turn = [(self._partitions[tp], spans[0].end) for tp, spans in self._spans.items() if spans]
         rounds = min((log.count_below(end) for log, end in in_turn), default=0)

@@ -1,4 +1,4 @@
-"""Where does the live lane go on, and what does it owe from now on? One decision per assigned partition (KIP-333).
+"""Decide where the live lane goes on and what it owes, per assigned partition (KIP-333).
 
 Told both commit logs, the ends of the log and what the table says it holds, it answers; the caller commits
 the answer before any record.
@@ -68,7 +68,7 @@ class ResumePolicy:
         """The outcome of a batch whose member lost its partitions before the commit, as a clause.
 
         >>> ResumePolicy(enable_parallel_rebalance=True).outcome_after_fence
-        'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to the log end'
+        'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to...'
         """
         if not self.enable_parallel_rebalance:
             return RETRY_REASONS
@@ -329,11 +329,11 @@ def _fits_commit_metadata(
 
 
 def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
-    """What the first log must go on to carry of what it owes: what is not done, or all where that would not fit.
+    """Return the pending ranges that the first log must keep: those that are not done.
 
-    A range with done islands is more ranges than before, and what is done may stay in the first log. Offsets
-    that only the table has stay until a catch-up run has recorded them: it repeats what their dead writer may
-    have skipped.
+    Return all of them where those would not fit. A range with done islands is more ranges than before, and
+    what is done may stay in the first log. Offsets that only the table has stay until a catch-up run has
+    recorded them: it repeats what their dead writer may have skipped.
     """
     rest = union((*facts.outstanding, *facts.recordable))
     reprocess = facts.live_metadata.reprocess if facts.live_metadata else None

@@ -34,8 +34,10 @@ def is_short_run_id(text: str) -> bool:
 def run_id_of_client(client_id: str) -> str | None:
     """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of a foreign client.
 
-    >>> run_id_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders"), run_id_of_client("rdkafka")
-    ('0badcafe', None)
+    >>> run_id_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders")
+    '0badcafe'
+    >>> run_id_of_client("rdkafka") is None
+    True
     """
     owner, run_id = _parse_client_id(client_id)
     return short_run_id(run_id) if run_id and owner in ("dagster", "kafka-liveness") else None

@@ -35,7 +35,7 @@ _NEW_TABLE_PROPERTIES = {  # docs/table.md has the reason for each of them
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
 _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
-    # What is replaced is marked; copy-on-write reads whole files into a full join
+    # Merge-on-read marks what is replaced; copy-on-write reads whole files into a full join
     "write.merge.mode": "merge-on-read",
     "write.merge.isolation-level": "serializable",
     "write.merge.distribution-mode": "none",

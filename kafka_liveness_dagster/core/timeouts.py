@@ -113,9 +113,10 @@ class Timeouts:
 
     @property
     def warning(self) -> str:
-        """Why a batch may take longer than its budget, for the log; empty while the budget is the process timeout.
+        """The reason why a batch may take longer than its budget, for the log.
 
-        A budget that the end of the run has cut is no choice of the user's.
+        Empty while the budget is the process timeout. A budget that the end of the run has cut is no choice
+        of the user's.
         """
         if not self._is_raised or self.budget.is_capped:
             return ""
@@ -235,13 +236,12 @@ def derive_timeouts(
 
 
 def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
-    """Refuse a ``socket.timeout.ms`` with which one connection that dies silently costs the membership; None is fine.
+    """Refuse a ``socket.timeout.ms`` with which one silently dead connection costs the membership.
 
-    JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266). But no second
-        heartbeat
-    is sent while the first, or FindCoordinator after it, waits on a dead connection (KIP-735, Motivation). Of
-    16 members with a 10 s session all were lost with librdkafka's default of 60 s, none with 5 s; under
-    KIP-848 5 of 8.
+    None is fine. JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266).
+    But no second heartbeat is sent while the first, or FindCoordinator after it, waits on a dead connection
+    (KIP-735, Motivation). Of 16 members with a 10 s session all were lost with librdkafka's default of 60 s,
+    none with 5 s; under KIP-848 5 of 8.
 
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.

@@ -1,13 +1,13 @@
 """Is every record of a window of time in the table? As far as offsets and timestamps can tell; asks nobody.
 
 A log is in order of offsets, and of timestamps only roughly: a window ends, in a partition, at the first
-    offset whose
-timestamp lies at or above its end. It is complete when all below these offsets is done, in whichever lane.
+offset whose timestamp lies at or above its end. It is complete when all below these offsets is done, in
+whichever lane.
 
 >>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> orders = TopicPartition("orders", 3)
->>> jumped = PartitionSnapshot(orders, 120, None, 190, outstanding=(Span(70, 90),), origin=0)
+>>> jumped = PartitionSnapshot(orders, 120, None, log_end=190, outstanding=(Span(70, 90),), origin=0)
 >>> judge_window([jumped], {orders: 40}, {orders: 130}, started_in_group_lifetime=False).waiting_for
 '30 offsets of orders:3, 20 of them owed'
 """

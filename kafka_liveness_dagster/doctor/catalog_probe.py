@@ -173,7 +173,7 @@ class _CatalogProbe:
 
     def drop(self, *, with_namespace: bool) -> CheckResult:
         """Drop the table with its files, and the namespace if the probe created it."""
-        # Refused with gc.enabled=false
+        # PURGE is refused with gc.enabled=false
         kept = self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")
         if kept and (why := self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted}")):
             return WARN(f"{self.table.name} could not be dropped: {why}", "drop it by hand")

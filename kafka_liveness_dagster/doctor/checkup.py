@@ -1,7 +1,7 @@
-"""Is a real deployment as docs/production.md advises? Kafka, a group, Spark and its catalogs are asked, rules judge.
+"""Check Kafka, a group, Spark and its catalogs against the advice of docs/production.md.
 
-Starts nothing and changes nothing but the scratch table of a probed catalog; each question is bounded in
-time, and one that fails does not end the rest.
+Rules judge the facts of a real deployment. Starts nothing and changes nothing but the scratch table of a
+probed catalog; each question is bounded in time, and one that fails does not end the rest.
 """
 
 from __future__ import annotations

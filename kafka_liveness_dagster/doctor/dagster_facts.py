@@ -1,7 +1,8 @@
-"""Is a Dagster instance as docs/production.md advises? Its ``dagster.yaml`` is read, and a code location is loaded.
+"""Collect facts of a Dagster instance and a code location, for ``doctor.dagster_rules``.
 
-Starts no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they
-ticked, and when the daemon was alive.
+Reads the instance's ``dagster.yaml`` and loads the code location; docs/production.md has the advice. Starts
+no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they ticked,
+and when the daemon was alive.
 """
 
 from __future__ import annotations
@@ -217,7 +218,10 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
 
 
 def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:
-    """Of several sensors of one name, as after a code location was renamed, the one that ticked last counts."""
+    """Return the state of each sensor; of several with one name, the one that ticked last counts.
+
+    An instance has several after a code location was renamed.
+    """
     found: dict[str, _SensorState] = {}
     for one in instance.all_instigator_state():
         if (name := one.instigator_name) in sensors:

@@ -1,6 +1,7 @@
-"""Does a Dagster instance start what follows a crash, soon, and keep room for it? Rules; nothing is asked here.
+"""Rules for a Dagster instance: it soon starts what follows a crash, and keeps room for it.
 
-Settings have their names in ``dagster.yaml``, with dots; Dagster's defaults stand for what is not there.
+Nothing is queried here. Settings have their names in ``dagster.yaml``, with dots; Dagster's defaults stand
+for what is not there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What do the brokers say of how they are set up? Facts for ``doctor.kafka_rules``; each question is bounded in time.
+"""Collect facts on how the brokers are set up, for ``doctor.kafka_rules``.
 
-Never changes anything, and takes no answer for none: what may not be asked is ``Unavailable``, with the right
-    that it
-needs.
+Each request is bounded in time. Never changes anything, and takes no answer for none: what may not be asked
+is ``Unavailable``, with the right that it needs.
 """
 
 from __future__ import annotations
@@ -53,11 +52,13 @@ class ClusterConfig:
             raise self._to_package_error(error, "asking for its brokers") from error
 
     def cluster(self, brokers: Iterable[int], names: Iterable[str]) -> dict[str, Any] | Unavailable:
-        """The lowest broker's settings, and under ``differing`` those of ``names`` in which others differ from it."""
+        """Return the lowest broker's settings.
+
+        ``differing`` contains those of ``names`` in which others differ from it.
+        """
         asked = {broker: ConfigResource(_RESOURCE_TYPE.BROKER, str(broker)) for broker in brokers}
-        futures = {
-            broker: self._describe_config(one) for broker, one in asked.items()
-        }  # all are under way before the first
+        # All requests are under way before the first is waited for
+        futures = {broker: self._describe_config(one) for broker, one in asked.items()}
         told = {
             broker: self._result_or_unavailable(future, "DESCRIBE_CONFIGS", _CLUSTER_NAME)
             for broker, future in futures.items()
@@ -82,7 +83,9 @@ class ClusterConfig:
         return self._result_or_unavailable(future, "DESCRIBE_CONFIGS", f"group {group_id}")
 
     def offsets_topic(self, cluster: Mapping[str, Any] | Unavailable) -> dict[str, Any] | Unavailable:
-        """Copies and ``min.insync.replicas`` of the topic that holds all commits; before it is made, what it will have.
+        """Return copies and ``min.insync.replicas`` of the topic that contains all commits.
+
+        Before the topic is created: what it will have.
 
         Args:
             cluster: the brokers' settings.
@@ -108,9 +111,9 @@ class ClusterConfig:
         return {**config, "copies": min(len(one.replicas) for one in found.partitions)}
 
     def clock_ahead_seconds(self, partitions: Iterable[TopicPartition]) -> float | None:
-        """Seconds by which the newest timestamp in these partitions is ahead of this clock; None without a record.
+        """Return by how many seconds these partitions' newest timestamp is ahead of this clock.
 
-        By the broker's index of timestamps: no record is read.
+        None without a record. By the broker's index of timestamps: no record is read.
         """
         asked = {KafkaTopicPartition(*tp): OffsetSpec.max_timestamp() for tp in partitions}
         futures = self._admin.list_offsets(asked, request_timeout=REQUEST_SECONDS) if asked else {}

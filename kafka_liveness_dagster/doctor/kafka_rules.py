@@ -1,6 +1,7 @@
-"""Does a Kafka cluster keep what this package lays down in it, and for long enough? Rules; nothing is asked here.
+"""Rules for a Kafka cluster: it keeps what this package writes to it, and for long enough.
 
-Facts have the names of Kafka's settings, and texts for values, as the broker tells them.
+Nothing is queried here. Facts have the names of Kafka's settings, and texts for values, as the broker tells
+them.
 """
 
 from __future__ import annotations

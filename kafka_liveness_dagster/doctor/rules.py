@@ -1,8 +1,11 @@
-"""Is a deployment as docs/production.md advises? Rules are told what was found, and say what to change, and why.
+"""Judge facts of a deployment by rules, which say what to change, and why.
 
-Never asks anybody. What could not be asked is said so, and never taken for well.
+The advice is that of docs/production.md. Never asks anybody. What could not be asked is said so, and never
+taken for well.
 
->>> rule = Rule("records", ("retention.ms",), lambda kept: OK("well") if int(kept) > 70 else FAIL(kept, "raise it"))
+>>> rule = Rule(
+...     "records", ("retention.ms",), lambda kept: OK("well") if int(kept) > 70 else FAIL(kept, "raise it")
+... )
 >>> [one.message for one in run_rules("topic orders", [rule], {"retention.ms": "120"})]
 ['well']
 >>> [one.outcome.value for one in run_rules("topic orders", [rule], {})]

@@ -1,6 +1,7 @@
-"""What does a Spark Connect server say of itself? Facts for ``doctor.spark_rules``. Changes nothing, reads no table.
+"""Collect facts of a Spark Connect server, for ``doctor.spark_rules``.
 
-What Java knows is asked by ``java_method``: versions, and from which jar a class comes.
+Changes nothing and reads no table. What Java knows is asked by ``java_method``: versions, and from which jar
+a class comes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Can a Spark Connect server read what is planned and write it where it shall be? Rules; nothing is asked here.
+"""Rules for a Spark Connect server: it can read what is planned and write it to its place.
 
-Versions are what ``version()`` and the names of jars say; settings are texts, None where nobody set them.
+Nothing is queried here. Versions are what ``version()`` and the names of jars say; settings are texts, None
+where nobody set them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 Never installs Java.
 
 Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by
-    one
-rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package was
-released with, wherever it came from: a repository, a mirror, the user's local Maven repository, another
+one rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package
+was released with, wherever it came from: a repository, a mirror, the user's local Maven repository, another
 machine. ``SHA256SUMS`` beside the jars is what `sha256sum --check` reads.
 
 ``KAFKA_LIVENESS_IVY_SETTINGS`` may name an ``ivysettings.xml`` that points to a mirror.

@@ -94,8 +94,7 @@ def is_broker_ready(port: int) -> bool:
 
     The port is open a little earlier, and the first group waits for the offsets topic to be made: without the
     question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in
-        that
-    one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
+    that one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
     """
     if not is_listening(port):
         return False
@@ -129,7 +128,10 @@ def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path
     try:
         with log.open("wb") as output:
             done = subprocess.run(
-                [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(settings)],
+                [
+                    *java, "kafka.tools.StorageTool", "format",
+                    f"--cluster-id={cluster_id}", "-c", str(settings),
+                ],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 cwd=settings.parent, timeout=seconds, check=False,
             )  # fmt: skip

@@ -66,7 +66,7 @@ _GRACE_SECONDS = 15.0
 _KILLED_SECONDS = 5.0
 _LAST_LINES = 20
 _children: list[subprocess.Popen[bytes]] = []
-"""Kept, so that one that dies is reaped with the next start and the interpreter does not warn about the rest."""
+"""Kept, so that a dead one is reaped with the next start and the interpreter does not warn about the rest."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.P
         is_ours = (
             process.uids().effective == os.geteuid()
             and not {process_marker, process_marker_option(process_marker)}.isdisjoint(process.cmdline())
-            # Also of a folder that was removed
+            # Equal also for a folder that was removed
             and os.path.realpath(process.cwd()) == os.path.realpath(folder)
             and pid not in _own_ancestors()
         )
@@ -138,7 +138,9 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def start_seconds() -> float:
-    """How long a service may take until it answers, and a broker to format its storage: 120 s unless said otherwise.
+    """Return how long a service may take until it responds, and a broker to format its storage.
+
+    It is 120 s unless set otherwise.
 
     Raises:
         InvalidSettingError: ``KAFKA_LIVENESS_START_SECONDS`` is no number of seconds.

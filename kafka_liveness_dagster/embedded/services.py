@@ -140,7 +140,7 @@ def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[s
     home = state.home_folder(home)
     if not state.read_state(home) and not (home / state.LOCK).exists():
         return []
-    # Of a first start, which notes nothing while jars are downloaded, only the lock is there
+    # A first start notes nothing while jars are downloaded: only its lock is there
     with _locked_state(home):
         started = state.read_state(home)
         found = {name: _find_service(home, name, one) for name, one in started.items()}

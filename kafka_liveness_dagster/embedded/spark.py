@@ -1,7 +1,8 @@
-"""How is the embedded Spark Connect server started? From the pyspark wheel, on loopback, for those with its token.
+"""Start the embedded Spark Connect server from the pyspark wheel, on loopback.
 
-The token is in the environment of the process and in the state file, never on a command line or in a log.
-Whatever Spark drops where it runs (warehouse, artifacts, temporary files) is dropped in the state folder.
+Only clients with its token are served. The token is in the environment of the process and in the state file,
+never on a command line or in a log. Whatever Spark drops where it runs (warehouse, artifacts, temporary
+files) is dropped in the state folder.
 
 ``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``:
 another catalog, packages, memory. They come after ours, so they win; all but a few by which the server is
@@ -85,7 +86,7 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": "1g",
-        # Short-lived objects on few cores: half of G1's time
+        # For short-lived objects on few cores it takes half of G1's time
         "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
         # Each job broadcasts its code: by default it takes 4 MB of the heap for it
         "spark.broadcast.blockSize": "64k",
@@ -105,7 +106,7 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.progress.reportInterval": "500ms",
-        # Else it works for 5 min for a client that died
+        # By default the server works for 5 min for a client that died
         "spark.connect.execute.manager.detachedTimeout": "60s",
         # What a read fetched and left is kept for the next, by default for 5 min and however much that is:
         # small batches that were looked into before they were appended left 2.3 million records, and filled

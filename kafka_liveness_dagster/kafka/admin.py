@@ -126,9 +126,8 @@ class Cluster:
             return {}
         if not self._known_coordinators.issuperset(partitions):
             self._metadata()  # or the client would refuse partitions that were added after it met their topic
-        self._known_coordinators.difference_update(
-            partitions
-        )  # no answer: their leaders' epochs may be of before a restart
+        # Forgotten until the response: their leaders' epochs may be of before a restart
+        self._known_coordinators.difference_update(partitions)
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
         level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
         asked = [
@@ -146,7 +145,9 @@ class Cluster:
         return {tp: (starts[tp].offset, ends[tp].offset) for tp in partitions}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Kafka's id of each topic, by which one made anew is known (KIP-516); empty where the broker tells none.
+        """Return Kafka's id of each topic, by which a recreated topic is recognized (KIP-516).
+
+        Empty where the broker returns none.
 
         Raises:
             TopicNotFoundError: a topic is gone.
@@ -176,7 +177,10 @@ class Cluster:
         return found
 
     def find_coordinator(self, group_id: str) -> None:
-        """Let the coordinator of a group be looked for, some 20 ms where it was not lately, while others are asked."""
+        """Start to look for the coordinator of a group, while other requests run.
+
+        It takes some 20 ms, unless it was looked for lately.
+        """
         commit_reader(group_id, self.settings)
 
     def commits(

@@ -1,4 +1,4 @@
-"""Which clients are kept open, to look at a cluster with? One per cluster, and one per group to read its commits.
+"""Keep clients open: one per cluster to look at it, and one per group to read its commits.
 
 A client reads its certificates when it is made: where their files hold others it is made anew.
 """
@@ -129,6 +129,5 @@ def _cached_client(
 def _close_in_background(clients: list[Any]) -> None:
     """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
     if clients:
-        start_daemon_thread(
-            clients.clear, "kafka-liveness-forget"
-        )  # where no thread can be started, they end with the process
+        # Where no thread can be started, they end with the process
+        start_daemon_thread(clients.clear, "kafka-liveness-forget")

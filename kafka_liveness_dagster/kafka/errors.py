@@ -32,10 +32,10 @@ _UNREACHABLE = _TIMEOUT_CODES | {
     KafkaError._RESOLVE,  # noqa: SLF001
 }
 _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
-"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a session.
-A broker refuses that in the first second of a session, and a token that is about to expire makes sessions
-that short.
-Whether the login is refused for good is told by the next look at the cluster, whose client hears why."""
+"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a
+session. A broker refuses that in the first second of a session, and a token that is about to expire makes
+sessions that short. Whether the login is refused for good is told by the next look at the cluster, whose
+client hears why."""
 _COORDINATOR_MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     # ListOffsets after a broker's restart: the client knows the leader of before
@@ -118,11 +118,12 @@ def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> Fenc
 
 
 def is_rebalance_in_progress(error: KafkaError) -> bool:
-    """Still a member, ask again: it is between two generations (KIP-848: epochs), or its requests are held up.
+    """Return whether this is still a member, and the request is to be repeated.
 
-    The coordinator is away (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a
-    connection in turn, so a commit waits behind the member's own JoinGroup until the slowest of the others
-    has come (seen as ``_TIMED_OUT``). Who was put out is told so.
+    It is between two generations (KIP-848: epochs), or its requests are held up. The coordinator is away
+    (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection in turn, so a
+    commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
+    ``_TIMED_OUT``). Who was put out is told so.
     """
     return error.code() in _TIMEOUT_CODES | {
         _LOGIN,
@@ -184,7 +185,9 @@ def to_package_error(
 
 
 class ErrorListener:
-    """What a client says beside its answers: librdkafka tells of a refused login there alone, and tries for ever.
+    """The errors that a client reports besides its responses.
+
+    librdkafka reports a refused login only there, and retries indefinitely.
 
     Args:
         settings: of the client whose ``error_cb`` this is.
@@ -279,8 +282,8 @@ _CHECK_HTTPS = (
 )
 _WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
 _RECENT_SECONDS = 60.0
-"""An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is refused, and
-a token server that was away for a moment is no reason of an outage an hour later."""
+"""An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is
+refused, and a token server that was away for a moment is no reason of an outage an hour later."""
 _CHECK_CA = (
     "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and "
     "connect by a host name that is in the certificate"

@@ -1,6 +1,7 @@
-"""How is a consumer group, in both lanes? Both commit logs, the log's ends and the members, at one look (KIP-333).
+"""Read the status of a consumer group in both lanes, at one time (KIP-333).
 
-Never joins and never commits. What another program committed is shown as such.
+It is derived from both commit logs, the log's ends and the members. Never joins and never commits. What
+another program committed is shown as such.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class GroupStatus:
-    """A group at one moment; ``open_transactions`` is what waits behind open transactions, which is no lag yet.
+    """A group at one moment.
+
+    ``open_transactions`` is what waits behind open transactions, which is no lag yet.
 
     Attributes:
         table: the table that was queried for what is processed; None where both commit logs decide alone.

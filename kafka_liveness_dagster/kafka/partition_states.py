@@ -28,8 +28,7 @@ def partition_states_with_ledger(
     """Both commit logs, the log bounds, and what the witness says, if it is the one that they are about.
 
     The witness is asked last: what is committed before it is asked was written before that. In the place of
-        an
-    external commit the second log is rebuilt from the witness.
+    an external commit the second log is rebuilt from the witness.
 
     Raises:
         ExternalCommitError: a commit of the group is not ours, and no witness can rebuild the second log.

@@ -1,7 +1,8 @@
-"""Find out whether the broker throttles the reads of a login: a fetch response has the delay that a quota imposes.
+"""Find out whether the broker throttles the reads of a login.
 
-The client library cannot list quotas (librdkafka 2.16 has no DescribeClientQuotas). Never changes anything,
-and never fails: no answer is no throttling that anybody knows of.
+A fetch response has the delay that a quota imposes. The client library cannot list quotas (librdkafka 2.16
+has no DescribeClientQuotas). Never changes anything, and never fails: no answer is no throttling that anybody
+knows of.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ CLIENT_ID = "kafka-liveness/throttling"
 def measure_throttle_seconds(
     settings: KafkaSettings, tp: TopicPartition, seconds: float = WAIT_SECONDS
 ) -> float:
-    """Return the delay that a quota imposes on this login's fetches now; 0 without one, or without a response in time.
+    """Return the delay that a quota imposes on this login's fetches now.
 
-    All clients of a user share a quota of the user, Spark's readers too. A quota of each client id is not
-    seen: each of Spark's readers has an id of its own. The fetch is at the log end, so that it takes nothing
-    of the quota.
+    0 without one, or without a response in time. All clients of a user share a quota of the user, Spark's
+    readers too. A quota of each client id is not seen: each of Spark's readers has an id of its own. The
+    fetch is at the log end, so that it takes nothing of the quota.
 
     Args:
         settings: of the cluster.

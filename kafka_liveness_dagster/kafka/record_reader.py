@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.watchdog import Fence
 
 _POLL_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
-# Records at a time: more leave the processor's cache before they are sorted by partition
+# Records taken at a time: more leave the processor's cache before they are sorted by partition
 _MAX_MESSAGES = 2_000
 _SAMPLE = 100  # how many of the last records tell the size of the next ones
 _DEFAULT_PREFETCH = Prefetch()
@@ -63,10 +63,9 @@ class BatchRecords:
         """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
 
         The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that
-            stops
-        half-way has seen all of them. Within a partition records come by offset, and the same batch gives the
-        same order. There may be fewer records than offsets. Iterating is no heartbeat: call ``heartbeat()``
-        where a batch may outlast its budget.
+        stops half-way has seen all of them. Within a partition records come by offset, and the same batch
+        gives the same order. There may be fewer records than offsets. Iterating is no heartbeat: call
+        ``heartbeat()`` where a batch may outlast its budget.
 
         Args:
             batch: what ``poll`` gave.
@@ -160,9 +159,8 @@ class RecordReader:
         """Give no record more of a batch that is fenced.
 
         Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is
-            being read.
-        Affects: the list being iterated, which ends with the record the op has; its iterator then finds out
-            why.
+        being read. Affects: the list being iterated, which ends with the record the op has; its iterator then
+        finds out why.
         """
         given = self._last_records
         check = self._check

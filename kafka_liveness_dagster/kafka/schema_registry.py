@@ -1,6 +1,7 @@
-"""What does the schema registry say? By Confluent's own client; every answer within seconds, every refusal by name.
+"""Query the schema registry by Confluent's own client.
 
-Never shows a password: not in ``repr``, not in an error.
+Every response comes within seconds, every refusal by name. Never shows a password: not in ``repr``, not in an
+error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""How do client and broker prove to each other who they are? One answer, told to librdkafka and to Spark's JVM.
+r"""Configure how client and broker authenticate, alike for librdkafka and for Spark's JVM.
 
 Never lets the two differ: what only one of them could be told is refused, and so is what would not be used.
 
@@ -37,8 +37,9 @@ A token server that accepts a connection and never responds would hold a Spark t
 """
 _OIDC_METHOD = "sasl.oauthbearer.method"
 _TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
-"""What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks for the
-authorities where Red Hat has them, and on Debian no token server is trusted (seen with 2.16.1)."""
+"""What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux
+looks for the authorities where Red Hat has them, and on Debian no token server is trusted (seen with
+2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
 REQUEST_MS = 5_000
-"""How long an answer may take. A connection that the network has forgotten is found out by a request without one: after
-librdkafka's own 60 s each of the sensor's clients would stand still for a minute, one after the other."""
+"""How long an answer may take. A connection that the network has forgotten is found out by a request without
+one: after librdkafka's own 60 s each of the sensor's clients would stand still for a minute, one after the
+other."""
 FETCH_MS = 1_000
 """How long a fetch waits at the broker for the first record, while there is none."""
 _DERIVED_FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
@@ -156,7 +157,7 @@ class KafkaSettings:
         No member, and it commits nothing.
         """
         return {
-            # Of one partition at a time: what comes of the others waits for it
+            # Bytes of one partition at a time: what comes of the others waits for them
             "fetch.message.max.bytes": 131_072,
             "queued.max.messages.kbytes": 16_384,
             "fetch.queue.backoff.ms": 10,  # 1 s unless set, in which a fast reader has long emptied the queue
@@ -233,7 +234,7 @@ class LiveSettings:
 
 
 def refused_settings(extra: Mapping[str, str]) -> Iterator[str]:
-    """Which of these settings of librdkafka's would break a promise of this package, and where to say it instead."""
+    """Report librdkafka settings that would break a promise of this package, and their replacement."""
     for name, value in extra.items():
         if name == "enable.auto.commit" and value.lower() == "false":
             continue

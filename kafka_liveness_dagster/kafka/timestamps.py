@@ -1,7 +1,7 @@
 """Find offsets by timestamp, and the processed offsets of a time window.
 
 Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind
-    by one.
+by one.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def open_transactions(
     """
     very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="asking where the logs end")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
-    stable = {
-        tp: end for tp, (_, end) in cluster.log_bounds(behind).items()
-    }  # later: what came meanwhile is behind none
+    # Asked later: what came meanwhile is behind none
+    stable = {tp: end for tp, (_, end) in cluster.log_bounds(behind).items()}
     waiting = {tp: very_ends[tp].offset - end for tp, end in stable.items() if very_ends[tp].offset > end}
     if not waiting:
         return ()
@@ -123,7 +122,7 @@ def timestamps(
                 if at in unheard - heard and not message.error():
                     found[at] = message.timestamp()[1]
                 heard.add(at)
-            # Else the others wait for their rest
+            # Without the pause the others wait for the rest of these
             client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
             unheard -= heard
     except KafkaException as error:
@@ -245,7 +244,7 @@ def processed_ranges(
     *,
     allow_expired: bool = False,
 ) -> ProcessedRanges:
-    """The offsets of a group whose timestamps lie from ``begin_ms`` to before ``end_ms``, both since the epoch.
+    """Return a group's offsets with timestamps from ``begin_ms`` to before ``end_ms``, since the epoch.
 
     Args:
         cluster: where the group is.

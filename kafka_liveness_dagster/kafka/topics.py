@@ -1,4 +1,4 @@
-"""How is a topic made, and how do records come into it? For people at a terminal, and for the embedded broker.
+"""Create topics and produce records: for people at a terminal, and for the embedded broker.
 
 The only requests of this package that change a cluster beside commits.
 """
@@ -140,7 +140,7 @@ class RecordProducer:
     _refused_error: list[KafkaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A producer waits for minutes for a topic that is not there
+        # Fails at once: a producer waits for minutes for a topic that is not there
         Cluster(self.settings).partitions([self.topic])
         self._error_listener = ErrorListener(self.settings)
         config = {

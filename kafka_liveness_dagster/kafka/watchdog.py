@@ -97,8 +97,7 @@ class Fence:
         """Register what to cancel when the fence goes up, a Spark job for one.
 
         Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership
-            has
-        begun: ``is_batch_current`` tells them apart. Affects: work already under way.
+        has begun: ``is_batch_current`` tells them apart. Affects: work already under way.
         """
         self._watchdog.on_fence(cancel)
 
@@ -371,7 +370,7 @@ class Watchdog:
                     self._reason = named
         if not is_sure:
             log.warning("fenced: %s", named.value, extra={"fence": named})
-        # Nor can one be started now: the member is out of its group, this may take its time
+        # No thread could be started for it: the member is out of its group, this may take its time
         if not is_cancelled:
             self._call_all(self._cancels)
         if not is_told:

@@ -19,12 +19,12 @@ _CHECK_SECONDS = 1.0
 
 
 class AssignmentWait:
-    """A run that was let into its group and has nothing to do yet: says so in its log and, by a tag, on its page.
+    """The wait of a run that was let into its group and has nothing to do yet.
 
-    The others hold what is to come no longer than their process timeout and a session, which are taken to be
-    as ours: past that something else is wrong, a partition may be nobody's to give. What has come they no
-    longer hold, and it is waited for anew. A broker that says nothing at all is waited for as long as a batch
-    may take, as ``poll`` does.
+    Its log reports the wait, and by a tag its page. The others hold what is to come no longer than their
+    process timeout and a session, which are taken to be as ours: past that something else is wrong, a
+    partition may be nobody's to give. What has come they no longer hold, and it is waited for anew. A broker
+    that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
     """
 
     def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
@@ -40,7 +40,9 @@ class AssignmentWait:
         self._checked_at = -math.inf
 
     def should_continue(self) -> bool:
-        """Whether a partition is still to come, or the storage has not all of this run; asks the group once a second.
+        """Return whether a partition is still to come, or the storage lacks some of this run.
+
+        Queries the group once a second.
 
         Raises:
             BrokerUnreachableError: nobody has answered for as long as a batch may take.

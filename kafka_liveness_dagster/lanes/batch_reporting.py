@@ -236,7 +236,7 @@ class BatchMetrics:
                 record(RETRIES, count, {**of_lane, REASON: reason})
 
     def record_processed(self, ranges: Iterable[OffsetRange]) -> None:
-        """Count offsets that are processed from now on, by this run or by a dead one that could not count them."""
+        """Count offsets as processed, by this run or by a dead one that could not count them."""
         offsets = Counter[tuple[tuple[str, str], ...]]()
         for part in ranges:
             offsets[tuple(labels_of(self.group_id, part.topic_partition).items())] += part.size

@@ -1,8 +1,7 @@
-"""What becomes of a batch that fails because of a few of its records? They are kept and owed, the others are written.
+"""Keep the few records by which a batch fails as dead letters, and write the others.
 
-Letters first, then the table, and then, by the lane, the commit: whichever of them is the last one that
-    happened, the
-same batch comes again and replaces what is there. Never commits an offset.
+Dead letters are owed. Letters first, then the table, and then, by the lane, the commit: whichever of them is
+the last one that happened, the same batch comes again and replaces what is there. Never commits an offset.
 """
 
 from __future__ import annotations

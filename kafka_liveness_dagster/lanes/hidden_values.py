@@ -52,5 +52,5 @@ def _silence_pyspark() -> None:
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark stays lazy
 
     for name in _BY_PYSPARK:
-        # Made by pyspark: a plain logger would refuse its arguments
+        # The logger is made by pyspark: a plain one would refuse its arguments
         PySparkLogger.getLogger(name).disabled = True

@@ -1,8 +1,7 @@
-"""Which batches are on their way into the table at this moment? At most two, and they land in the order of their plan.
+"""Track the batches on their way into the table: at most two, committed in planned order.
 
 While Spark reads and writes one batch, the next one is planned, transformed and begun: small batches cost
-    mostly what
-surrounds the work. A transform is always called in the run's thread. Never commits an offset.
+mostly what surrounds the work. A transform is always called in the run's thread. Never commits an offset.
 """
 
 from __future__ import annotations
@@ -136,10 +135,10 @@ class InFlightWrites(deque[InFlightWrite]):
         self.abandon()
 
     def pop_committed(self) -> float:
-        """The oldest is committed; gives the seconds it took since its plan, or since the one before it landed.
+        """Remove the oldest batch, which is committed, and return the seconds it took.
 
-        So the seconds of all are the time in which there was something to do, and none of it is counted
-        twice.
+        They begin with its plan, or when the one before it was committed. So the seconds of all are the time
+        in which there was something to do, and none of it is counted twice.
         """
         began_at = max(self.popleft().began_at, self._committed_at)
         self._committed_at = time.monotonic()
@@ -155,11 +154,11 @@ class InFlightWrites(deque[InFlightWrite]):
                 one.job.cancel(timeout_seconds=0.0)
 
     def commit_finished(self, check_deadline: Callable[[], None], commit: Callable[[], None]) -> None:
-        """Land, oldest first, until one failed or ``check_deadline`` raises: no other member shall do it again.
+        """Commit, oldest first, until one failed or ``check_deadline`` raises.
 
-        Caller: the lane's poll, in the run's thread, when partitions are about to go. Affects: the table and
-            the first
-        commit log; raises nothing. What failed stays in flight, and is told where the run lands it.
+        So no other member does it again. Caller: the lane's poll, in the run's thread, when partitions are
+        about to go. Affects: the table and the first commit log; raises nothing. What failed stays in flight,
+        and is told where the run lands it.
         """
         try:
             while self and self[0].wait_until_written(check_deadline):

@@ -1,9 +1,8 @@
-"""Which records of a batch are of a window that was told complete already? They are counted on it, and nothing waits.
+"""Count records of windows that were already told complete; nothing waits for them.
 
 Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is
-    written
-again is counted again. Rows of a run that died in between are counted by the run that recovers them, before
-it commits them.
+written again is counted again. Rows of a run that died in between are counted by the run that recovers them,
+before it commits them.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ _DELETION_OFF = "The table has gc.enabled=false. No snapshots were expired, and 
 
 
 def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
-    """Compact what is settled, expire old snapshots, remove what nobody has; then show it on the table's asset.
+    """Compact what is settled, expire old snapshots and remove orphans; then show it on the asset.
+
+    The asset is the table's.
 
     Raises:
         KafkaLivenessError: Kafka or Spark refused; both lanes go on, and so does the next maintenance.

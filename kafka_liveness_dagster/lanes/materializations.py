@@ -1,10 +1,9 @@
 """When does Dagster hear what a live run has written? While it goes on: a run may be at work for days.
 
 Of the first batch at once, then at most once in so many seconds with new data, and at the end: each
-    materialization
-tells what was written since the one before that Dagster stored. So downstream assets begin, freshness is
-known, and nobody is woken by a run that wrote nothing. What the table has by then Spark is asked beside the
-batches, which do not wait for it.
+materialization tells what was written since the one before that Dagster stored. So downstream assets begin,
+freshness is known, and nobody is woken by a run that wrote nothing. What the table has by then Spark is asked
+beside the batches, which do not wait for it.
 """
 
 from __future__ import annotations
@@ -112,7 +111,9 @@ class Materializations:
         )
 
     def emit_if_due(self, *, may_wait: bool) -> None:
-        """Materialize the asset with what is new, if it is time; what cannot be told now is told with the next.
+        """Materialize the asset with what is new, if it is time.
+
+        What cannot be told now is told with the next.
 
         Args:
             may_wait: for what the table says; else it is told at a later call, when that is known.

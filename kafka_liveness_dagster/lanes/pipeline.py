@@ -105,7 +105,9 @@ A broker that deletes what is read may do it again.
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Kafka, a transform from a DataFrame of one batch to the rows to keep, and a table or a sink of the user's own.
+    """Kafka, a transform from the DataFrame of a batch to the rows to keep, and a table or sink.
+
+    A sink is the user's own.
 
     Attributes:
         table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each
@@ -187,7 +189,9 @@ class Pipeline:
     def run(
         self, lane: Lane, next_batch: BatchSource, log: Logger, on_skipped: OnSkipped, counter: BatchCounter
     ) -> None:
-        """Process and commit every batch; one that is too slow, or was lost to another member, is retried, or pending.
+        """Process and commit every batch.
+
+        One that is too slow, or was lost to another member, is retried, or becomes pending.
 
         Args:
             lane: where the batches are committed.
@@ -285,7 +289,7 @@ class Pipeline:
             except Exception as error:
                 if not in_flight:
                     raise
-                # Said again when what is in flight has landed
+                # Logged again when what is in flight is committed
                 lines.log.warning("nothing is planned ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:

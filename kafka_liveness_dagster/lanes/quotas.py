@@ -34,7 +34,9 @@ _REMEDY = (
 
 
 class ThrottlingWatch:
-    """Asks while a batch is slow whether the broker throttles this login. As a context manager: until the lane ends.
+    """Queries while a batch is slow whether the broker throttles this login.
+
+    As a context manager it ends with the lane.
 
     Args:
         delay: by which a quota delays a fetch from this partition now, in seconds.

@@ -246,7 +246,9 @@ def run_catch_up_lane(
     reprocess: Sequence[OffsetRange],
     keys: Sequence[str] = (),
 ) -> CatchUpResult:
-    """Process what is owed of these ranges, and reprocess all of those that are done; ``keys`` are their partitions.
+    """Process what is owed of these ranges, and reprocess all of those that are done.
+
+    ``keys`` are their partitions.
 
     Raises:
         SlowRecordError: all is done, but for offsets that are too slow alone.
@@ -294,7 +296,9 @@ def run_catch_up_lane(
 def _skipped_message(
     group_id: str, left_out: Sequence[OffsetRange], kept: Sequence[OffsetRange], keys: Sequence[str]
 ) -> tuple[str, str]:
-    """What became of offsets that a catch-up run left out, and how a person closes their partitions as they are.
+    """Return what became of offsets that a catch-up run left out, and how to close their partitions.
+
+    A person closes the partitions as they are.
 
     Args:
         group_id: of the live lane.
@@ -353,8 +357,7 @@ def _batches_until_idle(
     One that is not full begins when something has waited for it for ``commit_interval_seconds`` seconds.
 
     Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has
-        landed
-    makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    landed makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
@@ -426,8 +429,7 @@ def reprocess_windows(
     """Process the windows of a run's partitions again: rows of exactly their offsets are replaced.
 
     A run that materializes the live asset, too, or whose backfill does, processes none: windows that were
-        marked
-    complete stay so.
+    marked complete stay so.
 
     Raises:
         IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.

@@ -53,7 +53,9 @@ class ResourceWithSecrets(CheckedResource):
     addresses: ClassVar[tuple[str, ...]] = ()
 
     def get_resource_definition(self) -> Any:
-        """What Dagster makes of this resource when a code location is loaded; its UI would show a secret in plain.
+        """Return what Dagster makes of this resource when a code location is loaded.
+
+        Dagster's UI would show a secret in plain text.
 
         Raises:
             InvalidSettingError: a secret, or an address with one, is not given as ``dg.EnvVar``.

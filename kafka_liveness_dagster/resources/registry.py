@@ -49,11 +49,11 @@ class SchemaRegistryResource(ResourceWithSecrets):
     def decode(
         self, batch: DataFrame, subject: str, *, column: str = "value", message: str | None = None
     ) -> DataFrame:
-        """The batch with a column decoded: of Avro, Protobuf or JSON Schema in Confluent's wire format, by Spark.
+        """Return the batch with a column decoded by Spark.
 
-        Each record is read by the schema it was written by, and comes out as the newest version of
-        ``subject`` has it: a field that was added has its default, or is null, where a record has none. Reads
-        the batch once for the ids.
+        The column has Avro, Protobuf or JSON Schema in Confluent's wire format. Each record is read by the
+        schema it was written by, and comes out as the newest version of ``subject`` has it: a field that was
+        added has its default, or is null, where a record has none. Reads the batch once for the ids.
 
         Args:
             batch: records from Kafka, or some of them.

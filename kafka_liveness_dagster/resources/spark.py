@@ -74,9 +74,10 @@ class SparkConnectResource(ResourceWithSecrets):
         return self._session
 
     def open_ahead(self) -> None:
-        """Begin to open the session, which ``session()`` then gives, or why there is none; starts no server for it.
+        """Begin to open the session; ``session()`` then returns it, or raises why there is none.
 
-        Half a second of a run's first, most of it Python's imports, while it joins its group.
+        No server is started for it. Half a second of a run's first, most of it Python's imports, while it
+        joins its group.
         """
         if self._session is None and self._opening_session is None:
             self._opening_session = run_in_daemon_thread(self._new_session, "kafka-liveness-spark")

@@ -39,19 +39,20 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _STOP_SECONDS = 5.0
+# The keys are names of Dagster's WorkerStatus
 _WORKERS = {
     "RUNNING": ProcessStatus.ALIVE,
     "FAILED": ProcessStatus.GONE,
     "NOT_FOUND": ProcessStatus.GONE,
-}  # Dagster's WorkerStatus
+}
 log = logging.getLogger("kafka_liveness_dagster")
 
 
 class RunHeartbeat:
-    """Lets everybody see that a run is at work, from its op's first line to its last. Use it as a context manager.
+    """Shows that a run is at work, from its op's first line to its last.
 
-    At its end it waits until Dagster's storage has all that the run told it, before Dagster stores the step's
-    outcome.
+    Use it as a context manager. At its end it waits until Dagster's storage has all that the run told it,
+    before Dagster stores the step's outcome.
 
     Args:
         context: the op's or asset's.
@@ -172,7 +173,7 @@ def _status_from_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> P
     try:
         launcher = instance.run_launcher
         resumes = instance.run_monitoring_enabled and instance.run_monitoring_max_resume_run_attempts > 0
-        # Dagster will start a new worker for the same run
+        # With resumes Dagster starts a new worker for the same run
         if not launcher.supports_check_run_worker_health or resumes:
             return ProcessStatus.UNKNOWN
         health = launcher.check_run_worker_health(run)

@@ -1,6 +1,7 @@
-"""How does a consumer follow its Dagster run, and tell others of it? A stand-in follows none: scripts and tests.
+"""Let a consumer follow its Dagster run, and inform others of it.
 
-``context`` may be None: nobody can cancel a script, and nobody knows of other runs.
+A stand-in for scripts and tests follows none. ``context`` may be None: nobody can cancel a script, and nobody
+knows of other runs.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ _warned: set[str] = set()  # ids of runs that were told: an op may make several 
 
 
 def run_context_of(context: Context, *, away_seconds: float | None = None) -> RunContext:
-    """The link by which a consumer's watchdog follows its run; says once when only we keep the run's time limit.
+    """Return the link by which a consumer's watchdog follows its run.
+
+    Logs once when only this package keeps the run's time limit.
 
     Args:
         context: the op's or asset's.
@@ -120,7 +123,7 @@ def _claim_instance_id(
             add_tags(instance, run_id, {tag: place})
             return place
     this = instance.get_run_by_id(run_id)
-    # Somebody has put it out of there, or it is that of a run it repeats
+    # Another member has removed it from there, or the tag is that of a run it repeats
     if this is not None and this.tags.get(tag):
         add_tags(instance, run_id, {tag: ""})
     return None

@@ -136,7 +136,7 @@ class _StorageCall(NamedTuple):
 
 
 class RunStorage:
-    """What one step of a run stores in Dagster while it is at work: in order, and late where the storage fails.
+    """What a step of a run stores in Dagster at work: in order, and late where the storage fails.
 
     With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the
     call returns at once, and a thread stores this call and all later ones when it can. A retried write may be
@@ -176,7 +176,9 @@ class RunStorage:
         self._enqueue(lambda: self._context.log.handle(copy.copy(record)), "")
 
     def add_metadata(self, key: str, metadata: Mapping[str, Any], outcome: str) -> None:
-        """Add metadata to the materialization of a partition, at the end of the run: Dagster reads its keys for it.
+        """Add metadata to the materialization of a partition, at the end of the run.
+
+        Dagster reads its keys for it.
 
         Args:
             key: of the partition.
@@ -325,7 +327,7 @@ def _is_storage_error(error: Exception) -> bool:
     """Return whether Dagster's storage raised an error: drivers have many classes, so its traceback decides.
 
     An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured
-        output.
+    output.
     """
     if isinstance(error, (KafkaLivenessError, dg.DagsterError)):
         return False
@@ -339,7 +341,10 @@ def _is_storage_error(error: Exception) -> bool:
 
 
 def _log_in_process(text: str, *values: object) -> None:
-    """Write to the process's log, of which Dagster may make lines of the run's log that its storage does not take."""
+    """Write to the process's log.
+
+    Dagster may make lines of the run's log of it, which its storage does not take.
+    """
     # Its handlers are the user's, and what failed is retried whether it is told or not
     with suppress(Exception):
         _log.warning(text, *(summary_line(one) if isinstance(one, Exception) else one for one in values))

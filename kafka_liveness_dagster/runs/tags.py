@@ -68,7 +68,7 @@ def instance_id_tag(group_id: str) -> str:
     """Under which a run says whose place it has taken in a group, and nothing when it has none any more.
 
     A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id
-        may have.
+    may have.
     """
     return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 

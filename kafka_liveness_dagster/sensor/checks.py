@@ -1,7 +1,7 @@
-"""Which asset checks does a Kafka asset have? Those of its group and its dead letters, judged by ``core.health``.
+"""Define the asset checks of a Kafka asset: those of its group and its dead letters.
 
-The sensor tells them without a run, at the moments of its observations; a run of the checks job looks by
-itself.
+``core.health`` judges them. The sensor tells them without a run, at the moments of its observations; a run of
+the checks job looks by itself.
 """
 
 # No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the
@@ -146,10 +146,10 @@ class GroupChecks:
         )
 
     def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
-        """The number of the last materialization of either asset, 0 before the first: with it checks are forgotten.
+        """Return the number of the last materialization of either asset, 0 before the first.
 
-        Of one of this very moment only the next look knows: what is stored in the same second may count as
-            older.
+        A new materialization makes Dagster forget earlier checks. Of one of this very moment only the next
+        look knows: what is stored in the same second may count as older.
         """
         known = [
             one

@@ -146,9 +146,8 @@ class GroupCursor(BaseModel, frozen=True):
             reported_departures=_departures_by_code(memory.reported_departures),
             assignment_hash=memory.assignment_hash,
             rebalancing_since=memory.rebalancing_since,
-            absent_runs=dict(
-                list(map(_decode_absence, memory.absent_runs.items()))[-MAX_ABSENT:]
-            ),  # the oldest are the last
+            # The oldest are the last
+            absent_runs=dict(list(map(_decode_absence, memory.absent_runs.items()))[-MAX_ABSENT:]),
             forgotten_ranges=memory.forgotten_ranges,
             last_tick_at=round(memory.last_tick_at),
         )

@@ -132,7 +132,7 @@ _slots = threading.BoundedSemaphore(_MAX_WATCHING)
 def wait_for_process_exit(
     instance: dg.DagsterInstance, group_id: str, seconds: float = WATCH_SECONDS
 ) -> bool:
-    """Watch the live runs of a group that are at work on this host, until one's process ends or the time is over.
+    """Watch a group's live runs that work on this host, until a process ends or the time is over.
 
     Does nothing where no process is known to be here, the daemon has no threads to spare, the system has no
     pidfd (which is Linux's), or two other ticks of this code server are at it.

@@ -105,7 +105,7 @@ def mark_other_instances(
     Runs that are not among the records are asked for, after the broker has listed the members.
 
     Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is
-        said.
+    said.
     """
     ids = {member.member_id: dagster_run_id_of_client(member.client_id) for member in told}
     known = {record.dagster_run.run_id for record in records}
@@ -126,8 +126,7 @@ def refresh_runs(
     """The same with what is known of the processes of its runs, and why those are away that are no members.
 
     Dagster is asked last: a run that left between the two looks said why before it left, and a process that
-        is gone
-    may have ended its run before it went.
+    is gone may have ended its run before it went.
     """
     members = seen.member_run_ids
     now = time.time()

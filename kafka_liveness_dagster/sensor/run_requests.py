@@ -195,7 +195,7 @@ def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """How many of the newest runs failed in a row, and whether it is too early for the next one."""
     failed = _failed_in_a_row(records)
-    # Of one to come on a clock that was set back
+    # The absolute value: a run that failed may be ahead of a clock that was set back
     since = abs(now - (failed[0].end_time or now)) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
 
@@ -209,7 +209,7 @@ def _did_work(record: dg.RunRecord) -> bool:
     """Whether a run did something before it ended, or was at work for longer than the longest delay.
 
     What ended it does not end every run: a host that loses its workers one after the other is no mistake in
-        them.
+    them.
     """
     seconds = (record.end_time or 0.0) - (record.start_time or math.inf)
     return has_committed(record.dagster_run) or seconds > MAX_BACKOFF_SECONDS

@@ -1,8 +1,8 @@
-"""What does a consumer group need now? A sensor that looks, tells what it saw, adds partitions and requests runs.
+"""Observe a consumer group, report what was seen, add partitions and request runs.
 
-Level-triggered: every tick computes from the group's members, both commit logs, the log ends and Dagster's
-own runs; its memory only keeps it from telling a thing twice. It never joins nor commits; a tick done twice
-changes nothing.
+Done by a sensor. Level-triggered: every tick computes from the group's members, both commit logs, the log
+ends and Dagster's own runs; its memory only keeps it from telling a thing twice. It never joins nor commits;
+a tick done twice changes nothing.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def build_group_sensor(
             try:
                 kafka.create_missing_topics(topics, context.log.info)
                 cluster = kafka.cluster()
-            # A person wanted it: no failure, and no page of traceback every 5 s
             except ServicesDownError as error:
+                # A person wanted it: no failure, and no page of traceback every 5 s
                 return dg.SkipReason(str(error))
             return watched.tick(
                 context, cluster, TableLedgerReader.from_resources(table, context.resources, resources.spark)
@@ -313,7 +313,7 @@ class _GroupSensor:
 
     @property
     def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
-        # SensorSettings has seen to it
+        # SensorSettings has checked it
         return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)
 
     @property

@@ -1,9 +1,8 @@
 """May a look at a group hold it against the table? Only if Spark answers at once: a look waits for nobody.
 
 One Spark session per process and address, kept for the next look, as is what a table said: it is read again
-    when
-somebody has written to it. A server that does not answer is left alone for a while. Starts nothing, writes
-nothing.
+when somebody has written to it. A server that does not answer is left alone for a while. Starts nothing,
+writes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _QUERY_SECONDS = 10.0
 _RETRY_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _retry_at: dict[str, tuple[float, float, str]] = {}
-# By the table's name: another one of that name has other snapshots
+# Keyed by the table's name: another table of that name has other snapshots
 _snapshots: dict[str, LedgerSnapshot] = {}
 
 

@@ -105,7 +105,7 @@ class WindowMaterializer:
         due = deque(self._due_windows(told_to, now))
         give_up_at = time.monotonic() + _MAX_SECONDS
         known = instance.get_materialized_partitions(self.windows.key) if due else set()
-        # Dagster ends a tick that is too long, and keeps nothing of it
+        # Limited, because Dagster ends a tick that is too long, and keeps nothing of it
         while due and time.monotonic() <= give_up_at:
             window = due.popleft()
             if window.key in known:

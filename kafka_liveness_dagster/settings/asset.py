@@ -1,8 +1,7 @@
 """What was declared of a Kafka asset, or of a resource, and could a run work with it? Builds nothing.
 
 Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`
-    and its
-``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
+and its ``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.

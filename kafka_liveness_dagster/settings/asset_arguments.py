@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AssetArguments(TypedDict, total=False):
-    """Arguments of ``dg.asset``, for the live asset and the crash lag asset alike where it is not said otherwise.
+    """Arguments of ``dg.asset``, for both the live and the crash lag asset unless stated otherwise.
 
     Attributes:
         key_prefix: of both assets; their jobs, sensor and pool are named after the whole key,

@@ -35,9 +35,10 @@ class TransformSignature(NamedTuple):
     parameters: tuple[Parameter, ...]
 
     def op_signature(self, resource_keys: Iterable[str], returns: Any) -> Signature:
-        """Of the op that calls the transform, needs these resources itself, and returns this: None is stored nowhere.
+        """Return the signature of the op that calls the transform.
 
-        Dagster looks at parameters or at ``required_resource_keys``, not at both.
+        The op needs these resources itself, and returns this: None is stored nowhere. Dagster looks at
+        parameters or at ``required_resource_keys``, not at both.
         """
         names = {one.name for one in self.parameters}
         kind = Parameter.POSITIONAL_OR_KEYWORD

@@ -1,6 +1,6 @@
-"""How is a declaration held against its kinds? All that is wrong is told at once and by name; nothing is changed by it.
+"""Check a declaration against its kinds; report all errors at once and by name.
 
-The declarations themselves are in ``settings`` and in the resources.
+Nothing is changed by it. The declarations themselves are in ``settings`` and in the resources.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ValidatedSettings(BaseModel):
 
     @classmethod
     def check_known(cls, given: Mapping[str, Any], whose: str) -> None:
-        """Check these settings while others are still unknown; a group may be a section, from which none was made yet.
+        """Check these settings while others are still unknown.
+
+        A group may be a section, from which none was made yet.
 
         Raises:
             InvalidSettingError: as the class does.
@@ -133,7 +135,7 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 def validated(
     by: type[ValidatedSettings],
 ) -> Callable[[Callable[_Params, _Return]], Callable[_Params, _Return]]:
-    """A function whose arguments of these names are checked before anything is done with them; lists become tuples.
+    """Return a decorator that first checks arguments of these names; lists become tuples.
 
     Raises:
         InvalidSettingError: as the declaration does.
@@ -157,7 +159,9 @@ def validated(
 
 
 def resolve_env_vars(value: Any) -> Any:
-    """The value of a resource's field: Dagster looks environment variables up in a run, and nobody has in a script.
+    """Return the value of a resource's field, with its environment variable resolved.
+
+    Dagster resolves variables in a run, and nobody has in a script.
 
     Raises:
         InvalidSettingError: the variable is not set.

@@ -103,7 +103,10 @@ class Windows:
         return self.window_of_key(self.definition.get_partition_key_for_timestamp(moment))
 
     def ended_windows(self, since: float, until: float, max_windows: int) -> list[Window]:
-        """The oldest of those that begin at or after ``since``, where one begins, and have ended by ``until``."""
+        """Return the oldest windows that begin at or after ``since``, and have ended by ``until``.
+
+        ``since`` is a moment at which a window begins.
+        """
         since = max(since, self.begin)
         until = min(until, since + max_windows * _MAX_WINDOW_SECONDS[self.every])
         if since >= until:

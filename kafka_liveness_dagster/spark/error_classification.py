@@ -1,17 +1,18 @@
 """Classify a Spark error: retry or fail, which of catalog and storage failed, and what helps.
 
 >>> from pyspark.errors import PySparkException
->>> summarize(PySparkException("Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"))
+>>> told = "Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"
+>>> summarize(PySparkException(told))
 'x.E: disk is full'
 
 Iceberg wraps what they say several times, and Spark shows the outermost: "Failed to close current writer".
-    What helps
-is in the innermost.
+What helps is in the innermost.
 
 >>> from pyspark.errors import PySparkException
->>> told = "(org.apache.iceberg.exceptions.ServiceUnavailableException) Service unavailable: maintenance until 4 pm"
+>>> kind = "org.apache.iceberg.exceptions.ServiceUnavailableException"
+>>> told = f"({kind}) Service unavailable: maintenance until 4 pm"
 >>> print(storage_read_error(PySparkException(told), "lake.shop.orders"))
-lake.shop.orders could not be read: its catalog lake does not answer (Service unavailable: maintenance until 4 pm): ...
+lake.shop.orders could not be read: its catalog lake does not answer (Service unavailable: maintenance...
 """
 
 from __future__ import annotations
@@ -70,32 +71,26 @@ _NO_SESSION = (
 _CREATED_CONCURRENTLY = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "FIELD_ALREADY_EXISTS",
-    "SCHEMA_NOT_FOUND",
-)  # or gone: a namespace
-# Which has no conditions: the class of an exception, how its message begins, and what it means
+    "SCHEMA_NOT_FOUND",  # or the namespace is gone
+)
+# Iceberg has no conditions: the class of an exception, how its message begins, and what it means
 _OF_ICEBERG = (
     (
         "ValidationException",
         "Cannot delete file where some, but not all, rows match",
         RetryReason.PARTIAL_FILE_CONFLICT,
     ),
-    (
-        "ValidationException",
-        "Found conflicting",
-        RetryReason.OTHER_WRITER,
-    ),  # "… files", "… deleted files": written to since
+    # "… files", "… deleted files": written to since
+    ("ValidationException", "Found conflicting", RetryReason.OTHER_WRITER),
     ("ValidationException", "Found new conflicting", RetryReason.OTHER_WRITER),
     ("ValidationException", "Missing required files to delete", RetryReason.OTHER_WRITER),
-    (
-        "ValidationException",
-        "Deleted manifest",
-        RetryReason.OTHER_WRITER,
-    ),  # a lane's commit merged them: its 100th since the last
+    # A lane's commit merged them: its 100th since the last
+    ("ValidationException", "Deleted manifest", RetryReason.OTHER_WRITER),
     # Our snapshot was expired meanwhile
     ("ValidationException", "Cannot determine history", RetryReason.OTHER_WRITER),
-    # The table, made by somebody else since we looked
+    # The table was created by another writer since we looked
     ("AlreadyExistsException", "", RetryReason.OTHER_WRITER),
-    # Lost every race for the table's metadata pointer
+    # The commit lost every race for the table's metadata pointer
     ("CommitFailedException", "", RetryReason.OTHER_WRITER),
     ("UncheckedSQLException", "", RetryReason.CATALOG),
 )
@@ -113,11 +108,11 @@ _PROCESS_LOST = re.compile(  # Spark ends itself when it has no memory left; and
     r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
 )
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
-_COLUMN_ADDED = re.compile(
-    r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)"
-)  # not of a field in a column
+# Not of a field in a column
+_COLUMN_ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")
 _RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
-    r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
+    r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )"
+    r"(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
 )
 
@@ -209,9 +204,10 @@ def lost_server_error(error: PySparkException, connection: SparkConnection) -> S
 
 
 def is_timestamp_error(error: PySparkException) -> bool:
-    """Whether a record's timestamp is beyond what Spark holds: its Kafka source fails whatever is asked of it.
+    """Return whether a record's timestamp is beyond what Spark holds.
 
-    The exception is Java's own and has no condition; where it was raised stands in its stack alone.
+    Its Kafka source fails whatever is asked of it. The exception is Java's own and has no condition; where it
+    was raised stands in its stack alone.
     """
     overflowed = ("java.lang.ArithmeticException", "long overflow") in server_exceptions(error)
     return overflowed and bool(_CONVERTS.search(str(error)))
@@ -275,9 +271,8 @@ def retry_reason(error: PySparkException, table: str, quoted: str) -> RefusedCom
         RowsOutsideBatchError: a row is not of its batch.
     """
     if is_table_missing(error, quoted) or error.getCondition() in _CREATED_CONCURRENTLY:
-        return RefusedCommit(
-            RetryReason.OTHER_WRITER, str(error)
-        )  # dropped under the batch: the next attempt says so, or makes it
+        # Dropped under the batch: the next attempt says so, or creates it
+        return RefusedCommit(RetryReason.OTHER_WRITER, str(error))
     if is_column_added_concurrently(str(error)):
         return RefusedCommit(RetryReason.OTHER_WRITER, str(error))
     if row := row_outside_ranges(error):
@@ -308,9 +303,10 @@ def is_commit_state_unknown(error: PySparkException) -> bool:
 
 
 def server_exceptions(error: PySparkException) -> Iterator[tuple[str, str]]:
-    """The exceptions of the server's that have no condition: the class of each, and the first line of its message.
+    """Yield the server's exceptions that have no condition.
 
-    From the outermost to the innermost, which is the last one.
+    Each is its class and the first line of its message. From the outermost to the innermost, which is the
+    last one.
     """
     return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))
 

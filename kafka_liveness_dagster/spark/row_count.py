@@ -70,10 +70,11 @@ def with_sums(frame: DataFrame, *what: Column) -> tuple[DataFrame, RowSums]:
 def row_count(
     counted: RowSums, session: SparkSession, table: IcebergTable, ranges: Sequence[OffsetRange]
 ) -> int:
-    """Return how many rows were written; where Spark reports no number, as many as the table has of these ranges.
+    """Return how many rows were written.
 
-    Both are the same number. Spark waits 0.1 s for its sums, and a busy server takes longer; and where it
-    knows beforehand that there is no row it has no sums.
+    Where Spark reports no number: as many as the table has of these ranges. Both are the same number. Spark
+    waits 0.1 s for its sums, and a busy server takes longer; and where it knows beforehand that there is no
+    row it has no sums.
     """
     rows = counted.get("rows")
     return table.count_rows(session, ranges) if rows is None else int(rows)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 OUTSIDE_BATCH = "kafka-liveness: outside of the batch: "
 ROWS_EXIST = "kafka-liveness: the table has rows of the batch"
 _CAUSED_BY = re.compile(
-    r"^Caused by: org\.apache\.spark\.SparkRuntimeException: \[USER_RAISED_EXCEPTION\] (?P<said>.*) SQLSTATE: P0001$",
+    r"^Caused by: org\.apache\.spark\.SparkRuntimeException: "
+    r"\[USER_RAISED_EXCEPTION\] (?P<said>.*) SQLSTATE: P0001$",
     re.MULTILINE,
 )
 
@@ -46,7 +47,7 @@ def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange
     >>> print(ranges_condition([OffsetRange("t", 0, 7, 12)]))
-    (`topic` = 't' AND `offset` >= get(array(7L, NULL), `partition`) AND `offset` < get(array(12L, NULL), `partition`))
+    (`topic` = 't' AND `offset` >= get(array(7L, NULL), `partition`) AND `offset` < get(array(12L, NULL), ...
     """
     return " OR ".join(
         f"(`topic` = '{topic}' AND `offset` >= get({_bounds_array(starts)}, `partition`) "

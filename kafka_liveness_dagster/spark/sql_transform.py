@@ -18,8 +18,7 @@ def run_select(batch: DataFrame, sql: str) -> DataFrame:
     """The rows of ``sql`` over a batch.
 
     The batch travels inside the query: a temporary view would be the session's, where the next batch, or one
-        in
-    another thread, would replace it under a frame that Spark has not run yet.
+    in another thread, would replace it under a frame that Spark has not run yet.
     """
     return batch.sparkSession.sql(with_placeholder(sql), batch=batch)
 
@@ -28,8 +27,8 @@ def with_placeholder(sql: str) -> str:
     """The SELECT as Spark's ``sql(..., batch=frame)`` takes it: one placeholder, all other braces doubled.
 
     As a subquery it may have a WITH of its own, and cannot be anything but a query: CREATE or DROP is a
-        syntax error.
+    syntax error.
     """
     only = sql.strip().removesuffix(";").replace("{", "{{").replace("}", "}}")
-    # A comment ends with its line
+    # The last line of the SQL may be a comment, which ends with its line
     return f"WITH batch AS (SELECT * FROM {{batch}}) SELECT * FROM (\n{only}\n)"

@@ -105,7 +105,9 @@ class TransformedBatch:
         return self._rows_of(self._read(self.ranges).where("false"))
 
     def failure_of(self, ranges: Sequence[OffsetRange]) -> str:
-        """Why some of its records cannot be processed, in short; empty when they can. Computes all and keeps none.
+        """Return why some of its records cannot be processed, in short; empty when they can.
+
+        Computes all and keeps none.
 
         Raises:
             KafkaLivenessError: whatever it is, it is no fault of the transform's.
@@ -179,7 +181,9 @@ class TransformedBatch:
         return oldest
 
     def count_by_time(self, since: float, until: float) -> list[tuple[str, int, float, int]]:
-        """How many records have a timestamp from ``since`` to before ``until``, in seconds; reads the batch again.
+        """Count records with a timestamp from ``since`` to before ``until``, in seconds.
+
+        Reads the batch again.
 
         Returns:
             Topic, partition, beginning of a quarter of an hour, and how many of it, for each that has some.
@@ -201,9 +205,9 @@ class TransformedBatch:
     def unreadable_record(
         self, error: PySparkException
     ) -> UnreadableRecordError | KafkaSourceError | StorageError | None:
-        """Why it is no fault of the transform's: a record by name, the source, or a disk; None for other errors.
+        """Return why an error is not the transform's: a record by name, the source, or a disk.
 
-        Reads the batch again to find the record.
+        None for other errors. Reads the batch again to find the record.
         """
         if is_source_options_error(error):
             return self._source_error(error)

@@ -1,7 +1,8 @@
-"""Which metrics are there? All of them, in one table: what is told, drawn or documented is named here and nowhere else.
+"""Define all metrics in one table.
 
-Names and labels are those of OpenTelemetry's semantic conventions for messaging where they have one; the
-others begin with ``kafka_liveness.``.
+What is told, drawn or documented is named here and nowhere else. Names and labels are those of
+OpenTelemetry's semantic conventions for messaging where they have one; the others begin with
+``kafka_liveness.``.
 
 >>> FENCES.name, FENCES.prometheus, LAG_TIME.prometheus
 ('kafka_liveness.fences', 'kafka_liveness_fences_total', 'kafka_liveness_lag_time_seconds')

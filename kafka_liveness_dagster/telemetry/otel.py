@@ -97,7 +97,10 @@ def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = 
 
 
 def set_gauges(group_id: str, points: Sequence[Point]) -> None:
-    """Let the gauges of a group show these points until the next ones come, and no longer than ``STALE_SECONDS``."""
+    """Let the gauges of a group show these points until the next ones come.
+
+    They show them no longer than ``STALE_SECONDS``.
+    """
     if (found := loaded_api("metrics")) is not None:
         _points_by_group[group_id] = (time.monotonic(), points)
         with suppress_errors(group_id):

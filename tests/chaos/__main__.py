@@ -25,25 +25,27 @@ _WARM_UP, _SETTLE, _LATEST = 600.0, 600.0, 240.0  # seconds
 _TEACHES = """\
 Harass a real pipeline, and say whether anything was lost, doubled or late.
 
-Starts, in a folder of its own: a Kafka broker and a Spark Connect server, each behind a proxy; `dagster dev` with
-tests/chaos/orders.py (two live runs, crash lag mode, the sensor on); a producer of orders whose values are known. Then
-one fault after the other, and after each the wait until every partition has a row that was produced after it. At last
-all that is missing is backfilled, every row is counted by its offset and value, without Spark, and the product's own
-`kafka-liveness audit --deep` has to certify the table. The history of all of it (history.jsonl: records, commits,
-reports, reads after each fault and at the end) is checked by tests/history, which imports nothing of the product.
+Starts, in a folder of its own: a Kafka broker and a Spark Connect server, each behind a proxy; `dagster dev`
+with tests/chaos/orders.py (two live runs, crash lag mode, the sensor on); a producer of orders whose values
+are known. Then one fault after the other, and after each the wait until every partition has a row that was
+produced after it. At last all that is missing is backfilled, every row is counted by its offset and value,
+without Spark, and the product's own `kafka-liveness audit --deep` has to certify the table. The history of
+all of it (history.jsonl: records, commits, reports, reads after each fault and at the end) is checked by
+tests/history, which imports nothing of the product.
 """
 _MORE = """\
-The seed decides the order of the faults, how long each lasts, who is struck, the group protocol (even: classic, odd:
-consumer, KIP-848) and who does the crash lag (the sensor, for every second pair of seeds; else backfills as people
-launch them). The same seed is the same plan, not the same interleaving.
+The seed decides the order of the faults, how long each lasts, who is struck, the group protocol (even:
+classic, odd: consumer, KIP-848) and who does the crash lag (the sensor, for every second pair of seeds; else
+backfills as people launch them). The same seed is the same plan, not the same interleaving.
 
-faults, and within how many seconds each partition is to be fresh after it: what is waited for, and what is work. Work
-counts as often as there are processes that want a core (the load average over the cores), for they have to share it:
+faults, and within how many seconds each partition is to be fresh after it: what is waited for, and what is
+work. Work counts as often as there are processes that want a core (the load average over the cores), for they
+have to share it:
 {faults}
 
-Exit code 0: lost 0, duplicated 0, certified, never late, and a history without anomalies. 1: not so; the folder with
-all logs is kept, and named. --plant alters a row of the table before the last read: the history has to show it.
-Ctrl-C stops everything that was started. It keeps two cores busy and takes 4 GB.
+Exit code 0: lost 0, duplicated 0, certified, never late, and a history without anomalies. 1: not so; the
+folder with all logs is kept, and named. --plant alters a row of the table before the last read: the history
+has to show it. Ctrl-C stops everything that was started. It keeps two cores busy and takes 4 GB.
 
 example:
   python -m tests.chaos --minutes 10 --seed 1

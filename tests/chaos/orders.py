@@ -1,7 +1,7 @@
-"""The code location that is harassed: the README's pipeline with two live runs, and times so short that much fits.
+"""The code location that is harassed: the README's pipeline with two live runs and short times.
 
-``dagster dev -f`` gets a copy of it. Who starts it says the group protocol, who does the crash lag, and
-whether new offsets are appended. The table is maintained every minute.
+The times leave room for many faults. ``dagster dev -f`` gets a copy of it. The environment sets the group
+protocol, who does the crash lag, and whether new offsets are appended. The table is maintained every minute.
 """
 
 from __future__ import annotations

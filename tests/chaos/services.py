@@ -1,4 +1,4 @@
-"""A real broker and a real Spark Connect server, each behind a proxy that can fall silent; both can be killed.
+"""A real broker and a real Spark Connect server, each behind a proxy that can fall silent; both are killable.
 
 Their state is in a folder of its own. Who harasses them, feeds and judges, does so without the proxies.
 """

@@ -106,7 +106,7 @@ class ChaosEnvironment:
         return catalog.load_table(TABLE)
 
     def observe(self):
-        """Record the records, both commit logs, Dagster's reports, the snapshots, and a read of the whole table."""
+        """Record the records, both commit logs, Dagster's reports, the snapshots, and a read of the table."""
         self.history.produced()
         self.history.committed()
         self.history.dagster(self.dev.instance, "orders", CRASH_LAG)

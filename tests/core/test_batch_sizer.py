@@ -1,4 +1,4 @@
-"""Half after a batch that was too slow, double after one in time, and the offset that fails alone is named."""
+"""Half after a batch that was too slow, double after one in time; an offset that fails alone is named."""
 
 from __future__ import annotations
 
@@ -166,9 +166,8 @@ def test_whatever_is_poisoned_is_found_and_nothing_else(lags, poison, ceiling):
         pending = {TopicPartition("orders", p): (Span(heads[p], lags[p]),) for p in heads}
         ranges, after = plan_ranges(pending, sizer.bound, last)
         if any(r.overlaps(bad) for r in ranges):
-            found = sizer.record_timeout(
-                Batch(ranges, 60)
-            )  # ``last`` stays: the same partitions are first in line again
+            # ``last`` stays: the same partitions are first in line again
+            found = sizer.record_timeout(Batch(ranges, 60))
             if found is not None:
                 assert found == bad
                 return

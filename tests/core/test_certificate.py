@@ -212,8 +212,8 @@ def test_every_offset_of_its_life_is_in_one_place(found):
 def test_what_rows_say_besides_is_told():
     """Dropped by the transform, equal twice, compacted away: known, and no fault."""
     seen = RowComparison(
-        1_000, unrecorded=(OffsetRun(1, 2, 1),), without_rows=(OffsetRun(7, 8, 1),), doubled=(OffsetRun(5, 6, 1),),
-        compacted=True,
+        1_000, unrecorded=(OffsetRun(1, 2, 1),), without_rows=(OffsetRun(7, 8, 1),),
+        doubled=(OffsetRun(5, 6, 1),), compacted=True,
     )  # fmt: skip
     assert certificate(rows=seen).verdict == (
         f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in "

@@ -391,7 +391,7 @@ def test_the_order_of_completion_does_not_matter(owed, histories):
 
 @given(SPANS, st.lists(SPANS, max_size=4), st.integers(0, 20), st.integers(1, 30))
 def test_a_later_crash_is_never_covered_by_an_earlier_backfill(owed, steps, gap, count):
-    """A backfill that knows only the old owed ranges leaves every offset of a new one above them outstanding."""
+    """A backfill that knows only the old pending ranges leaves a new one above them outstanding entirely."""
     end = max((s.end for s in owed), default=0)
     new = Span(end + gap, end + gap + count)
     log = CatchUpCommitMetadata()
@@ -965,6 +965,6 @@ def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
     ids=["in order", "parallel", "parallel, from some offsets on"],
 )
 def test_a_policy_says_in_words_what_follows(policy, fenced, ended):
-    """A fence and an error leave the same mark as a crash, so the same rules decide what becomes of the batch."""
+    """A fence and an error leave the same owner state as a crash; the same rules apply to the batch."""
     assert fenced in policy.outcome_after_fence
     assert ended in policy.outcome_after_error

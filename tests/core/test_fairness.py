@@ -128,7 +128,7 @@ def test_fair_share_is_max_min_fair(lag, bound, last):
 @SHARES
 @given(lag=st.dictionaries(PARTITIONS, st.integers(1, 60), min_size=1), bound=BOUNDS, last=LAST)
 def test_nobody_with_lag_waits_longer_than_one_round(share, lag, bound, last):
-    """With new data in every partition after every plan, n plans serve all n partitions, also with bound 1."""
+    """With new data everywhere after every plan, n plans serve all n partitions, also with bound 1."""
     served = set()
     for _ in lag:
         shares = share(lag, bound, last)
@@ -251,14 +251,17 @@ def test_first_offsets_are_the_lowest(spans, count):
 
 
 def test_a_batch_says_what_it_holds():
-    """A batch prints its first range and how many more, its size is an upper bound, a partition has one range of it."""
+    """A batch prints its first range and the number of others; its size is an upper bound.
+
+    A partition has one range of it.
+    """
     batch = Batch((OffsetRange("orders", 0, 70, 120), OffsetRange("orders", 3, 0, 5)), deadline_seconds=120)
     assert (batch.max_records, str(batch)) == (55, "orders:0:70-120 and 1 more")
     assert batch.spans == {A: Span(70, 120), D: Span(0, 5)}
 
 
 def test_what_is_not_committed_is_dealt_again_as_it_was():
-    """A batch that failed comes again with the same shares, so that what is too slow can be found by halving."""
+    """A batch that failed is retried with the same shares, so that halving finds what is too slow."""
     rotation = Rotation()
     rotation.planned = rotation.committed = A
     rotation.planned = B

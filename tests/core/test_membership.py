@@ -279,7 +279,10 @@ def test_the_delay_grows_and_is_bounded():
     ],
 )
 def test_who_waits_for_a_partition(partitions, others, is_due):
-    """A member without a partition gets one in the next rebalance only if partitions outnumber the others that work."""
+    """A member without a partition gets one in the next rebalance only if partitions outnumber the others.
+
+    The others are those that have partitions.
+    """
     assert will_get_a_partition(partitions, others) is is_due
 
 

@@ -142,7 +142,7 @@ def test_a_name_is_what_its_owner_takes(kind, fits, does_not):
 
 
 def test_a_sink_is_named_by_the_code_that_made_it():
-    """A class and a function by their names, an object by its class, a closure by the function that returned it."""
+    """Classes and functions by their names, objects by their class, a closure by the function around it."""
 
     def to_lake():
         return lambda batch: batch

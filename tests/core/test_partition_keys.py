@@ -62,7 +62,7 @@ def test_every_owed_offset_has_a_partition_that_waits(existing, materialized, ke
 
 
 def test_a_replay_has_a_key_of_its_moment():
-    """The key stands for the same range, is told from the crash lag's, and does not depend on the time zone."""
+    """The key stands for the same range, differs from the crash lag's, and is the same in each time zone."""
     at = datetime(2026, 11, 22, 11, tzinfo=timezone(timedelta(hours=1)))
     key = replay_key(OWED, at)
     assert key == "orders:3:70-120@replay-20261122T100000Z"

@@ -91,7 +91,10 @@ def in_turns(ranges, logs):
 
 @given(st.lists(st.tuples(batches(), st.booleans()), min_size=1, max_size=3), st.integers())
 def test_every_batch_is_read_exactly_and_in_turns(asked, seed):
-    """Each record of the ranges once, round by round, holes or not, whether batches follow, repeat or skip."""
+    """Each record of the ranges once, round by round, with or without holes.
+
+    Batches may follow, repeat or skip.
+    """
     dice = random.Random(seed)  # noqa: S311
     logs = {tp: sorted(dice.sample(range(LOG_END), dice.randint(0, LOG_END))) for tp in PARTITIONS}
     reading, client = BatchReader(), Client(logs, dice)

@@ -98,7 +98,8 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
         pytest.param(
             {"argument": 2_147_483.647},
             InvalidSettingError,
-            r"2,147,483.647 s \(argument\).*Integer.MAX_VALUE \(2,147,483,647 ms, 24.9 days\).*longest healthy batch",
+            r"2,147,483.647 s \(argument\).*Integer.MAX_VALUE \(2,147,483,647 ms, 24.9 days\)"
+            r".*longest healthy batch",
             id="Kafka Streams' endless poll interval, written as seconds",
         ),
         pytest.param(
@@ -317,7 +318,7 @@ def test_what_contradicts_the_group_config_is_refused(settings, words):
     ],
 )
 def test_a_broker_no_member_could_satisfy_is_refused(limits, words):
-    """Limits that leave no valid session are an error with their numbers, not a member that the broker refuses."""
+    """Limits without a valid session are an error with the numbers, not a member that the broker refuses."""
     with pytest.raises(InvalidSettingError, match=f"(?s){words}"):
         derived(300, limits=limits)
 

@@ -1,4 +1,4 @@
-"""Records behind open transactions change the verdict on the lag only when a producer left a transaction open."""
+"""Records behind open transactions change the verdict on the lag only if a producer left one open."""
 
 from __future__ import annotations
 

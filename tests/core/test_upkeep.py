@@ -37,7 +37,7 @@ MOMENTS = st.floats(0, NOW)
     st.integers(1, 9),
 )
 def test_a_needed_snapshot_and_a_readers_snapshot_never_expire(committed_at, needed, max_age, max_snapshots):
-    """Neither bound, on age or on number, expires what tells the table's contents, or what a query began with."""
+    """Neither bound, age or number, expires what proves the table's contents or what a query began with."""
     moment = expiry_cutoff(
         committed_at, needed_since=needed, now=NOW, max_age=max_age, max_snapshots=max_snapshots
     )

@@ -1,7 +1,8 @@
-"""``python confined.py CALLS FAMILIES COMMAND…``: run a command under a unit's system call filter, without systemd.
+"""``python confined.py CALLS FAMILIES COMMAND…``: run a command under a unit's system call filter.
 
-``SystemCallFilter``, ``RestrictAddressFamilies``, ``NoNewPrivileges`` and ``SystemCallErrorNumber=EPERM``, by
-the library by which systemd does it. It is started with nothing but Python's standard library.
+Without systemd: ``SystemCallFilter``, ``RestrictAddressFamilies``, ``NoNewPrivileges`` and
+``SystemCallErrorNumber=EPERM``, by the library by which systemd does it. It is started with nothing but
+Python's standard library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A host with the pipeline on it, as docs/deployment.md sets it up, in a folder whose path has a space.
 
 There is no systemd that could start the units: each command is started as its unit says, in the environment
-    that a
-service has, under its system call filter, and by another user where we are root.
+that a service has, under its system call filter, and by another user where we are root.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Host:
     """Use it as a context manager: nothing that was started here outlives it."""
 
     def __init__(self, code, dagster_yaml, bootstrap_servers, spark_settings):
-        # Others may enter it, unlike pytest's folders
+        # Others may enter this folder, unlike pytest's
         self.root = Path(tempfile.mkdtemp(prefix="a host of ours "))
         self.root.chmod(0o755)
         self.ports = {"3000": free_port(), "15002": free_port()}

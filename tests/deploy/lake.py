@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def lake(database, warehouse):
-    """``spark-defaults.conf`` for a catalog in SQLite and tables in a folder, as the embedded services have them."""
+    """``spark-defaults.conf`` for a catalog in SQLite and tables in a folder, as for embedded services."""
     name = "spark.sql.catalog.lake"
     return {
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",

@@ -91,7 +91,7 @@ def _environment():
 
 @pytest.fixture(scope="module")
 def cluster(services, tmp_path_factory):
-    """Two workers and a Connect server, in a folder whose path has a space, on the catalog of all other tests."""
+    """Two workers and a Connect server, in a folder whose path has a space, on the other tests' catalog."""
     catalog = lake(services.catalog_uri.removeprefix("sqlite:///"), services.warehouse)
     found = Cluster(tmp_path_factory.mktemp("a cluster"), catalog)
     try:
@@ -156,7 +156,10 @@ def test_both_lanes_lose_their_executors_in_the_middle_of_a_write(cluster, world
 
 
 def test_a_port_that_is_taken(cluster, tmp_path):
-    """The cluster that has it is not joined by another one's workers, which would share its secret or fail for ever."""
+    """Workers of another cluster do not join the one that has the port.
+
+    They would share its secret, or fail indefinitely.
+    """
     second = subprocess.run(
         cluster.command, cwd=tmp_path, env=cluster.env, capture_output=True, text=True, check=False
     )
@@ -190,7 +193,7 @@ def test_what_has_to_be_said(cluster, missing):
     ],
 )
 def test_a_cluster_that_any_user_could_drive_is_not_started(tmp_path, lines, mode, says):
-    """Master, workers and driver take commands from whoever reaches their ports, unless they ask for a secret."""
+    """Master, workers and driver obey any client that reaches their ports, unless a secret is required."""
     conf = tmp_path / "spark.conf"
     conf.write_text(f"spark.ui.enabled false\nspark.authenticate {lines}\n" if lines else "")
     conf.chmod(mode)

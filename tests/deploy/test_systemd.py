@@ -130,7 +130,7 @@ class Pipeline:
 
 
 def code(topic, table):
-    """The README's pipeline with addresses from the environment, small slow batches, and its crash lag caught up."""
+    """The README's pipeline with addresses of the environment, small slow batches, and automatic catch-up."""
     text = pipeline(topic, f"etl-{topic}", table)
     for there, here in (
         ("max_poll_records=500_000", f"max_poll_records={BATCH}, crash_lag=kl.CrashLag(auto_catch_up=True)"),
@@ -166,7 +166,7 @@ def running(services, produce):
 
 @pytest.mark.certify
 def test_what_the_units_start_is_healthy(running):
-    """The webserver answers, each daemon has a heartbeat, the sensor ticks, and Spark writes what its run reads."""
+    """The webserver answers, daemons have heartbeats, the sensor ticks, Spark writes what its run reads."""
     host = running.host
 
     def daemons():

@@ -10,12 +10,8 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "systemd"
-UNITS = (
-    "pipeline-spark",
-    "pipeline-code-server",
-    "pipeline-daemon",
-    "pipeline-webserver",
-)  # each after those before it
+# Each unit after those before it
+UNITS = ("pipeline-spark", "pipeline-code-server", "pipeline-daemon", "pipeline-webserver")
 ANALYZE = shutil.which("systemd-analyze") or "systemd-analyze"
 
 

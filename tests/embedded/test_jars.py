@@ -30,7 +30,8 @@ print(jars.resolve_jars("kafka"))
 _IN_REPOSITORY = (
     "kafka_2.13-4.3.1", "slf4j-simple-1.7.36", "hadoop-bare-naked-local-fs-0.1.0", "sqlite-jdbc-3.54.1.0",
     "spark-avro_2.13-4.1.1", "spark-avro_2.13-4.1.7", "spark-sql-kafka-0-10_2.13-4.1.3",
-    "spark-sql-kafka-0-10_2.13-4.1.8", "iceberg-spark-runtime-4.1_2.13-1.12.0", "iceberg-spark-runtime-4.1_2.13-1.9.9",
+    "spark-sql-kafka-0-10_2.13-4.1.8", "iceberg-spark-runtime-4.1_2.13-1.12.0",
+    "iceberg-spark-runtime-4.1_2.13-1.9.9",
 )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_a_download_killed_half_way_is_begun_anew(repository):
 
 
 def test_a_damaged_jar_is_downloaded_again(repository):
-    """A jar that was truncated later (a full disk, a lost power supply) is noticed and the folder replaced."""
+    """A jar that was truncated later (full disk, lost power supply) is detected, and the folder replaced."""
     jar = jars.resolve_jars("kafka") / "kafka_2.13-4.3.1.jar"
     jar.write_bytes(jar.read_bytes()[:50_000])
     assert jars.find_jars("kafka") is None
@@ -153,7 +154,8 @@ def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
         jars.resolve_jars("spark")
     monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
     assert set(names(jars.resolve_jars("spark"))) >= {
-        "spark-sql-kafka-0-10_2.13-4.1.8.jar", "iceberg-spark-runtime-4.1_2.13-1.9.9.jar", "spark-avro_2.13-4.1.7.jar"
+        "spark-sql-kafka-0-10_2.13-4.1.8.jar", "iceberg-spark-runtime-4.1_2.13-1.9.9.jar",
+        "spark-avro_2.13-4.1.7.jar",
     }  # fmt: skip
     assert jars.find_jars("spark") != here
 
@@ -173,7 +175,7 @@ def test_a_jar_that_was_exchanged_or_added_is_not_run(repository):
     (folder / "added.jar").write_bytes(_other_jar())
     sums = (folder / "SHA256SUMS").read_text()
     other = hashlib.sha256(_other_jar()).hexdigest()
-    # Who exchanges one exchanges this, too
+    # An attacker that replaces a jar replaces its checksum, too
     (folder / "SHA256SUMS").write_text(re.sub(r"\w+(?=  slf4j)", other, sums))
     assert jars.find_damaged("kafka") == ["slf4j-simple-1.7.36.jar", "added.jar"]
     assert jars.find_jars("kafka") is None
@@ -263,7 +265,8 @@ def test_no_network_is_an_error_with_log_and_remedy(repository, tmp_path):
     repository.server_close()
     with pytest.raises(
         JarsError,
-        match=r"(?s)the network.*copy the folder kafka-[0-9a-f]{8} .*kafka-download\.log ends.*Connection refused",
+        match=r"(?s)the network.*copy the folder kafka-[0-9a-f]{8} .*kafka-download\.log ends"
+        r".*Connection refused",
     ):
         jars.resolve_jars("kafka")
     assert names(tmp_path / "jars") == ["kafka-download.log", "kafka.lock"]

@@ -158,7 +158,7 @@ def test_the_first_process_and_no_process_are_never_found():
 def test_another_users_process_is_not_ours(home):
     """Two users on one host: what the other one started is never ended, whatever the state file says."""
     for user, found in ((NOBODY, []), (None, ["kafka"])):
-        # Everybody may start it
+        # The shell may be started by every user
         waits = ["/bin/sh", "-c", "read line", processes.process_marker_option(MARK)]
         with decoy(home / "kafka", command=waits, user=user) as child:
             service_of(home, child.pid)

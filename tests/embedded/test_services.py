@@ -277,7 +277,7 @@ def test_a_folder_with_a_kafka_or_spark_of_the_users_is_refused(home, name):
 
 
 def test_only_a_state_folder_is_removed(home):
-    """The demo begins with an empty folder `demo` in the state folder, which may be a checkout with a `demo`."""
+    """The demo begins with an empty `demo` in the state folder, which may be a checkout with a `demo`."""
     (home / "demo").mkdir(parents=True)
     (home / "demo" / "orders.py").write_text("orders = 1\n")
     with pytest.raises(

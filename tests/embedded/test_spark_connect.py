@@ -53,7 +53,7 @@ def told(shared_home, where):
 
 
 def test_up_prints_one_json_object(told):
-    """Standard output of ``up --json`` is one object with all that clients need, whatever was shown meanwhile."""
+    """Standard output of ``up --json`` is one object with all that clients need, whatever else was shown."""
     assert list(told) == ["bootstrap_servers", "spark_remote", "catalog_uri", "warehouse", "catalog_name"]
     assert all(told.values())
 
@@ -97,7 +97,10 @@ def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):
 
 
 def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
-    """Who reaches the driver's port stops the block manager or the executor there, and has objects deserialized."""
+    """Without it, any user that reaches the driver's port stops its block manager or executor.
+
+    The port also deserializes objects.
+    """
     spark = connect(told["spark_remote"], timeout_seconds=120)
     try:
         port = int(spark.conf.get("spark.driver.port"))
@@ -236,7 +239,7 @@ def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
 
 
 def test_down_leaves_no_process(told, shared_home, processes_of):
-    """After ``down`` neither service nor a child of one is left, a second one finds nothing, and ``up`` starts both."""
+    """``down`` leaves no service and no child of one, a second one finds none, and ``up`` starts both."""
     assert len(processes_of(shared_home)) == 2
     assert subprocess.check_output([*CLI, "down"], text=True) == "stopped: spark, kafka\n"
     assert processes_of(shared_home) == []

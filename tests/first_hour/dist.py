@@ -1,8 +1,8 @@
-"""Are wheel and sdist whole? Each is built as it is released, installed alone in an empty environment, and tried.
+"""Check that wheel and sdist are whole: build each as it is released, install it alone, and try it.
 
-``python -m tests.first_hour.dist dist`` is ``make dist``. What they need comes from the package index, at the
-versions of requirements.lock: a dependency that is not declared is missing here, however many tests have
-found it.
+``python -m tests.first_hour.dist dist`` is ``make dist``. The environment is empty at first. Dependencies
+come from the package index, at the versions of requirements.lock: a dependency that is not declared is
+missing here, however many tests have found it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OURS = (
 )
 IN_THE_WHEEL = {"py.typed", "embedded/ivy-kafka.xml", "embedded/ivy-spark.xml", "embedded/ivysettings.xml",
                 "example/workspace.yaml", "example/definitions/orders.py"}  # fmt: skip
-IN_THE_SDIST = {"README.md", "LICENSE", "CHANGELOG.md", "DESIGN.md", "CONTRIBUTING.md", "docs/errors.md",
-                "docs/examples/orders.py", "benchmarks/RESULTS.md", "requirements.lock", "Makefile"}  # fmt: skip
+IN_THE_SDIST = {"README.md", "LICENSE", "CHANGELOG.md", "DESIGN.md", "CONTRIBUTING.md", "requirements.lock",
+                "docs/errors.md", "docs/examples/orders.py", "benchmarks/RESULTS.md", "Makefile"}  # fmt: skip
 PUBLIC = """
 import kafka_liveness_dagster as kl
 print(kl.__version__, len([getattr(kl, name) for name in kl.__all__]), "public names", kl.__file__)

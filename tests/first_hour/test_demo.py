@@ -108,7 +108,7 @@ def broker_of(home):
 
 
 def check_history(folder, bootstrap_servers, load_table):
-    """Compare the topic's records, both commit logs and Dagster's reports with the table of a demo that has ended."""
+    """Compare the topic's records, both commit logs and Dagster's reports with the table of an ended demo."""
     observer = Observer(
         folder / "history.jsonl",
         bootstrap_servers=bootstrap_servers,

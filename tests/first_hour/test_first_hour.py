@@ -1,4 +1,4 @@
-"""The first hour of a new user: what README and docs say is typed and clicked, in an empty folder, and it is so.
+"""The first hour of a new user: commands and clicks of README and docs, in an empty folder, do what they say.
 
 The pictures of docs/ui.md are made on the way when KAFKA_LIVENESS_SCREENSHOTS names a folder for them.
 """

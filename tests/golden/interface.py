@@ -1,4 +1,4 @@
-"""Describe what users and other programs see of the package outside of Dagster: names, commands, YAML and metrics."""
+"""Describe the package's interface outside of Dagster: names, commands, YAML and metrics."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def component() -> str:
 def resources() -> str:
     """Return what Dagster shows of each resource's configuration."""
     return as_text({
-        resource.__name__: fields(resource.to_config_schema().as_field().config_type) for resource in _RESOURCES
+        resource.__name__: fields(resource.to_config_schema().as_field().config_type)
+        for resource in _RESOURCES
     })  # fmt: skip
 
 
@@ -76,7 +77,8 @@ def _help(known: click.Command, name: str, above: click.Context | None = None) -
     context = click.Context(
         command, above, name, terminal_width=_COLUMNS, max_content_width=_COLUMNS, **command.context_settings
     )
-    yield f"$ {context.command_path} --help{' (hidden)' if command.hidden else ''}\n{command.get_help(context)}\n"
+    hidden = " (hidden)" if command.hidden else ""
+    yield f"$ {context.command_path} --help{hidden}\n{command.get_help(context)}\n"
     if isinstance(command, click.Group):
         for below in sorted(command.commands):
             yield from _help(command.commands[below], below, context)

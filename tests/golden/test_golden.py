@@ -1,6 +1,7 @@
 """Compare everything that the package defines for others with the text files in this folder, byte by byte.
 
-After an intended change, rewrite the files with ``python -m pytest tests/golden --golden-update`` and read the diff.
+After an intended change, rewrite the files with ``python -m pytest tests/golden --golden-update``. Then read
+the diff.
 """
 
 from __future__ import annotations

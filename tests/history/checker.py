@@ -288,10 +288,11 @@ def _without_rows(history: _History, type: str, kind: str) -> Iterator[Anomaly]:
 
 
 def _committed_backwards(history: _History) -> Iterator[Anomaly]:
-    """Find commits below an earlier commit of the same log. Only observations of one process have a certain order.
+    """Find commits below an earlier commit of the same log.
 
-    Each external commit in a log excuses one lower commit of each partition. So does a rollback in the
-    catch-up log, since missing rows are not done any more.
+    Only observations of one process have a certain order. Each external commit in a log excuses one lower
+    commit of each partition. So does a rollback in the catch-up log, since missing rows are not done any
+    more.
     """
     last: dict[tuple, Event] = {}
     used: dict[tuple, float] = {}

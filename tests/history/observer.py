@@ -1,9 +1,8 @@
-"""A recorder that looks at a pipeline from outside: Kafka's clients, pyiceberg, Dagster's event log, an audit's JSON.
+"""Record a pipeline from outside: Kafka's clients, pyiceberg, Dagster's event log, an audit's JSON.
 
 It changes nothing: it joins no group and commits nothing. It depends on four things of the product that users
-    see: the
-suffix of the second commit log, partition keys, the metadata key ``processed``, and the JSON keys of the
-audit.
+see: the suffix of the second commit log, partition keys, the metadata key ``processed``, and the JSON keys of
+the audit.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Observer:
         return asked[request.group_id].result()
 
     def dagster(self, instance: DagsterInstance, live: str, crash_lag: str) -> None:
-        """Record new materializations of both assets as green, and crash lag partitions without one as pending.
+        """Record new materializations as green, and crash lag partitions without one as pending.
 
         Args:
             instance: Dagster's records.
@@ -175,7 +174,7 @@ class Observer:
             self.file.append("certified", ranges=ranges("in_table"))
 
     def written(self) -> None:
-        """Record the ranges of the files that each new snapshot added: evidence, from which no anomaly follows.
+        """Record the ranges of the files that each new snapshot added, as evidence without anomalies.
 
         A file has one range, from its lowest to its highest offset; a file without such statistics has none.
         """
@@ -216,7 +215,9 @@ class Observer:
             self.read_rows(rows, began=began, snapshot=snapshot)
 
     def read_rows(self, rows: Iterable[tuple], *, began: float, snapshot: int | None = None) -> None:
-        """Record rows that the caller has read: ``(topic, partition, offset)``, and the value if it is compared.
+        """Record rows that the caller has read, each ``(topic, partition, offset)``.
+
+        A row has its value, too, if values are compared.
 
         Args:
             rows: all rows of the table.
@@ -256,7 +257,7 @@ def _processed(metadata: dict) -> list:
 
 
 def _added(table: Table, snapshot: Snapshot) -> list:
-    """Return the range of each file that a snapshot added, of a table that is partitioned by topic and partition."""
+    """Return the range of each file that a snapshot added to a table by topic and partition."""
     schema = table.schema()
     offset = schema.find_field("offset")
     found = []

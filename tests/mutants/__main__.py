@@ -34,7 +34,7 @@ _TEST_SECONDS = 600
 
 
 def mutated(source: str, mutant: Mutant, reached: Path) -> str:
-    """Return the module's source with the defect, and with a statement before it that creates the file ``reached``."""
+    """Return the module's source with the defect, and before it a statement that creates ``reached``."""
     if source.count(mutant.old) != 1:
         raise ValueError(
             f"{mutant.name}: {mutant.file} contains the old text {source.count(mutant.old)} times, not once"

@@ -118,11 +118,13 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a record is not read back",
         file="kafka/catch_up/commit_log.py",
         old=(
-            "                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}\n"
+            "                {tp: replace(log, origin=log.origin or facts[tp].origin)"
+            " for tp, log in logs.items()}\n"
             "            )"
         ),
         new=(
-            "                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}\n"
+            "                {tp: replace(log, origin=log.origin or facts[tp].origin)"
+            " for tp, log in logs.items()}\n"
             "            )\n"
             "            return"
         ),

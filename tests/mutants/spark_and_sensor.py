@@ -543,10 +543,14 @@ _TRANSFORM = (
         name="an unknown column is not found before the write",
         file="spark/transform.py",
         old=(
-            "            # Spark tells an unknown column or table only now; it is kept for those who ask again\n"
+            "            # Spark tells an unknown column or table only now;"
+            " it is kept for those who ask again\n"
             "            _ = rows.schema"
         ),
-        new="            _ = rows  # Spark tells an unknown column or table only now; it is kept for those who ask again",
+        new=(
+            "            _ = rows  # Spark tells an unknown column or table only now;"
+            " it is kept for those who ask again"
+        ),
         killed_by=f"{_TRANSFORMS}test_a_plan_that_spark_refuses_is_the_transform_s_error_at_once",
         invariant="DID NOT RAISE TransformError",
     ),

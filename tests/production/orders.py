@@ -1,7 +1,7 @@
-"""The code location of this tier: the README's pipeline with small, slow batches. Each code server has a copy of it.
+"""The code location of this tier: the README's pipeline with small, slow batches.
 
-The environment holds the asset's settings, and a folder for files by which a test changes what the transform
-does.
+Each code server has a copy of it. The environment holds the asset's settings, and a folder for files by which
+a test changes what the transform does.
 """
 
 from __future__ import annotations

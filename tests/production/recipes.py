@@ -1,4 +1,4 @@
-"""The recipes of docs/production.md and the workspace file of docs/deployment.md, read from where a user finds them."""
+"""The recipes of docs/production.md and the workspace file of docs/deployment.md, read from these pages."""
 
 from __future__ import annotations
 

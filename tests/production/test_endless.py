@@ -47,7 +47,7 @@ def hang(pipeline, where):
 
 
 def test_in_python(production):
-    """The run leaves its group at its deadline, a successor starts, and a termination reaches the transform."""
+    """The run leaves its group at its deadline, a successor starts, a termination reaches the transform."""
     orders, _ = production.pipelines.values()
     hung, successor = hang(orders, "Python")
     assert (

@@ -1,4 +1,4 @@
-"""What does the broker say? Logs, commits of both groups, one group's coordinator; and who asks it as no member.
+"""Logs, commits of both groups, the coordinator of one group, and requests of clients that are no members.
 
 It answers as Apache Kafka was measured to answer, and decides nothing.
 """

@@ -1,4 +1,4 @@
-"""What does a confluent_kafka ``Consumer`` do that is a member of a group? As librdkafka was measured to behave.
+"""Simulate a confluent_kafka ``Consumer`` that is a member of a group, as librdkafka was measured to behave.
 
 Rebalances come as callbacks, inside of ``poll`` and ``close`` only. To close it inside of a callback hangs
 it, or raises SystemError; so does a commit beside a poll: nobody gets away with either here.

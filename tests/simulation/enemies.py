@@ -22,7 +22,7 @@ def _some(world: Simulation) -> SimulatedPartition:
 
 
 def external_live_commit(world: Simulation) -> None:
-    """A plain consumer, a script or a reset commits to the first log; only where no member holds the partition."""
+    """Commit to the first log as a plain consumer, a script or a reset does, where no member is."""
     p = _some(world)
     if p.holder is not None:
         return
@@ -76,7 +76,7 @@ def expire_catch_up_log(world: Simulation) -> None:
 
 
 def external_catch_up_commit(world: Simulation) -> None:
-    """kcat with auto-commit in the second log, or a reset tool over all groups: at any offset, with any text."""  # noqa: D403
+    """Commit to the second log at any offset, with any text: kcat's auto-commit, or a reset of all groups."""
     p = _some(world)
     if p.catch_up_commit is not None and not world.is_anew:
         offset = world.rng.choice((0, p.log_start, p.log_end, p.log_end + 10**6))
@@ -151,7 +151,7 @@ def retention(world: Simulation) -> None:
 
 
 def recreate_topic(world: Simulation) -> None:
-    """Deleted and created: with fewer, as many, or more records; the broker drops the commits, or does not."""
+    """Delete and create the topic, with fewer, as many, or more records; the broker may drop the commits."""
     if world.is_anew or not world.chance(0.3):
         return
     drops = world.chance(0.7)

@@ -1,4 +1,4 @@
-"""Fingerprints of simulated histories: a hash of everything that the product does to the outside, in order, with time.
+"""Fingerprints of simulated histories: a hash of the product's effects on the outside, in order, with time.
 
     python -m tests.simulation.fingerprints --check
     python -m tests.simulation.fingerprints --write

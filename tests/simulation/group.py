@@ -1,9 +1,8 @@
 """What does a group coordinator do? One group, on the classic protocol, eager or cooperative.
 
 It answers as Apache Kafka was measured to answer: a rebalance waits for those that have not joined, for as
-    long as
-their rebalance timeout counted from its beginning, and then goes on without them. It fences members, not
-partitions.
+long as their rebalance timeout counted from its beginning, and then goes on without them. It fences members,
+not partitions.
 """
 
 from __future__ import annotations

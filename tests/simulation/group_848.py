@@ -1,4 +1,4 @@
-"""What does the coordinator do under KIP-848? It assigns by itself, and tells each member with its heartbeats.
+"""Simulate a coordinator under KIP-848, which assigns by itself and informs each member by its heartbeats.
 
 A member that does not give up in time what it was told to is fenced; commits are held against the member's
 epoch.

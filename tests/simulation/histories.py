@@ -1,4 +1,4 @@
-"""Which histories does a run of the tests go through, and what has to happen in them? In two halves, for two processes.
+"""Run the histories of a test run, in two halves for two processes; check that required events happen.
 
 ``SIMULATION_SEEDS=4711`` replays one history and prints it; ``SIMULATION_SEEDS=12000-200000`` looks for new
 ones.

@@ -1,8 +1,7 @@
 """What would the simulation see if the product's shell were wrong? Mistakes to be made on purpose.
 
 Most take out a mend: what stood there before, or what somebody may put there next. ``SHELL_MUTANTS`` says in
-    whose
-place it is put, which invariant breaks, in which histories it is looked for, and from which seed on.
+whose place it is put, which invariant breaks, in which histories it is looked for, and from which seed on.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def check_table(world: Simulation) -> None:
 
 
 def _is_accepted(world: Simulation) -> bool:
-    """Whether the table was rolled back under a writer, and what was rolled away expired before anyone looked."""
+    """Return whether the table was rolled back under a writer, and the rest expired before anyone looked."""
     table = world.table
     snapshots = {
         one.snapshot_id: SnapshotSummary(

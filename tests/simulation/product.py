@@ -1,4 +1,4 @@
-"""What of the product meets a simulated thing instead of the real one? Its clients, Spark, threads and the clock.
+"""Replace the product's clients, Spark, threads and clock by simulated ones.
 
 Everything else is the product's own code, as it is installed.
 """
@@ -106,7 +106,7 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "threading", threading) for module in (concurrency, futures, job, member, watchdog)),
     *((module, "create_client", _create_client) for module in (member, commit_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, ErrorListener(settings))),
-    # Nobody falls silent here
+    # No simulated broker is silent, so a commit needs no thread of its own
     (committer.Committer, "_commit_in_thread", lambda _self, commit, _until: commit()),
     (admin, "commit_reader", lambda group_id, _settings: Committer(group_id)),
     (session, "POLL_SECONDS", 0.5),

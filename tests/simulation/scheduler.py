@@ -1,9 +1,8 @@
-"""Whose turn is it, and what time is it? Threads of simulated processes as greenlets, in an order that a seed decides.
+"""Schedule the threads of simulated processes as greenlets, in an order and at times that a seed decides.
 
 Nothing happens at once and nothing is left to the operating system: a thread goes on until it waits, for a
-    lock, an
-answer or the time. Then one of those that are ready is drawn; when nobody is, the clock goes to the next
-timer.
+lock, an answer or the time. Then one of those that are ready is drawn; when nobody is, the clock goes to the
+next timer.
 """
 
 from __future__ import annotations

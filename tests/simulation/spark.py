@@ -1,4 +1,4 @@
-"""What does a process see of Spark? A session, frames that stand for offsets, and a table that writes land in.
+"""Spark as a process sees it: a session, frames that stand for offsets, and a table for the writes.
 
 A write goes on at the server when its client is dead or frozen, may be cancelled too late, and may fail.
 """

@@ -79,7 +79,7 @@ class SimulatedConnection:
 
 @dataclass
 class SimulatedTable:
-    """Iceberg's ``overwrite(ranges)``, serializable, validated from the snapshot at the beginning of the write.
+    """Iceberg's ``overwrite(ranges)``, serializable, validated from the snapshot at the write's beginning.
 
     Attributes:
         parents: of all snapshots that ever were; ``dropped``: those of former tables.

@@ -9,5 +9,5 @@ from tests.simulation.histories import go_through, half
 
 
 def test_all_invariants_hold_after_every_step():
-    """Crashes, zombies, handovers, refusals, backfills, enemies and lost updates, at any moment and in any order."""
+    """Crashes, zombies, handovers, refusals, backfills, enemies, lost updates, at any time in any order."""
     go_through(half(0))

@@ -1,4 +1,4 @@
-"""What can happen to a group, its two commit logs, its topic and its table? Seeded histories around the real product.
+"""Seeded histories of a group, its two commit logs, its topic and its table, around the real product.
 
 A history is a function of its seed alone. After each step that changed something all invariants of DESIGN.md
 are checked; at the end everything is caught up and must be there. To read one history:

@@ -1,9 +1,8 @@
 """The same fixtures as everywhere, on a catalog that speaks REST and keeps its files in S3.
 
 Kafka and Spark are of this folder alone. Spark knows the catalog by four names: ``depot``, ``lake`` as the
-    example has
-it, ``shaky`` where what a test says comes between it and both servers, and ``lossy`` where it comes before
-the catalog alone.
+example has it, ``shaky`` where what a test says comes between it and both servers, and ``lossy`` where it
+comes before the catalog alone.
 """
 
 from __future__ import annotations

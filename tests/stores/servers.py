@@ -122,7 +122,7 @@ class StorageServers:
             "s3.secret-access-key": SECRET_KEY,
             "client.region": REGION,
         }
-        # As this server has it
+        # The server reads its settings by these names
         names = {key: key.upper().replace("-", "__").replace(".", "_") for key in settings}
         return {f"CATALOG_{names[key]}": value for key, value in settings.items()}
 

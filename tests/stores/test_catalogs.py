@@ -1,4 +1,4 @@
-"""``kafka-liveness doctor --probe-catalog`` on each catalog that runs without a container, as docs/table.md has it.
+"""``kafka-liveness doctor --probe-catalog`` on each catalog that runs without a container (docs/table.md).
 
 Run it alone for the table: ``.venv/bin/python -m pytest -s tests/stores/test_catalogs.py``.
 """

@@ -49,7 +49,7 @@ TOLD_ONCE_MORE = (
     test_maintenance.test_deleted_rows_are_gone_from_the_files,
 )
 globals().update({test.__name__: test for test in TOLD_ONCE_MORE})
-# Fixtures of theirs
+# Fixtures of the other test modules
 topic, streamed, audit = test_spark_iceberg.topic, test_layouts.streamed, test_audit.audit
 ledger = test_maintenance.ledger
 NOBODY = "http://127.0.0.1:1"
@@ -363,7 +363,10 @@ def test_a_commit_that_arrives_after_the_attempt_that_followed_it(warm_spark, ta
 
 @pytest.mark.parametrize("was_done", [True, False])
 def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, monkeypatch, was_done):  # noqa: PLR0917
-    """It is named after as many attempts as a batch has, or at once where it does not say what it has either."""
+    """The error comes after as many attempts as a batch has.
+
+    It comes at once if the catalog does not say what it has either.
+    """
     monkeypatch.setattr(table_write, "_PAUSE_SECONDS", 0.0)
     same = table.replace("depot.", "shaky.")
     put(warm_spark, table, orders(0, 10))

@@ -2,7 +2,8 @@
 
 >>> with Unreliable("http://127.0.0.1:8181") as proxy:  # doctest: +SKIP
 ...     proxy.fails = lambda method, path: 503 if method == "POST" else None  # nothing comes through
-...     proxy.loses = lambda method, path: 0 if path.endswith("/orders") else None  # it is done, nobody hears of it
+...     # The request is done, but its answer is lost
+...     proxy.loses = lambda method, path: 0 if path.endswith("/orders") else None
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark Connect server on loopback that returns prepared results, and records each request of pyspark's own client.
+"""A Spark Connect server on loopback with prepared results, which records each request of pyspark's client.
 
 It computes nothing: a test names the rows, the schema or the error that belong to a text of a plan.
 """
@@ -80,7 +80,7 @@ class ConnectServer(base_pb2_grpc.SparkConnectServiceServicer):
         self._results, self._schemas, self._silent = [], [], []
 
     def gives(self, text, *results):
-        """Return these rows, dicts, for plans with this text; of several results each in turn, the last one for good.
+        """Return these rows, dicts, for plans with this text, each result in turn; the last one stays.
 
         A function takes the plan's text and returns the result.
         """

@@ -25,7 +25,9 @@ AT = TopicPartition("orders", 3)
 
 
 class Lane:
-    """Both logs, the fence and the group in one; the partition has crash lag 70-100, commit 120 and position 150.
+    """Both logs, the fence and the group in one.
+
+    The partition has crash lag 70-100, commit 120 and position 150.
 
     Args:
         owed: the crash lag, of one range or more.
@@ -150,7 +152,7 @@ def test_the_end_of_a_pending_range_is_refused(committed, owed, offset):
 
 
 def test_two_pending_ranges_are_counted_apart():
-    """An offset inside of the newer one says nothing of the older, and both logs may be written by one call."""
+    """An offset inside of the newer one proves nothing about the older; one call may write both logs."""
     lane = Lane(Span(70, 120), Span(140, 190), committed=190, position=200)
     commits_of(lane).commit({AT: 170})
     commits_of(lane).commit({AT: 195})

@@ -104,7 +104,7 @@ def test_what_is_no_json_schema_is_refused_by_name(text):
 
 
 def test_what_spark_reads_is_not_refused():
-    """Records in records, unions, names with their namespace, and a record within itself, which Spark refuses."""
+    """Records in records, unions, names with a namespace, and a record within itself, which Spark refuses."""
     address = {
         "type": "record",
         "name": "Address",

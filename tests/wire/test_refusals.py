@@ -31,7 +31,7 @@ def test_silence_may_pass(code):
 
 
 def test_a_login_that_is_renewed_ends_no_membership():
-    """A token that is about to expire makes a session of a second, and the broker refuses another login in it."""
+    """A token that expires soon makes a session of a second, in which the broker refuses another login."""
     cut_off = KafkaError(
         KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure"
     )
@@ -52,7 +52,7 @@ def test_a_login_that_is_renewed_ends_no_membership():
 
 
 def test_a_refusal_of_long_ago_explains_no_silence(monkeypatch):
-    """A token server that was away for a moment is no reason to end a run that waits for a broker an hour later."""
+    """A short failure of a token server is no reason to end a run that waits for a broker an hour later."""
     heard = ErrorListener(KafkaSettings("b:9092"))
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
     monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._RECENT_SECONDS", 0.0)

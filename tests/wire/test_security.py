@@ -226,9 +226,10 @@ def test_both_sides_are_told_of_the_token_server(pem):
     assert security.spark_options() == {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "OAUTHBEARER",
-        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required "
-        'clientId="etl" clientSecret="hunter2" scope="api://a/.default b" extension_logicalCluster="lkc-1" '
-        f'extension_identityPoolId="a=b c" ssl.truststore.type="PEM" ssl.truststore.certificates="{pem_in_java}";',
+        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule "
+        'required clientId="etl" clientSecret="hunter2" scope="api://a/.default b" '
+        'extension_logicalCluster="lkc-1" extension_identityPoolId="a=b c" '
+        f'ssl.truststore.type="PEM" ssl.truststore.certificates="{pem_in_java}";',
         "kafka.sasl.login.callback.handler.class": "org.apache.kafka.common.security.oauthbearer."
         "OAuthBearerLoginCallbackHandler",
         "kafka.sasl.login.connect.timeout.ms": "10000",
@@ -297,7 +298,7 @@ def test_no_repr_shows_a_secret(pem):
 def test_the_example_with_tokens_is_complete(example, monkeypatch):
     """What docs/security.md shows is all that a client needs.
 
-    Tests/world/test_oauth.py logs in with the like.
+    A real token server and broker are in tests/world/test_oauth.py.
     """
     for name, value in {
         "KAFKA_BOOTSTRAP_SERVERS": "b:9092", "KAFKA_CLIENT_ID": "etl", "KAFKA_CLIENT_SECRET": "hunter2",

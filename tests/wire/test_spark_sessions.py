@@ -27,7 +27,7 @@ def shown(plan, server):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_session_hides_secrets_in_plans(server, session, plan):
-    """Spark Connect shows each request in its UI and its event log, the options of Kafka's source included."""
+    """Spark Connect shows each request in its UI and its event log, with the options of Kafka's source."""
     assert "s3cr3t" not in shown(plan, server)
 
 

@@ -221,7 +221,7 @@ def test_a_refused_batch_is_written_again_from_a_newer_snapshot(server, session,
     server.gives(OVERWRITE, CONFLICT, [])
     written = write_table(session, table, BATCH, frame_of(session))
     assert written.attempts == 2
-    # What it forbids is read once
+    # The table's properties, which forbid things, are read once
     plans = [plan for plan in server.executed if "SHOW TBLPROPERTIES" not in plan]
     kinds = [
         "refresh" if "refresh_table" in plan else option(plan, "validate-from-snapshot-id") for plan in plans

@@ -1,4 +1,4 @@
-"""A consumer's view of both lanes (KIP-333, "Effects on Current API And Behavior"), where no broker is needed."""
+"""A consumer's view of both lanes, without a broker (KIP-333, "Effects on Current API And Behavior")."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def test_beginning_end_and_position_need_no_table():
 
 
 IN_THE_KIP = (
-    "enable.parallel.rebalance", "childConsumerIsAlive()", "poll()", "committed()", "position()", "commitSync()",
-    "commitAsync()", "subscribe()", "assign()", "unsubscribe()", "beginningOffsets()", "endOffsets()",
-    "offsetsForTimes()", "pause()", "resume()", "close()",
+    "enable.parallel.rebalance", "childConsumerIsAlive()", "poll()", "committed()", "position()",
+    "commitSync()", "commitAsync()", "subscribe()", "assign()", "unsubscribe()", "beginningOffsets()",
+    "endOffsets()", "offsetsForTimes()", "pause()", "resume()", "close()",
 )  # fmt: skip
 NOT_HERE = ("offsets_for_times", "commit_async", "subscribe", "assign", "unsubscribe")
 

@@ -63,7 +63,7 @@ def watch():
 
 
 def test_who_slept_past_its_deadline_answers_nothing():
-    """A poll would let its client, which has forgotten its membership, join under the name that a successor has."""
+    """A poll would let its client, which has lost its membership, join under the name of a successor."""
     answers = []
 
     class Late(PollTimer):

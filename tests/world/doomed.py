@@ -1,7 +1,7 @@
-"""A run in a process that is about to be killed; a fork of one that has imported everything: that takes 2 s each time.
+"""Fork a run from a process that has imported everything, to be killed: an import takes 2 s each time.
 
 What is imported here must start no thread. This package is imported after the fork: it reads the failpoint
-    then.
+then.
 """
 
 from __future__ import annotations

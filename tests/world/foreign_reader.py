@@ -22,7 +22,7 @@ def example(file):
 
 
 def told(found):
-    """``[partition, offset, written by, microseconds]`` of each row of a pyarrow table or reader, as they come."""
+    """``[partition, offset, written by, microseconds]`` of each row of a pyarrow table or reader."""
     rows = found.to_pylist() if hasattr(found, "to_pylist") else found.read_all().to_pylist()
     placed = (row.get("placed_at") for row in rows)
     times = [at and round(at.timestamp() * 1_000_000) for at in placed]

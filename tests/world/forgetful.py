@@ -1,8 +1,7 @@
-"""A group, its table, and everybody who can make either forget: what the tests of the third witness are told with.
+"""A group, its table, and all that can make either forget, for the tests of the third witness.
 
 The worked example: 70 offsets are in the table, 100 were begun, and the log ends at 120 when the next run
-    comes: it
-goes on at 120 and owes 70-120.
+comes: it goes on at 120 and owes 70-120.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run that is canceled just when it asks Spark something: its session, whose call was cut in two, ends all the same.
+"""Cancel a run during a request to Spark; its session, although its call was cut in two, ends all the same.
 
 Run as ``python -m tests.world.interrupted REMOTE``; writes for each interrupt whether the session could be
 ended.
@@ -30,7 +30,7 @@ def canceled(*_args):
 
 
 def interrupt_at(number):
-    """Let the signal come when gRPC has just taken a lock of its own, this one of all that it takes for the query."""
+    """Send the signal when gRPC has just taken a lock of its own: the one of this number within the query."""
     taken = []
 
     def enter(condition):

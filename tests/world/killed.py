@@ -179,7 +179,7 @@ class KilledLocation:
 
 
 class OtherMember:
-    """A second run of the same lane, in the middle of its first batch until ``serve``; nobody when it is ``None``.
+    """A second run of the same lane, in its first batch until ``serve``; no member if it is ``None``.
 
     Of the live lane it is the group's second member, and loses the dead one's partitions to it. Of the
     catch-up lane it has the dead one's partition too: both do the same range.

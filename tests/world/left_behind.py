@@ -13,7 +13,7 @@ from tests.timeouts import connect
 KEEPS_ANSWERS = """
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator as Responses
 
-Responses._release_until = lambda *_: None  # the server keeps them all, so that the test can attach to what is left
+Responses._release_until = lambda *_: None  # the server keeps them all, so a test can attach to the rest
 """
 """Goes before what a client runs that is to be killed.
 

@@ -59,8 +59,9 @@ class OldGroup:
             return kept.withColumn("written_by", F.lit(self._word)).coalesce(1)
 
         asset = kl.kafka_asset(
-            name=topic.replace("-", "_"), topics=[topic], group_id=self.group, table=self.table, idle_seconds=0.3,
-            enable_parallel_rebalance=True, iceberg=kl.Iceberg(snapshots="append", partition_by=["days(placed_at)"]),
+            name=topic.replace("-", "_"), topics=[topic], group_id=self.group, table=self.table,
+            idle_seconds=0.3, enable_parallel_rebalance=True,
+            iceberg=kl.Iceberg(snapshots="append", partition_by=["days(placed_at)"]),
         )(orders)  # fmt: skip
         spark = spark_at(services.spark_remote)
         resources = dg.Definitions(resources={"kafka": self._kafka, "spark": spark})

@@ -1,4 +1,4 @@
-"""An environment of those who read tables: their packages from the index, nothing of ours, one for all of them.
+"""An environment for programs that read tables: their packages from the index, without ours, shared by all.
 
 Made once a machine, beside the jars, and anew where what it is made of has changed.
 """

@@ -1,7 +1,7 @@
 """A network that can fall silent: TCP in the midst of two programs, without a reset and without an end.
 
 >>> with SilentProxy(15002) as proxy:  # doctest: +SKIP
-...     proxy.fall_silent()  # what is connected stays so, who connects is accepted, and not a byte comes through
+...     proxy.fall_silent()  # open connections stay, new ones are accepted, and not a byte comes through
 ...     proxy.resume()  # what was on its way comes, as a retransmission does
 ...     proxy.forget()  # as a firewall forgets: what is connected stays silent for good, new connections work
 """

@@ -247,9 +247,10 @@ class DagsterRuns:
     def is_busy(self, run_id):
         """Wait until Spark is in the middle of the second batch."""
         assert wait_for(lambda: self.busy_at(run_id)) < LAST - 1
+        # The first batch has landed
         wait_for(
             lambda: self.first_log() == (FIRST, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run_id)))
-        )  # the first has landed
+        )
         assert len(self.members()) == 1
 
     def has_stopped(self, run_id):

@@ -1,4 +1,4 @@
-"""What a transform asks for as an asset may, and what Dagster does with a run that fails, on the real components."""
+"""A transform's asset arguments, and Dagster's reaction to a failed run, on the real components."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def at_rest(world, request):
 
 
 def test_the_broker_says_when_there_is_something(at_rest):
-    """The log ends are not looked at five times a second, and the first record ends the wait for the next look."""
+    """The log ends are not read five times a second; the first record ends the wait for the next read."""
     w, consumer = at_rest
     ask, looks = Cluster.log_bounds, []
 

@@ -273,7 +273,7 @@ def test_what_was_lost_and_told_is_excepted(world, audit):
 
 
 def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
-    """What snapshots that are gone said is told as taken on the word of the commits, unless one summed it up."""
+    """Entries of expired snapshots count as recorded by the commits alone, unless one summed them up."""
     world.grow_to(50)
     assert world.live() is None
     before = audit(world)[1]["snapshots"]

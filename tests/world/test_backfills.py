@@ -1,7 +1,7 @@
-"""Backfills of crash lag as people start them: many keys or one, in any order, at the same time, beside the live lane.
+"""Backfills of crash lag: many keys or one, in any order, at the same time, next to the live lane.
 
-One group lost two runs: each partition of its topic owes 70-120 and 140-190. Every test drains partitions of
-    its own.
+They are started as people start them. One group lost two runs: each partition of its topic owes 70-120 and
+140-190. Every test drains partitions of its own.
 """
 
 from __future__ import annotations
@@ -127,8 +127,7 @@ class GroupWithCrashLag:
         """Let the first batches of these runs be read and written at the same time; their run ids.
 
         A run starts when those before it wait: Dagster configures logging at the start of a run, and a thread
-            that
-        logs meanwhile may wait for it for ever.
+        that logs meanwhile may wait for it for ever.
         """
         everybody, arrived, met = threading.Barrier(len(runs)), threading.Semaphore(0), set()
 

@@ -1,8 +1,7 @@
-"""Who looks at a group meets a broker that was restarted, and a network that forgets: when is there an answer again?
+"""Check that a group's observer gets a response again after a broker's restart or a network's loss.
 
 A firewall forgets connections: what is open is silent for good, what is new comes through, and nothing tells
-    a client
-so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
+a client so but the want of an answer. On a broker of its own, whose advertised address is a proxy's.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def test_who_looks_finds_out_by_one_request(forgetful, kafka, question):
 
 
 def test_a_restart_is_no_refusal_and_no_topic_made_anew(forgetful, kafka):
-    """A client that met the leader of before is refused its epoch, until it looks for leaders: at its next question.
+    """A client that met the former leader is refused its epoch, until its next query looks for leaders.
 
     A partition of which nothing was told has no log end of -1001, above which every commit would be.
     """

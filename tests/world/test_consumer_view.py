@@ -152,7 +152,7 @@ def test_commit_counts_each_range_for_itself(crashed):
 
 @pytest.mark.parametrize("offset", [60, 70, 119 + 12, 10_000])
 def test_a_commit_of_what_is_not_in_hand_changes_nothing(at_work, offset):
-    """Beyond the position or below the commit it is refused, with what else was to be committed by the same call."""
+    """Beyond the position or below the commit it is refused, with all else that the same call commits."""
     w, consumer = at_work
     w.grow_to(130)
     other = TopicPartition(w.topic, 0)
@@ -442,7 +442,7 @@ def test_data_that_expires_under_a_live_member_is_an_error(world):
 
 @pytest.mark.parametrize("by_offset", [True, False])
 def test_data_that_expires_under_a_live_member_may_be_skipped(world, by_offset):
-    """It goes on at the log start, reports what is gone, and what it reads then is committed, however it is said."""
+    """It goes on at the log start, reports what is gone, and then commits what it reads, in either form."""
     w = world
     w.grow_to(100)
     with w.live(offsets=kl.Offsets(on_data_loss="write_off")) as consumer:

@@ -392,7 +392,7 @@ def test_a_topic_that_goes_under_a_batch_is_named(make):
 
 
 def test_no_value_leaves_a_run_where_the_environment_says_so(make, monkeypatch, capfd):
-    """By Spark's error, by one of Python's in a transform or a function, in an event, a log line or a letter."""
+    """Not by an error of Spark or of Python (transform, function); not in an event, log line or letter."""
     monkeypatch.setenv("KAFKA_LIVENESS_HIDE_VALUES", "true")
     world = make(batching={"in_flight": 1})
     world.produce("tr0ub4dor")

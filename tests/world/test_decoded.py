@@ -221,7 +221,8 @@ def test_every_type_of_avro_comes_out_as_sparks(registry, resource, batch, subje
         "x": {"type": "fixed", "name": "Two", "size": 2},
         "l": {"type": "array", "items": "long"}, "m": {"type": "map", "values": "string"},
         "r": {"type": "record", "name": "Line", "fields": [{"name": "item", "type": "string"}]},
-        "at": {"type": "long", "logicalType": "timestamp-micros"}, "day": {"type": "int", "logicalType": "date"},
+        "at": {"type": "long", "logicalType": "timestamp-micros"},
+        "day": {"type": "int", "logicalType": "date"},
         "price": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
     }  # fmt: skip
     schema = {
@@ -259,7 +260,7 @@ def messages(tmp_path_factory):
 def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
     registry, resource, batch, subject, messages, session_without_package
 ):
-    """A descriptor as Confluent's serializer registers it, the second message of its file, and each kind of field.
+    """A descriptor as Confluent's serializer registers it, its second message, and each kind of field.
 
     Spark's Python workers decode them without this package: the code of the reader travels with the function.
 
@@ -277,8 +278,8 @@ def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
     found = resource.decode(batch(records, session_without_package), subject, message="shop.Order")
     full, empty, nothing = values(found.withColumn("value", found["value"].dropFields("at")))
     assert full.asDict(recursive=True) == {
-        "id": 7, "lines": [{"item": "tea", "amount": Decimal(2**64 - 1)}], "labels": {"a": 1}, "state": "PAID",
-        "note": None, "before": '{"id": "6"}', "raw": b"\1",
+        "id": 7, "lines": [{"item": "tea", "amount": Decimal(2**64 - 1)}], "labels": {"a": 1},
+        "state": "PAID", "note": None, "before": '{"id": "6"}', "raw": b"\1",
     }  # fmt: skip
     assert (empty["id"], empty["lines"], empty["state"], empty["note"], nothing) == (
         0,
@@ -367,7 +368,10 @@ def test_a_payload_that_its_schema_does_not_describe_fails(registry, resource, b
 def test_what_the_registry_does_not_have_is_named(registry, resource, batch, subject):
     """A subject, before Spark decodes anything; a schema, where Spark meets its record."""
     registry.register(subject, json.dumps(V1), "AVRO")
-    message = r"the record at offset 0 of orders-\w+:0 was written by schema 99999, which the schema registry does not"
+    message = (
+        r"the record at offset 0 of orders-\w+:0 was written by schema 99999, "
+        "which the schema registry does not"
+    )
     with pytest.raises(PySparkException, match=message):
         values(resource.decode(batch([framed(99_999, b"\2")]), subject))
     with pytest.raises(

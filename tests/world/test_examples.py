@@ -1,9 +1,8 @@
 """The examples of README and docs/ do what their pages say, on the real broker, Spark and Iceberg.
 
 Each is taken as it stands but for its names: topic, group and table are the test's own. Others are tried
-    elsewhere:
-``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in test_security,
-``delta`` and ``parquet`` in test_sinks, ``decoded`` in test_decoded.
+elsewhere: ``orders`` in tests/first_hour, those of docs/readers.md in test_readers, ``login`` in
+test_security, ``delta`` and ``parquet`` in test_sinks, ``decoded`` in test_decoded.
 """
 
 from __future__ import annotations
@@ -116,9 +115,8 @@ def test_another_asset_reads_the_snapshot_that_is_named(run, example, table):
         done = dg.materialize(
             [shown.customers], instance=instance, resources={"spark": kl.SparkConnectResource()}
         )
-    assert (
-        done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
-    )  # null: no record has a key
+    # One customer, null: no record has a key
+    assert done.asset_materializations_for_node("customers")[0].metadata["customers"].value == 1
     assert done.success
 
 

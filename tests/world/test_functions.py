@@ -24,7 +24,8 @@ be_patient()
 servers, remote, topic, which = sys.argv[1:]
 kafka, spark = kl.KafkaLivenessResource(bootstrap_servers=servers), spark_at(remote)
 ranges = [OffsetRange(topic, 0, 0, 2)]
-rows = TransformedBatch(getattr(functions, which), spark.session(), ranges, kafka.settings().spark_options())()
+transform, options = getattr(functions, which), kafka.settings().spark_options()
+rows = TransformedBatch(transform, spark.session(), ranges, options=options)()
 print(json.dumps(sorted((row.a, row.b) for row in rows.collect())))
 spark.teardown_after_execution(None)
 """

@@ -1,4 +1,4 @@
-"""Runs for which nobody works, on the real broker: their place is taken, their end is told, what they held is free.
+"""Runs without a process, on the real broker: they are replaced, reported as ended, and free what they held.
 
 And runs that only look like it: none of them is doubled, none is ended.
 """

@@ -119,7 +119,7 @@ def check_invariants(location, rows, meanwhile=lambda: None):
     """Every offset below the first log is in the table or owed; no offset is there twice.
 
     The table is read last: what a dead run left with Spark may land at any time, and is owed no more from
-        then on.
+    then on.
     """
     facts = location.facts()
     location.history.committed()
@@ -170,7 +170,7 @@ def check_all_done(location, rows):
 
 
 def check_history(location):
-    """Compare the records, both commit logs, the reports and all reads, as an observer from outside has them."""
+    """Compare the records, both commit logs, the reports and all reads, as an external observer has them."""
     history = location.history
     history.produced()
     history.committed()
@@ -234,7 +234,7 @@ GATE_KILLS = [
 KILLS = [
     *GATE_KILLS,
     (Failpoint.AFTER_JOIN, Conditions(CATCH_UP, "consumer", 1, 1)),
-    # Catch-up commits no token
+    # The catch-up lane commits no token
     (Failpoint.AFTER_TOKEN_COMMIT, Conditions(IN_ORDER, "classic", 1, 1, "append")),
     (Failpoint.AFTER_PLAN, Conditions(LIVE, "consumer", 1, 2, "append")),
     (Failpoint.AFTER_TABLE_COMMIT, Conditions(LIVE, "classic", 2, 1)),
@@ -281,7 +281,7 @@ def cases(every, gate):
 
 @pytest.mark.parametrize(("step", "conditions"), cases(KILLS, GATE_KILLS))
 def test_a_run_may_die_between_any_two_steps(location, rows, check_streamed, step, conditions):
-    """Whatever the dead run had written or committed, the others end with each offset once and nothing owed."""
+    """Whatever the dead run had written or committed, the others leave each offset once and none pending."""
     found = location(conditions)
     found.kill(found.worker(conditions.lane, uuid4()), step, STEPS[step])
     recover(found, conditions.lane, rows)
@@ -310,7 +310,7 @@ IN_FLIGHT = [
 def test_what_spark_has_in_flight_may_land_at_any_time(  # noqa: PLR0917
     location, held_up, rows, check_streamed, moment, lands, conditions
 ):
-    """The dead run's writes land before its successor's, between its successor's look and commit, or after it."""
+    """The dead run's writes land before its successor's, between its check and its commit, or after it."""
     found, session = location(conditions), uuid4()
     if moment == COMMITTING:
         held_up.hold()

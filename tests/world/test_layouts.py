@@ -108,7 +108,8 @@ def streamed(spark, tmp_path):
     def start(table, into, **trigger):
         query = (
             spark.readStream.format("iceberg").load(table)
-            .writeStream.format("iceberg").option("checkpointLocation", str(tmp_path / into.replace(".", "_")))
+            .writeStream.format("iceberg")
+            .option("checkpointLocation", str(tmp_path / into.replace(".", "_")))
             .trigger(**trigger).toTable(into)
         )  # fmt: skip
         running.append(query)
@@ -160,9 +161,9 @@ def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
     first = (
         "CAST(offset AS int) AS n", "CAST(1.5 AS float) AS f", "CAST(2.25 AS decimal(4, 2)) AS d",
         "DATE'2026-01-02' AS day",
-        "TIMESTAMP'2026-01-02 03:04:05' AS at", "TIMESTAMP_NTZ'2026-01-02 03:04:05' AS local", "X'00ff' AS raw",
-        "named_struct('a', 1, 'b', array('x')) AS nested", "map('k', named_struct('c', 2)) AS by_key",
-        "parse_json('{\"a\": [1, 2]}') AS anything",
+        "TIMESTAMP'2026-01-02 03:04:05' AS at", "TIMESTAMP_NTZ'2026-01-02 03:04:05' AS local",
+        "X'00ff' AS raw", "named_struct('a', 1, 'b', array('x')) AS nested",
+        "map('k', named_struct('c', 2)) AS by_key", "parse_json('{\"a\": [1, 2]}') AS anything",
     )  # fmt: skip
     wide = (
         "offset + 5000000000 AS n",
@@ -198,7 +199,7 @@ def test_types_of_every_kind_go_in_and_come_out(warm_spark, table, snapshots):
 
 @pytest.mark.parametrize("name", APPENDED)
 def test_a_stream_reads_each_row_once(services, warm_spark, table, streamed, name):
-    """Of two lanes that write at the same time, of batches without rows, and of a reader that stops between."""
+    """Of two lanes that write at the same time, of batches without rows, and of a reader that pauses."""
     layout, other = LAYOUTS[name], connect(services.spark_remote)
     try:
         put(warm_spark, table, orders(0, 10), orders(0, 10, 1), by="made", layout=layout)

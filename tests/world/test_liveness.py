@@ -86,7 +86,7 @@ class ProcessTimeoutWindow:
         self._returned_at = time.monotonic()
 
     def ends_in_time(self, group, budget):
-        """The group is empty when the budget has passed since the call, and soon after it has since the return."""
+        """Check that the group empties not before the budget from the call, and soon after the return's."""
         wait_for(lambda: not group.members())
         gone_at = time.monotonic()
         assert gone_at - self._called_at >= budget
@@ -213,7 +213,7 @@ def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
 
 
 def test_the_process_timeout_is_kept_during_a_rebalance(group):
-    """A member that is stalled while another joins is out at its process timeout, and the other has it all."""
+    """A member that stalls while another joins is out at its process timeout; the other gets all."""
     with group.consumer(max_batch_seconds=MIDDLE) as stalled:
         called_at = time.monotonic()
         whole_topic(stalled)

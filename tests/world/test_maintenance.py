@@ -79,7 +79,7 @@ def ledger(warm_spark, table):
     ],
 )
 def test_what_is_owed_and_what_may_come_again_is_left_as_it_is(spark, table, ledger, layout):
-    """A file over what is owed would be rewritten when that is caught up, and one of the newest when it is replayed."""
+    """A file over pending offsets would be rewritten by their catch-up, one of the newest by a replay."""
     for start in (0, 10, 20, 50, 60, 70):  # 30 to 50 was jumped over
         for partition in (0, 1):
             put(spark, ledger, orders(start, start + 10, partition), layout=layout)
@@ -108,7 +108,7 @@ def test_fewer_small_files_than_asked_for_stay(spark, table, ledger):
 
 
 def test_what_it_reads_is_not_kept_in_the_server(spark, table, ledger):
-    """Iceberg's readers by Arrow keep an allocator of each file for good (iceberg#13937), until the heap is full."""
+    """Iceberg's readers by Arrow keep an allocator of each file (iceberg#13937), until the heap is full."""
     for start in (0, 10):
         put(spark, ledger, orders(start, start + 10))
     assert list(TableMaintenance(spark, IcebergTable(table)).compact([orders(0, 20)], min_files=2)) == [
@@ -197,7 +197,7 @@ def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
 
 
 def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table, spark):
-    """With ``gc.enabled=false``, which Nessie sets, expiry and orphan files are skipped, and the run succeeds."""
+    """With ``gc.enabled=false``, as Nessie sets it, expiry and orphan files are skipped; the run succeeds."""
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('gc.enabled'='false')")
     before, rows = TableMaintenance(spark, IcebergTable(table)).statistics(), held(spark, table)

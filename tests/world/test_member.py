@@ -492,7 +492,7 @@ def test_an_unknown_topic_names_what_resembles_it(group):
 
 
 def test_a_group_of_another_assignor_is_named_with_the_ways_out(services, make_topic, make_group):
-    """Somebody else's consumer is in the group by another assignor: who has to change what is said, nothing is joined.
+    """Another client's consumer is in the group by another assignor: the error names the fixes, none joins.
 
     And one of the ways out works: told the assignor of the others, it joins them.
     """

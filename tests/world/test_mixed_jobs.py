@@ -113,7 +113,7 @@ def test_what_depends_on_the_live_asset_runs_in_the_job_of_a_run_that_wrote(jobs
 
 
 def test_steps_that_follow_keep_no_place_in_the_live_lane(jobs):
-    """The sensor starts the next live run while they go on, for hours if need be, and takes the run for no ghost."""
+    """The sensor starts the next live run during these steps, for hours if need be; the run is no ghost."""
     seen = []
 
     @dg.asset(deps=[ORDERS])

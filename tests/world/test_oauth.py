@@ -126,9 +126,10 @@ def held(spark, batch, kafka):
 
 
 def outlive(guarded, spark, lifetimes, kafka):
-    """A member, later two, read by Spark for so many lifetimes of a token; return what was read, and what there is.
+    """Read with Spark as one member, later two, for so many lifetimes of a token.
 
-    The broker ends each session with its token, so whoever has not renewed it is cut off.
+    Return what was read, and what there is. The broker ends each session with its token, so whoever
+    has not renewed it is cut off.
     """
     topic, group, made, got = guarded.make_topic(2), f"etl-{uuid4().hex[:8]}", 0, []
     settings, lifetime = {"topics": [topic], "group_id": group}, guarded.tokens.seconds

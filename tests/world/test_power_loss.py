@@ -1,4 +1,4 @@
-"""The power fails: daemon, webserver, code server and run worker of a real ``dagster dev`` die at the same moment.
+"""Daemon, webserver, code server and run worker of a real ``dagster dev`` die at once: a power failure.
 
 What is left is a run that Dagster calls started, and nobody who could tell it better. Nothing is set but what
 the README sets: no ``dagster.yaml``, no ``fail_ghost_runs``.

@@ -48,7 +48,7 @@ OF_ICEBERG = (
 
 @pytest.fixture
 def everything(services, table):
-    """All that the catalog contains in the test's namespace: each table and view with its version; and the namespace.
+    """Each table and view of the test's namespace in the catalog, with its version, and the namespace.
 
     Other workers create tables in the same catalog, each test in a namespace of its own.
     """

@@ -1,4 +1,4 @@
-"""A table that is rolled back, or whose snapshots expire, while a live run, a backfill or a replay is at work.
+"""A table that is rolled back, or whose snapshots expire, during a live run, a backfill or a replay.
 
 Each run ends exact, or with an error that names the missing offsets. Then a live run and a backfill restore
 all rows.

@@ -28,12 +28,15 @@ def told(stages, inflight_tasks, operation_id, done):
     if inflight_tasks and not done:
         print("writing", operation_id, flush=True)
 
-@kl.kafka_asset(topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, max_poll_records=70)
+@kl.kafka_asset(
+    topics=[topic], group_id=group, table=table, enable_parallel_rebalance=True, max_poll_records=70
+)
 def orders(batch):
     print("batch", flush=True)
     batch.sparkSession.registerProgressHandler(told)
     nap = "if(offset < 70, '', java_method('java.lang.Thread', 'sleep', 100L))"
-    return batch.selectExpr("topic", "partition", "offset", f"if({nap} = 'awake', 'awake', 'dead') AS written_by")
+    written_by = f"if({nap} = 'awake', 'awake', 'dead') AS written_by"
+    return batch.selectExpr("topic", "partition", "offset", written_by)
 
 resources = {
     "kafka": kl.KafkaLivenessResource(bootstrap_servers=servers, session_timeout_seconds=seconds(2)),

@@ -103,8 +103,9 @@ class SecuredBroker:
     def resource(self, **over):
         """What the docs' example gives, with a value of ours for each field that a test changes."""
         return kl.KafkaLivenessResource(**{
-            "bootstrap_servers": self.sasl, "security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512",
-            "sasl_username": "etl", "sasl_password": PASSWORD, "ssl_ca_location": self.ca_file, **over,
+            "bootstrap_servers": self.sasl, "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "etl", "sasl_password": PASSWORD,
+            "ssl_ca_location": self.ca_file, **over,
         })  # fmt: skip
 
     def by_certificate(self):

@@ -141,7 +141,7 @@ def test_a_partition_that_somebody_deleted_comes_back_though_there_is_always_som
 
 
 def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
-    """The live run is asked for, the mistake is told on the topic's asset, and what went well is asked for once."""
+    """The live run is requested, the topic's asset shows the mistake, the valid requests are made once."""
 
     def hook(event):
         if isinstance(event, kl.MemberLeft):

@@ -137,7 +137,7 @@ def iceberg(spark, table):
 
 @pytest.mark.parametrize("sink", ["iceberg", "parquet", pytest.param("delta", marks=pytest.mark.certify)])
 def test_each_offset_has_its_rows_once(sink, request):
-    """Replays with other boundaries, none, one and many rows an offset, a new column, and a backfill without it."""
+    """Replays with other boundaries; none, one and many rows an offset; a new column; a backfill without."""
     store = request.getfixturevalue(sink)
 
     def put(*ranges, by, columns=(), where="true"):
@@ -171,7 +171,7 @@ def raise_at(call):
 
 
 def test_parquet_shows_what_is_listed_and_the_newest_of_it(parquet):
-    """A write that is not listed is not there, and a zombie that is listed late does not hide its successor."""
+    """A write that is not listed is not there; a zombie that is listed late does not hide its successor."""
 
     def put(start, end, by, **options):
         parquet.put([orders(start, end)], lambda: lines(parquet.spark, orders(start, end), by=by), **options)
@@ -198,7 +198,7 @@ def test_parquet_shows_what_is_listed_and_the_newest_of_it(parquet):
 @pytest.mark.certify
 @pytest.mark.parametrize("zombie", [True, False])
 def test_delta_refuses_who_began_before_another_committed(delta, services, make_topic, produce, zombie):
-    """A zombie leaves its successor's rows alone, even without a table when it began; the other lane begins again.
+    """A zombie leaves its successor's rows alone, also if it began without a table; the other lane restarts.
 
     The first writer waits inside Spark for records that the test produces after the second has committed.
     """

@@ -26,7 +26,7 @@ MORE_THAN_TWO, IS_POISON = "count(*) OVER (PARTITION BY partition) > 2", f"offse
 
 
 def slow_if(condition):
-    """A transform that keeps Spark busy for longer than any budget here at rows for which the condition holds."""
+    """A transform that keeps Spark busy for longer than any budget here, at rows with this condition."""
     nap = f"if({condition}, java_method('java.lang.Thread', 'sleep', 60000L), '')"
     return lambda batch: batch.selectExpr("topic", "partition", "offset", f"concat({nap}, '') AS nap")
 

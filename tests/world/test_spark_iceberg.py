@@ -97,7 +97,7 @@ def plans_tell(spark):
 
 
 def test_a_batch_is_three_analyses_and_one_execution(spark, table, asked, plans_tell):
-    """Of the table, of its snapshot, of the rows; then they are written. What else was asked would cost each batch.
+    """Of the table, of its snapshot, of the rows; then they are written. More requests would cost each batch.
 
     But for one request for settings of the session, which takes 2 ms.
     """
@@ -452,7 +452,7 @@ def test_columns_come_and_go(spark, table, rows):
 
 @pytest.mark.parametrize("snapshots", ["overwrite", "append"])
 def test_fields_inside_of_columns_come_and_go(spark, table, rows, snapshots):
-    """In structs, and in those of arrays and maps: one that is new is added, one that is gone is null, one may grow.
+    """In structs, also in arrays and maps: a new one is added, a missing one is null, one may grow.
 
     A file that is cut has the fields of its own time, and its other rows stay as they are.
     """

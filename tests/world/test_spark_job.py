@@ -1,8 +1,7 @@
 """Spark work is watched and stopped from another thread, and what a dead client left behind does no harm.
 
 A batch that is in flight for as long as a test wants: it reads to an offset that is not produced yet, so its
-    task
-waits for the broker. Producing the missing records lets it end.
+task waits for the broker. Producing the missing records lets it end.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def test_cancelling_one_job_leaves_every_other_alone(own, spark, services, make_
     """Neither another session's work nor another job of the same session is hit.
 
     Each waits at the end of a partition of its own: behind the end there is nothing to wait for, only an
-        error.
+    error.
     """
     topic, kafka = make_topic(3), {"kafka.bootstrap.servers": services.bootstrap_servers}
 
@@ -201,7 +200,7 @@ def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypat
 
 
 def test_only_an_answer_that_is_owed_all_the_time_gives_a_job_up(own, monkeypatch):
-    """A transform that asks Spark short questions, and is looked at just in the middle of one, is no silent Spark."""
+    """A transform with short queries to Spark, each check in the middle of one, is no unresponsive Spark."""
     at_work = [True] * 19 + [False]  # what is seen at the looks of one wait
 
     class Line:
@@ -340,7 +339,8 @@ topic, bootstrap, remote, table = sys.argv[1:]
 session, ranges = connect(remote), [OffsetRange(topic, 0, 70, 130)]
 session.registerProgressHandler(told)
 frame = read_ranges(session, ranges, {"kafka.bootstrap.servers": bootstrap})
-write_table(session, table, ranges, lambda: frame.selectExpr("topic", "partition", "offset", "'zombie' AS written_by"))
+rows = lambda: frame.selectExpr("topic", "partition", "offset", "'zombie' AS written_by")
+write_table(session, table, ranges, rows)
 """
 
 

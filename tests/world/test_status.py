@@ -192,7 +192,7 @@ def test_status_shows_static_members_and_paused_partitions(world, run):
 
 
 def test_a_member_that_names_itself_after_a_terminal_is_shown_as_text(world, run):
-    """Escape sequences would move the reader's cursor, and rich's own marks would end the command or hide a word."""
+    """Escape sequences would move the reader's cursor; rich's marks would end the command or hide a word."""
     w, name = world, "\x1b]0;mine\x07[/red][bold]kcat\n"
     member = Consumer({"bootstrap.servers": w._servers, "group.id": w.group, "client.id": name})
     try:

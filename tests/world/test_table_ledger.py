@@ -76,7 +76,7 @@ def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, k
 
 
 def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
-    """A process that never saw the snapshot to which its table was set back, but had seen what was rolled away.
+    """A process saw the snapshot that was rolled away, but not the one to which its table was rolled back.
 
     What it had summed up is of a snapshot that is no ancestor; and as that is gone, nobody could find out
     later.
@@ -113,9 +113,8 @@ def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_
     spark, table, monkeypatch
 ):
     """A process looks now and then; what was current when it wrote in between was current too."""
-    monkeypatch.setattr(
-        "kafka_liveness_dagster.spark.table.ledger._READ_TIMEOUT_SHARE", 1e-6
-    )  # the next look is the one below
+    # The next read is the one below
+    monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger._READ_TIMEOUT_SHARE", 1e-6)
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
     lane.entries([TP])
@@ -155,7 +154,7 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
 
 
 def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
-    """A process believes the commit logs where the history is expired; what expires later it knows nothing of.
+    """A process takes the commit logs' record for an expired history; it knows nothing of what expires later.
 
     Else it told, as all there is, what lacked its own write that was on its way, or another process's.
     """

@@ -151,7 +151,7 @@ def told(timelines, tmp_path_factory):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_stalled_consumer_stays_until_its_poll_interval_and_comes_back(told, admin, protocol):
-    """Heartbeats go on, LeaveGroup comes at the poll interval, the next poll rejoins and gives the same batch."""
+    """Heartbeats go on, LeaveGroup comes at the poll interval, the next poll rejoins with the same batch."""
     events = told[protocol].events
     assert [event["seconds"] for event in events] == sorted(event["seconds"] for event in events)
 

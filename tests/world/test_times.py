@@ -49,7 +49,7 @@ def test_from_the_newest_processed_to_the_newest_there_is(behind, positions, sec
 
 @pytest.mark.parametrize("worst", [0, 3, 7])
 def test_each_partition_is_heard_though_the_brokers_answers_are_full(services, make_topic, worst):
-    """A broker gives of one partition a whole batch of the producer's, and of the others what there is room for."""
+    """A broker returns a whole batch of the producer's for one partition, and for the others what fits."""
     topic = make_topic(8)
     batches = {"batch.size": 900_000, "batch.num.messages": 10_000, "linger.ms": 1_000}
     producer = Producer({"bootstrap.servers": services.bootstrap_servers, **batches})

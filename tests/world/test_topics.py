@@ -1,4 +1,4 @@
-"""``kafka-liveness topic`` and ``produce`` on a real broker, and topics that the embedded one makes on first use."""
+"""``kafka-liveness topic`` and ``produce`` on a real broker; topics that the embedded one creates on use."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ def test_a_cancelled_transform_is_cancelled_and_not_to_blame(made, warm_spark):
     """Spark is asked by the transform itself when the fence comes.
 
     Its question ends by itself within seconds: an interrupt that meets an operation while it is planned
-        leaves
-    its first job to the cluster, where nobody can cancel it any more (Spark 4.1.3).
+    leaves its first job to the cluster, where nobody can cancel it any more (Spark 4.1.3).
     """
 
     def transform(batch):
@@ -192,10 +191,10 @@ def timestamps(services, make_topic):
 
 
 def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestamps, table):
-    """Its batch fails whatever the transform does, so the error names the record, and how the group gets past it.
+    """Its batch fails in any transform, so the error names the record, and how the group gets past it.
 
     What it names is all there is: the batch without that offset is read, and so is the last time that Spark
-        has.
+    has.
     """
     times = [1_700_000_000_000] * 6 + [LAST_OF_SPARK + 1, LAST_OF_SPARK, 0]
     topic = timestamps({0: [LAST_OF_SPARK] * 5, 1: times})

@@ -24,7 +24,7 @@ def world(services, produce, rows, warm_spark):
 
 @pytest.fixture(autouse=True)
 def _two_instances(monkeypatch):
-    """The assets of two Dagster instances are never in one process, where loading the second one would be refused."""
+    """The assets of two Dagster instances are never in one process: loading the second one is refused."""
     monkeypatch.setattr("kafka_liveness_dagster.assets.definitions.claim_group", lambda declared: None)
 
 

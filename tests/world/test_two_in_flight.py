@@ -43,7 +43,7 @@ def offsets(found):
 
 
 def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows, spark):
-    """The second batch is in the table while the first is still read, and nothing is committed before the first is.
+    """The second batch is in the table while the first is read; nothing is committed before the first is.
 
     In a table that is there: the batch that makes it is waited for, so that nobody makes it twice.
     """
@@ -141,7 +141,7 @@ def test_a_rebalance_waits_for_all_that_is_in_flight(world, rows, protocol):
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
-    """It joins beside a member in the middle of a long batch, is given nothing yet, and waits instead of ending."""
+    """It joins next to a member with a long batch, has no partition yet, and waits instead of ending."""
     found = world(1, partitions=2, protocol=protocol)
     with found.kafka.consumer(
         topics=[found.topic], group_id=found.group, max_batch_seconds=600, max_poll_records=1

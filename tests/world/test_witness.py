@@ -1,4 +1,4 @@
-"""Nothing is missing in silence, nothing old is gone, no partition is green without its rows: whoever forgets what.
+"""No loss is silent, nothing old is gone, no partition is green without its rows, whichever store forgets.
 
 Each enemy of the commit logs and of the table, on the real broker and the real table; on both protocols where
 the group's commits are at stake.
@@ -53,7 +53,7 @@ def forgetful(request, services, produce, warm_spark, make_group):
 
 
 def is_exact_once_drained(world, *spans):
-    """Everything is in the table when the live lane has run and these partitions, and what is owed, are green."""
+    """Everything is in the table after a live run, with these partitions and the pending ones green."""
     assert world.live() is None
     for span in {*spans, *world.pending_by_live_log()}:
         assert world.catch_up(span) is None

@@ -1,4 +1,4 @@
-"""A token server for SASL/OAUTHBEARER: signs JWTs for one client, and serves the keys by which the broker checks them.
+"""A token server for SASL/OAUTHBEARER: signs JWTs for one client, and serves the keys for the broker's check.
 
 It speaks HTTP on loopback, HTTPS where a certificate is given, and only the client credentials grant of OAuth
 2.

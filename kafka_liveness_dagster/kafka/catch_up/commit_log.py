@@ -1,7 +1,8 @@
-"""Who writes down that owed offsets are done? KIP-333's second commit log: the committed offsets of ``G.catch-up``.
+"""Record that owed offsets are done in KIP-333's second commit log.
 
-Several runs may write it at once and none of them is a member of a group, so each write is looked at
-afterwards and repeated when another's replaced it. A write that is lost for good costs rework, never data.
+The log is the committed offsets of ``G.catch-up``. Several runs may write it at once and none of them is a
+member of a group, so each write is looked at afterwards and repeated when another's replaced it. A write that
+is lost for good costs rework, never data.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class CatchUpCommitLog:
     def write(
         self, logs: Mapping[TopicPartition, tuple[CatchUpCommitMetadata, CatchUpCommitMetadata]]
     ) -> None:
-        """Write what these logs must say from now on, where it is not what they say: ``{tp: (before, after)}``.
+        """Write these logs where they change: ``{tp: (before, after)}``.
 
         An external commit is always replaced.
 
@@ -122,10 +123,10 @@ class CatchUpCommitLog:
     def write_off(
         self, ranges: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
     ) -> None:
-        """Write down that offsets are accounted for without having been processed: forgiven, or lost and reported.
+        """Record that offsets are accounted for without having been processed.
 
-        What of them was owed is done with the same write: nothing is done in silence, whenever this process
-            dies.
+        They are written off, or lost and reported. What of them was owed is done with the same write: nothing
+        is done in silence, whenever this process dies.
 
         Raises:
             CommitRefusedError: the broker refused, or what was told did not last.
@@ -138,8 +139,7 @@ class CatchUpCommitLog:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
 
         Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises
-            nothing: the
-        error of the run says more.
+        nothing: the error of the run says more.
         """
         spans = spans_by_partition(ranges)
         failed = "The missing rows could not be recorded in the second commit log"

@@ -1,8 +1,8 @@
-"""What of these ranges is proven done? Both commit logs as they are now, and the witness as it was last asked.
+"""Determine what of these ranges is proven done, from both commit logs and the witness.
 
-The witness is asked when a run begins, and once more before anything of it may be called done: what the run
-    writes
-itself is known without asking. Never plans and never commits.
+The logs are read now; the witness is as it was last asked. The witness is asked when a run begins, and once
+more before anything of it may be called done: what the run writes itself is known without asking. Never plans
+and never commits.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CompletionCheck:
         return self._with_ledger_entries(facts)
 
     def read_commits(self) -> PartitionStates:
-        """Both commit logs as they are now, and the witness as it was last asked, with what was written since."""
+        """Read both commit logs; the witness is as last asked, with what was written since."""
         return self._with_ledger_entries(
             self._require_same_topics(self._cluster.partition_states(self._group_id, list(self._requested)))
         )
@@ -145,9 +145,8 @@ class CompletionCheck:
             tp: difference(facts[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()
         }
         there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in facts.items()}
-        told = {
-            tp: intersection(spans, facts[tp].ledger_scope) for tp, spans in left.items()
-        }  # of the rest nobody knows
+        # Nothing is known of the rest
+        told = {tp: intersection(spans, facts[tp].ledger_scope) for tp, spans in left.items()}
         lacking = [
             OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])
         ]

@@ -269,7 +269,7 @@ class CatchUpConsumer:
         """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
 
         Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it
-            returned.
+        returned.
         """
         self._resume_report.on_recovered = callback
 
@@ -279,7 +279,10 @@ class CatchUpConsumer:
         self._plan_batch((poison,))
 
     def replan(self) -> None:
-        """Plan what is not recorded again with the next poll, which reads the log's ends and the topic's id anew."""
+        """Plan what is not recorded again with the next poll.
+
+        The poll reads the log's ends and the topic's id anew.
+        """
         self._reset_plan()
 
     def before_revoke(self, callback: Finish) -> None:
@@ -376,9 +379,10 @@ class CatchUpConsumer:
         self._run_log.error("lost: %s; recorded as done", told)
 
     def _recover_unrecorded(self, facts: PartitionStates) -> bool:
-        """Record what the table had when this run began and no run has recorded since; once for each partition.
+        """Record what the table had when this run began and no run has recorded since.
 
-        A rebuilt second log is written after that, since it says that all of it is done.
+        Done once for each partition. A rebuilt second log is written after that, since it says that all of it
+        is done.
 
         Returns:
             Whether it wrote anything.

@@ -137,7 +137,7 @@ class GroupView:
         return committed_offset(seen.committed, seen.pending)
 
     def pending(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
-        """The pending offset ranges: crash lag that no catch-up run has done, and rows that the table has lost.
+        """The pending offset ranges: crash lag not caught up yet, and rows that the table has lost.
 
         KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token". The
         sources are those of ``committed``.
@@ -184,10 +184,11 @@ class GroupView:
         return seconds_behind(self._cluster, self._settings.group_id, positions, ends=ends)
 
     def pause(self, topic: str, partition: int) -> None:
-        """Hold both lanes of an owned partition until ``resume``; the first commit log keeps it over restarts.
+        """Hold both lanes of an owned partition until ``resume``.
 
-        KIP-333: "when we call pause() or resume(), both consumer threads will stop or restart processing on
-        partitions accordingly". A batch under way is not stopped; its commit passes.
+        The first commit log keeps it over restarts. KIP-333: "when we call pause() or resume(), both consumer
+        threads will stop or restart processing on partitions accordingly". A batch under way is not stopped;
+        its commit passes.
 
         Raises:
             CommitRefusedError: the partition is not owned, or the mark could not be committed.
@@ -244,9 +245,8 @@ class LivenessConsumer:
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an
-        error
-    leaves the group too, but the partitions keep the mark of a crash: with ``enable_parallel_rebalance`` the
-    open batch becomes crash lag and the live lane goes on at the log end.
+    error leaves the group too, but the partitions keep the mark of a crash: with
+    ``enable_parallel_rebalance`` the open batch becomes crash lag and the live lane goes on at the log end.
 
     Attributes:
         crash_lag: crash lag this consumer found, in the order of finding.
@@ -395,9 +395,10 @@ class LivenessConsumer:
         self._resume_report.on_recovered = callback
 
     def heartbeat(self) -> None:
-        """Say that the work on the open batch goes on: the process timeout begins anew, a rebalance is answered.
+        """Report that the work on the open batch goes on.
 
-        For ops whose batch may take longer than its budget as long as it moves (KIP-62's possible extension).
+        The process timeout begins anew, and a rebalance is answered. For ops whose batch may take longer than
+        its budget as long as it moves (KIP-62's possible extension).
 
         Raises:
             FencedError: the process timeout had passed, or this process is finished with the group: stop the
@@ -408,7 +409,7 @@ class LivenessConsumer:
         self._fence.check()
 
     def check_rows(self) -> None:
-        """Check that the witness has all rows that are committed of the partitions that this consumer ever had.
+        """Check that the witness has all committed rows of each partition this consumer ever had.
 
         Reads both commit logs and the witness once, and needs no membership. Offsets that another client
         committed are left to the next run.
@@ -444,10 +445,10 @@ class LivenessConsumer:
         self._poison.add(poison)
 
     def replan(self) -> None:
-        """Plan what is not committed again with the next poll, which reads the log's ends and the topic's id anew.
+        """Plan what is not committed again with the next poll.
 
-        For a batch whose records could not be read: if the broker has deleted them, the poll says so or
-            passes them.
+        The poll reads the log's ends and the topic's id anew. For a batch whose records could not be read: if
+        the broker has deleted them, the poll says so or passes them.
         """
         if (lane := self._session.planner) is not None:
             lane.replan()

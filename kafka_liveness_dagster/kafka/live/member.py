@@ -1,7 +1,7 @@
 """One membership of a group: its client under one lock, and the first commit log (KIP-333).
 
 Only members write the first commit log, and only for partitions they own: the broker fences members, not
-    partitions.
+partitions.
 
 Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is
 read: its partitions are paused, but while there is nothing to read. Every call of the client is made under
@@ -163,9 +163,8 @@ class Member:
             if (live.group_instance_id or live.claimed_instance_id) is None
             else 0.0
         )
-        self._rebalance_wait_seconds = (
-            timeouts.process_timeout_ms / 1000
-        )  # the others' is not known, and rarely another
+        # The process timeout of the others is not known, and rarely another
+        self._rebalance_wait_seconds = timeouts.process_timeout_ms / 1000
         self._group_id = live.group_id
         self._servers = settings.bootstrap_servers
         self._is_static = live.group_instance_id is not None
@@ -228,7 +227,7 @@ class Member:
         """Why the group goes on without this member, None while it is one of it as far as it knows.
 
         The client reports an outage of its brokers in a poll, or while it leaves: until then the reason is
-            general.
+        general.
         """
         ended = self._state.fenced_by
         if (
@@ -269,8 +268,7 @@ class Member:
         """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
 
         Does nothing while a rebalance is under way: serve it, look again, settle that. What went and came
-            back since it
-        was looked at is left out: another member may have committed it meanwhile.
+        back since it was looked at is left out: another member may have committed it meanwhile.
 
         Raises:
             CommitRefusedError: nothing is owned that was not owned before.
@@ -361,7 +359,7 @@ class Member:
                 self._leave(release=release)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Caller: the client's ``poll`` or ``close``. Affects: the reason for which this member is out of its group.
+        """Caller: the client's ``poll`` or ``close``. Affects: why this member is out of its group.
 
         librdkafka gives a membership up by itself when no broker has answered for a session; the coordinator
         may still list the member. A process that was paused gets no such error: its connections are there.

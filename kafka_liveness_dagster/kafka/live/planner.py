@@ -59,7 +59,7 @@ PAUSED_LINE = "paused in both lanes until resume() lets it go on: %s"
 
 
 class OnRecovered(Protocol):
-    """Repeats what a dead writer of rows may have skipped between the table's commit and the commit of the offsets."""
+    """Repeats what a dead writer of rows may have skipped between the table's and the offsets' commit."""
 
     def __call__(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange], /) -> None:
         """Repeat it for ``ranges``; the broker has ``deleted`` the records of the others."""
@@ -103,7 +103,7 @@ class ResumeReport:
 
         Returns:
             The ranges of which it was repeated now. Nothing is logged yet: a slow handler would hold up the
-                group.
+            group.
         """
         known = self.recovered
         new = {
@@ -284,7 +284,9 @@ class LivePlanner:
         while_rebalancing: Callable[[], None],
         skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
-        """Commit done spans; gives those that were handed over meanwhile, which are their new owner's to do again.
+        """Commit done spans; return those that were handed over meanwhile.
+
+        Their new owner processes these again.
 
         Raises:
             TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records
@@ -304,7 +306,9 @@ class LivePlanner:
         return handed_over
 
     def confirm(self, batch: Batch, while_rebalancing: Callable[[], None]) -> None:
-        """Commit nothing new, unless something was planned so lately that nobody can have been given the batch since.
+        """Commit nothing new, to verify that the batch is still this member's.
+
+        Skipped after a plan so recent that nobody can have been given the batch since.
 
         Raises:
             FencedError: a part of it is another member's: all of it is planned again, as far as it is still
@@ -377,7 +381,7 @@ class LivePlanner:
         facts: Mapping[TopicPartition, PartitionState],
         written: Mapping[TopicPartition, tuple[Span, ...]],
     ) -> None:
-        """Repeat what dead runs of both lanes may have skipped, before a commit says that their rows are done."""
+        """Repeat what dead runs of both lanes may have skipped, before their rows are committed as done."""
         spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in facts.items()}
         self._report.recover(spans, {tp: one.log_start for tp, one in facts.items()})
 
@@ -415,8 +419,7 @@ class LivePlanner:
         """What is known besides what the table says goes into it with the next write.
 
         Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word,
-            or by its
-        own. Of what is owed a catch-up run may have written what is in no log yet.
+        or by its own. Of what is owed a catch-up run may have written what is in no log yet.
         """
         if self._ledger is None:
             return

@@ -264,7 +264,7 @@ class GroupSession:
         """Answer the group, if nobody does at this moment.
 
         Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a
-            rebalance.
+        rebalance.
         """
         lane = self.planner
         if lane is not None:
@@ -272,7 +272,9 @@ class GroupSession:
             self._fence_if_ended(lane)
 
     def commit_as_member(self, commit: Callable[[LivePlanner], Committed]) -> Committed:
-        """Commit by the membership that goes on. A refusal says what it means: the fence goes up when it has ended.
+        """Commit by the membership that goes on.
+
+        If a refusal means that the membership has ended, the process is fenced.
 
         Raises:
             FencedError: it has, or had before.
@@ -342,7 +344,9 @@ def choose_group_instance_id(
     run_context: RunContext,
     partitions: Collection[TopicPartition],
 ) -> str | None:
-    """The ``group.instance.id`` for one membership; None for a dynamic member, or one that has a name of the user's.
+    """Return the ``group.instance.id`` for one membership.
+
+    None for a dynamic member, or one that has a name of the user's.
 
     Args:
         cluster: where the group is.

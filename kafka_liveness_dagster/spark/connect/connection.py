@@ -64,8 +64,10 @@ class SumsReceiver(Protocol):
 
 
 class SparkConnection(
-    DefaultChannelBuilder, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
-):  # type: ignore[misc]
+    DefaultChannelBuilder,  # type: ignore[misc]
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
+):
     """The connection of one session: a channel builder of pyspark's that listens on its channel."""
 
     def __init__(self, remote: str) -> None:
@@ -162,9 +164,8 @@ class SparkConnection(
             message: what is asked meanwhile.
         """
         with self._lock:
-            self._silent_since = (
-                self._silent_since and self._pending_calls > 0
-            )  # what somebody gave up earlier is nobody's wait now
+            # A call that was given up earlier is no wait now
+            self._silent_since = self._silent_since and self._pending_calls > 0
         return self._watchdog_thread(lambda: seconds - self.silent_seconds, message)
 
     @contextmanager

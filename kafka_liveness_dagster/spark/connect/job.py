@@ -1,4 +1,4 @@
-"""Can this piece of Spark work be watched and stopped from another thread? It can inside ``with SparkJob(...)``.
+"""Watch and stop a piece of Spark work from another thread, inside ``with SparkJob(...)``.
 
 Never touches other jobs, not even of the same session: an interrupt goes to this job's own tag.
 """
@@ -129,9 +129,8 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
-        self._active.enter_context(
-            as_active_session(self._session)
-        )  # what pyspark asks is asked this session, and no other
+        # What pyspark asks is asked of this session, and no other
+        self._active.enter_context(as_active_session(self._session))
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._on_progress_event)
         self._last_progress_ms = now_ms()
@@ -171,8 +170,7 @@ class SparkJob:
         """In a thread of its own: an interrupt may wait for an answer too.
 
         A transform may be at work in Python for much longer, and ask Spark short questions: one look in
-            between at
-        which Spark owes nothing, and the time begins anew.
+        between at which Spark owes nothing, and the time begins anew.
         """
         line = connection_of(self._session)
         owed = 0

@@ -1,7 +1,7 @@
-"""Open and end sessions on a Spark Connect server: a busy one is waited for, one that is not there fails at once.
+"""Open and end sessions on a Spark Connect server.
 
-Never shares a session, and never uses the process's own.
-Each caller's own is interrupted, configured and stopped without touching another's.
+Waits for a busy server; fails at once where there is none. Never shares a session, and never uses the
+process's own. Each caller's own is interrupted, configured and stopped without touching another's.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ _WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
 """Half a minute; pyspark's default is over ten, and a server that restarted has lost the session anyway."""
 _END_SECONDS = 5.0
 _open_sessions: list[SparkSession] = []
-"""Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for threads
-it shares with all sessions; when the garbage collector does that inside another session's gRPC call, both
-wait for
-ever (seen with 4.1.3). So none is ever collected."""
+"""Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for
+threads it shares with all sessions; when the garbage collector does that inside another session's gRPC call,
+both wait for ever (seen with 4.1.3). So none is ever collected."""
 _SECRETS_IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
 """Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
 _REDACTED = "spark.sql.redaction.string.regex"
@@ -130,8 +129,7 @@ def connect(
     session = _create_session(line)
     _open_sessions.append(session)
     # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the
-    # server died.
-    # Spark 4.0 has none, and asks nothing then
+    # server died. Spark 4.0 has none, and asks nothing then
     if tidy := getattr(session.client, "_cleanup_ml_cache", None):
         atexit.unregister(tidy)
     starting = _RetryWhileStarting(line.endpoint)
@@ -201,7 +199,10 @@ def _open_connection(remote: str) -> SparkConnection:
 
 
 def _hide_secrets(session: SparkSession) -> None:
-    """Let the server show what this session asks for without the secrets of its Kafka options, whoever set it up."""
+    """Hide the secrets of Kafka options in what the server shows of this session's requests.
+
+    It does not matter who set the server up.
+    """
     theirs = session.conf.get(_REDACTED, None)
     session.conf.set(_REDACTED, f"{theirs}|{_SECRETS_IN_PLANS}" if theirs else _SECRETS_IN_PLANS)
 
@@ -220,7 +221,7 @@ def _first_query(
 ) -> Exception | None:
     """Why the server refuses this session, or None; pyspark's calls have no time limit, hence the thread."""
     answer: list[Exception | None] = []
-    # A signal of Dagster's interrupts a wait for it; not one for the thread's end
+    # A signal of Dagster's interrupts a wait for this event, but no wait for the thread's end
     answered = threading.Event()
 
     def greet() -> None:

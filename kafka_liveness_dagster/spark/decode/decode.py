@@ -2,8 +2,8 @@
 
 Of an Avro schema only the size is checked; Spark itself says whether it is valid.
 
->>> told = '{"properties": {"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}}'
->>> spark_type_of_json_schema(SchemaWithId(1, "JSON", told)).simpleString()
+>>> fields = '{"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}'
+>>> spark_type_of_json_schema(SchemaWithId(1, "JSON", f'{{"properties": {fields}}}')).simpleString()
 'struct<id:bigint,price:double,to:string>'
 
 The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema.
@@ -197,7 +197,9 @@ _LOCATION_COLUMN = ("topic", "partition", "offset")
 
 
 def writer_schema_ids(batch: DataFrame, column: str) -> dict[int, str]:
-    """By which schemas the records of a batch were written: each id with one of its records. Reads the batch, once.
+    """Return the ids of the schemas that wrote the batch's records, each with one of the records.
+
+    Reads the batch once.
 
     Raises:
         InvalidSettingError: the column is not there, or holds no bytes.
@@ -224,7 +226,9 @@ def decode_column(
     reader: SchemaWithId,
     message: str | None = None,
 ) -> DataFrame:
-    """The batch with the column decoded: null where it was null, and a failing row where it is not in the wire format.
+    """Return the batch with the column decoded: null where it was null.
+
+    A row that is not in the wire format fails.
 
     Args:
         batch: any frame with the column.

@@ -173,9 +173,10 @@ _UNCONVERTED = ("as it is", None)
 def protobuf_reader(
     writer_schemas: Sequence[SchemaWithId], reader: SchemaWithId, message: str | None = None
 ) -> Callable[[Column], Column]:
-    """A function of Spark's from records to structs of the reader's message, the first of its file unless told.
+    """Return a Spark function from records to structs of the reader's message.
 
-    Null, and what is not in the wire format or of another schema, gives null: Spark calls it for every row.
+    The message is the first of its file unless given. Null, and what is not in the wire format or of another
+    schema, gives null: Spark calls it for every row.
 
     Raises:
         SchemaUnusableError: the reader has no such message, or a schema is none.
@@ -218,7 +219,7 @@ def _struct_field(
         key, value = (_element_type(part, within, room) for part in field.message_type.fields)
         return MapType(key[0], value[0]), "map", (key[1], value[1])
     kind, how = _element_type(field, within, room)
-    # Since Protobuf 7
+    # `is_repeated` is there since Protobuf 7
     if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
         return ArrayType(kind), "list", how
     return kind, "optional" if field.has_presence else "always", how

@@ -1,8 +1,7 @@
 """What does a record in Protobuf's wire format hold? Asked in Spark's Python, where this package need not be.
 
 All of this module is sent there as it stands: it imports what it uses where it uses it, Python's own and
-    ``protobuf``,
-which pyspark's client brings.
+``protobuf``, which pyspark's client brings.
 """
 
 from __future__ import annotations
@@ -78,7 +77,9 @@ class ProtobufUdf:
 
 
 def read_message_indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int, ...], int]:
-    """By which indexes the message is named, and where it begins; ``deepest`` are the indexes that a message may have.
+    """Return the indexes that name the message, and where it begins.
+
+    A message may have ``deepest`` indexes at most.
 
     >>> read_message_indexes(bytes([0, 8, 1]), 0, 1), read_message_indexes(bytes([4, 2, 0, 8, 1]), 0, 2)
     (((0,), 1), ((1, 0), 3))

@@ -1,4 +1,4 @@
-"""How do a batch's rows become a snapshot? As an overwrite, as an append, or by a MERGE that is precise to the row.
+"""Commit a batch's rows as a snapshot: by overwrite, by append, or by a MERGE exact to the row.
 
 An overwrite replaces whole files, and is no append to who reads a table as a stream. A MERGE that finds none
 of its offsets in the table commits an ``append`` snapshot, which Iceberg refuses when anybody has written to
@@ -46,7 +46,7 @@ def overwrite(
     *,
     fans_out: bool,
 ) -> None:
-    """Put the rows in the place of all files that have these offsets and no others, as seen from a snapshot."""
+    """Replace all files that have these offsets and no others by the rows, as seen from a snapshot."""
     writer = frame.writeTo(table.quoted).options(**write_options(summary, fans_out=fans_out))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
@@ -65,8 +65,7 @@ def is_committed(session: SparkSession, table: IcebergTable, attempt: str) -> bo
     """Whether a snapshot of this attempt is in the table's history: of one whose catalog did not say.
 
     One that is not there may still be on its way. It began from a snapshot as an attempt after it does:
-        whichever of
-    them comes second is refused.
+    whichever of them comes second is refused.
     """
     table.refresh(session)
     found = (
@@ -103,9 +102,10 @@ class Merge:
         self._run(self.frame, taken)
 
     def replace(self) -> None:
-        """Put the rows in the place of all that the table has of these offsets, whatever else is in the same files.
+        """Replace all that the table has of these offsets by the rows.
 
-        Each range is a row of the source too, which matches whatever is in it, and which is not inserted.
+        Whatever else is in the same files stays. Each range is a row of the source too, which matches
+        whatever is in it, and which is not inserted.
         """
         target = self.table.quoted
         parts = ", ".join(

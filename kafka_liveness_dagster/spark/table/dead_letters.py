@@ -1,10 +1,8 @@
-"""Where do records wait that cannot be processed? In a table beside the asset's own, as Kafka has them, with the error.
+"""Keep records that cannot be processed in a table beside the asset's own.
 
-A letter counts while its offset is owed: both commit logs say so, not this table. So it may be written before
-    and
-removed after the commit that decides: what a crash leaves behind is a letter that nobody owes, and misleads
-    nobody who
-asks ``owed``.
+They are there as Kafka has them, with the error. A letter counts while its offset is owed: both commit logs
+say so, not this table. So it may be written before and removed after the commit that decides: what a crash
+leaves behind is a letter that nobody owes, and misleads nobody who asks ``owed``.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (
 LATEST_COUNT = 128
 """Snapshots that ``latest_summaries`` gives: writers sum up more often than that."""
 _SUMMARY_COLUMNS = (
-    f"SELECT snapshot_id, parent_id, summary['{WRITTEN_KEY}'], summary['{TOTAL_KEY}'], summary['{TOTAL_AS_OF_KEY}'] "
+    f"SELECT snapshot_id, parent_id, summary['{WRITTEN_KEY}'], summary['{TOTAL_KEY}'], "
+    f"summary['{TOTAL_AS_OF_KEY}'] "
     "FROM {}"
 )
 
@@ -173,7 +174,9 @@ class TableLedger:
         return self._snapshot
 
     def entries(self, partitions: Collection[TopicPartition]) -> LedgerEntries:
-        """What the table says of these partitions, as of now, with the reported offsets that were learned since.
+        """Return what the table says of these partitions, as of now.
+
+        Reported offsets that were learned since are included.
 
         Raises:
             RowsMissingError: it has lost what this process wrote, or what it said before.
@@ -214,7 +217,9 @@ class TableLedger:
     def record_for_write(
         self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
     ) -> WriteRecord:
-        """Return what a write of these ranges, validated from this snapshot, records in its own snapshot's summary.
+        """Return what a write of these ranges records in its own snapshot's summary.
+
+        The write is validated from this snapshot.
 
         Raises:
             RowsMissingError: the table has lost what this process wrote, or what it said before.
@@ -326,7 +331,7 @@ class TableLedger:
             took = time.monotonic() - began_at
             self._reload_due_at = began_at + min(took / _READ_TIMEOUT_SHARE, _MAX_READ_SECONDS)
         if is_new or self._written:
-            # Without what was believed, which proves nothing of what others wrote
+            # What was believed is left out: it proves nothing of what others wrote
             self._ledger = self._snapshot.ledger
             line = self._snapshot.ancestor_ids
             was_set_back = was_rolled_back(line, line_before)
@@ -358,10 +363,10 @@ class TableLedger:
     def _require_no_missing(
         self, before: LedgerEntries, *, is_unexpected: bool, was_rolled_back: bool, is_continuation: bool
     ) -> None:
-        """Whether all is there that was there before; where the table cannot tell, what was known goes on to be so.
+        """Check that all is there that was there before.
 
-        Not where it was set back, or may have been: that costs rework, and else was told on as if the rows
-            were there.
+        Where the table cannot tell, what was known remains known. Not where it was set back, or may have
+        been: that costs rework, and else was told on as if the rows were there.
         """
         kept = dict(self._ledger.entries)
         for tp, account in before.items():

@@ -1,4 +1,4 @@
-"""How is a table kept small? By Iceberg's own procedures, each told to leave alone what a lane may write again.
+"""Keep a table small by Iceberg's own procedures, which spare what a lane may write again.
 
 A rewrite that meets a commit of a lane's gives way, and is tried again: nothing of a lane's is ever undone by
 it. Never decides which offsets are settled (``core.table_layout`` does), and never deletes a file that a kept
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 _MAX_TRIES = 3
 _MAX_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
-# Keeps something of each file in the server for good (#13937)
+# Reading by Arrow keeps something of each file in the server for good (#13937)
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
 # Listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
 _LOCAL = ("file:", "/")
-_SNAPSHOTS = f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] FROM {{table}}.`snapshots`"
+_SNAPSHOTS = (
+    f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] "
+    "FROM {table}.`snapshots`"
+)
 _FIGURES = (
     "SELECT count_if(content = 0), coalesce(sum(if(content = 0, file_size_in_bytes, 0)), 0), "
     "count_if(content > 0), (SELECT count(*) FROM {table}.`manifests`), (SELECT count(*) FROM "
@@ -98,7 +101,9 @@ class TableMaintenance:
         return maintenance_policy(self.table.properties(self.session))
 
     def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
-        """Rewrite small files into large ones, in the table's order if it has one; gives files before and after.
+        """Rewrite small files into large ones, in the table's order if it has one.
+
+        Yields the numbers of files before and after.
 
         Args:
             settled: what no lane writes again; each range by itself, so that no file spans what is owed in

@@ -1,7 +1,7 @@
-"""How does a table come by the columns of these rows? Made with them, or given them when nothing refuses them any more.
+"""Create a table with the columns of these rows, or add the columns to it.
 
-Never changes anything for rows that turn out not to be written: neither a schema, nor a table, nor a
-    namespace.
+They are added when nothing refuses the rows any more. Never changes anything for rows that turn out not to be
+written: neither a schema, nor a table, nor a namespace.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ def create_table(
 
 
 def check_properties(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
-    """Pass if later batches can be written to a table that is created with these properties and the catalog's.
+    """Pass if later batches can be written to a table created with these properties.
 
-    A catalog's defaults come before ours, and its overrides after all others. Those that a REST catalog's
-    server sets by itself are seen in the table only, before the second batch.
+    The catalog's own properties come in too. A catalog's defaults come before ours, and its overrides after
+    all others. Those that a REST catalog's server sets by itself are seen in the table only, before the
+    second batch.
 
     Raises:
         TableSchemaError: they cannot; the table was not created.
@@ -131,11 +132,11 @@ def reshape(frame: DataFrame, columns: StructType, names: Collection[str] | None
 
 
 def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, columns: StructType) -> None:
-    """Find out what could refuse rows for which the schema has to change: that is not part of the rows' commit.
+    """Find out what could refuse rows for which the schema has to change.
 
-    So Spark is asked whether the rest can be written, and computes the rows once for nothing: one that no
-    batch may have, a function that fails. Iceberg's own way (``mergeSchema``) adds the columns before it
-    knows.
+    The change is not part of the rows' commit. So Spark is asked whether the rest can be written, and
+    computes the rows once for nothing: one that no batch may have, a function that fails. Iceberg's own way
+    (``mergeSchema``) adds the columns before it knows.
 
     Args:
         table: the table.
@@ -152,14 +153,16 @@ def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, colu
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error") and not is_column_added_concurrently(plan[1][0]):
         now = table.shape(frame.sparkSession)
-        # Else another writer changed the table: the commit is refused
+        # If they differ, another writer changed the table, and the commit is refused
         if now is not None and now.columns == columns:
             raise table.unsupported_types_error(plan[1][0])
     cast_to_table(frame, found.table_after).write.format("noop").mode("overwrite").save()
 
 
 def evolve_schema(table: IcebergTable, session: SparkSession, found: SchemaDiff) -> None:
-    """Add columns, and fields inside of columns, and widen others; a metadata commit each, which rewrites no row.
+    """Add columns, and fields inside of columns, and widen others.
+
+    Each is a metadata commit, which rewrites no row.
 
     Raises:
         TableSchemaError: the table cannot have them.

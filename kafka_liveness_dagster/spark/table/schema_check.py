@@ -5,7 +5,7 @@ Never asks the table, and Spark only whether it tells `a` from `A`, when there a
 >>> rows = StructType([StructField("topic", StringType()), StructField("partition", StringType())])
 >>> require_key_columns(rows, "the rows for lake.shop.orders")
 Traceback (most recent call last):
-kafka_liveness_dagster.spark.errors.TableSchemaError: the rows for lake.shop.orders must have partition int (is ...
+kafka_liveness_dagster.spark.errors.TableSchemaError: the rows for lake.shop.orders must have partition int...
 >>> column_ddl(StructField("net `price`", ArrayType(IntegerType())))
 '`net ``price``` array<int>'
 """
@@ -214,8 +214,7 @@ class _NestedDiff:
         """Return the type of a column, or of a field inside, when the table has taken the rows.
 
         Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to
-            which
-        Iceberg adds nothing.
+        which Iceberg adds nothing.
         """
         if isinstance(has, StructType) and isinstance(given, StructType):
             return StructType([*self._merge_existing(has, given, path), *self._merge_added(has, given, path)])
@@ -255,11 +254,14 @@ class _NestedDiff:
 
 
 def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
-    """Return a value's SQL with the fields of another type, in its order: null for those that the value lacks.
+    """Return a value's SQL with the fields of another type, in its order.
 
-    What the other type lacks is left out, and null where it has too little room. Nothing is converted.
+    Fields that the value lacks are null. What the other type lacks is left out, and null where it has too
+    little room. Nothing is converted.
 
-    >>> has, wanted = (StructType([StructField(name, IntegerType()) for name in names]) for names in ("a", "ab"))
+    >>> has, wanted = (
+    ...     StructType([StructField(name, IntegerType()) for name in names]) for names in ("a", "ab")
+    ... )
     >>> reshape_expression("`v`", has, wanted)
     "IF(`v` IS NULL, NULL, named_struct('a', `v`.`a`, 'b', CAST(NULL AS int)))"
     >>> reshape_expression("`v`", ArrayType(has), ArrayType(has))
@@ -291,10 +293,10 @@ def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int
 
 
 def cast_to_table(frame: DataFrame, columns: StructType) -> DataFrame:
-    """The rows as a table takes them, to find the one it does not: a value too large, a null where none may be.
+    """Return the rows as a table takes them, to find the one that it refuses.
 
-    A CAST of a struct goes by position, where Spark's writing goes by name. So its fields are put in order
-    before.
+    Such a row has a value too large, or a null where none may be. A CAST of a struct goes by position, where
+    Spark's writing goes by name. So its fields are put in order before.
     """
     there = {field.name: field for field in columns}
     return frame.selectExpr(*(_cast_expression(field, there.get(field.name)) for field in frame.schema))
@@ -371,7 +373,10 @@ def _find_matching_field(name: str, struct: StructType) -> StructField | None:
 
 
 def _has_fields_in_order(given: DataType, wanted: DataType) -> bool:
-    """Return whether a value has the other type's fields, in its order, and no field that the other has no room for."""
+    """Return whether a value has the other type's fields, in its order.
+
+    It has no field that the other has no room for.
+    """
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         fields = zip(given, wanted, strict=False)
         return given.names == wanted.names and all(

@@ -6,7 +6,7 @@ Never writes rows, nor changes what a table is.
 '`lake`.`shop`.`orders`'
 >>> IcebergTable("orders")
 Traceback (most recent call last):
-kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table: wanted catalog.namespace.table...
+kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table: wanted...
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class IcebergTable:
                 return None
             raise self._not_a_table_error(kind) from error
         columns = StructType(schema.fields[:-1])
-        # A view that shows Iceberg's own columns
+        # A view may show Iceberg's own columns
         if "_partition" in columns.names and self._is_view(session):
             raise self._not_a_table_error(_VIEW)
         require_key_columns(columns, f"table {self.name}")
@@ -173,7 +173,7 @@ class IcebergTable:
         """Return what ``shape`` does, of a table that batches can be written to.
 
         Its properties are read once a minute at most: files that somebody writes with others meanwhile are
-            merged.
+        merged.
 
         Raises:
             TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.schema_check import SchemaDiff
     from kafka_liveness_dagster.spark.table.table import TableShape
 
-# Before the first of the attempts that follow a lost answer; twice as long before each other
+# Pause before the first attempt after a lost answer; twice as long before each further one
 _PAUSE_SECONDS = 0.5
 _WHOLE_FILE_ATTEMPTS = 2  # by then another writer has had two chances to put a file there
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
@@ -98,7 +98,9 @@ def write_table(
     ledger: TableLedger | None = None,
     layout: TableLayout = DEFAULT_LAYOUT,
 ) -> WriteResult:
-    """Make the table hold exactly these rows for these ranges, in one commit; create the table when it is missing.
+    """Make the table hold exactly these rows for these ranges, in one commit.
+
+    Create the table when it is missing.
 
     Args:
         session: a Spark session of a server whose catalog has the table.
@@ -141,9 +143,10 @@ def write_table(
 
 @dataclass
 class TableWrite:
-    """One ``write`` in two halves: ``prepare`` and ``execute_with_retries`` in the caller's thread, the rest in any.
+    """One ``write`` in two halves.
 
-    So the transform is always called in one thread, batch after batch, while Spark works on the batch before.
+    ``prepare`` and ``execute_with_retries`` run in the caller's thread, the rest in any. So the transform is
+    always called in one thread, batch after batch, while Spark works on the batch before.
     """
 
     session: SparkSession
@@ -230,7 +233,9 @@ class TableWrite:
         return refused
 
     def _rows_if_committed(self, error: PySparkException, *, is_last: bool) -> int | None:
-        """Of an attempt of which the catalog said nothing: its rows in the table; None when it is to be made again.
+        """Return the rows that the table has of an attempt without a response.
+
+        The catalog did not respond to the attempt. None when it is to be retried.
 
         Raises:
             StorageError: the catalog does not answer this either, or it was the last attempt.
@@ -275,7 +280,10 @@ class TableWrite:
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
-        """Return whether rows do not fit because another writer changed the table's columns since the attempt began."""
+        """Return whether rows do not fit because another writer changed the table's columns.
+
+        The change came after the attempt began.
+        """
         if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
             return False
         self.table.refresh(self.session)
@@ -283,7 +291,7 @@ class TableWrite:
         return now is not None and now.columns != self._attempt.columns
 
     def _table_replaced_error(self) -> TableSchemaError | None:
-        """Return why the table cannot be written any more, when somebody replaced it after the attempt began."""
+        """Return why the table cannot be written any more, if it was replaced after the attempt began."""
         try:
             self.table.refresh(self.session)
             self.table.shape(self.session)
@@ -296,7 +304,9 @@ class TableWrite:
 
 @dataclass
 class WriteAttempt:
-    """One attempt to write a batch to the table as the table is now: read its state, make the frame, write, check.
+    """One attempt to write a batch to the table as it is now.
+
+    It reads the table's state, makes the frame, writes and checks.
 
     Attributes:
         write: the write that this attempt belongs to; the write alone begins the next one.
@@ -392,12 +402,11 @@ class WriteAttempt:
     def _with_other_rows(
         self, written: DataFrame, snapshot_id: int, shape: TableShape, found: SchemaDiff
     ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
-        """The rows and all others of the files that the ranges cut through, and which offsets they replace together.
+        """Return the rows and all others of the files that the ranges cut through.
 
-        None where files may have offsets of several partitions, so that no ranges tell them from others: by
-            the table's
-        partitions, or by those of before, which some of its files still have. None too where a file has no
-        bounds.
+        Return also which offsets they replace together. None where files may have offsets of several
+        partitions, so that no ranges tell them from others: by the table's partitions, or by those of before,
+        which some of its files still have. None too where a file has no bounds.
         """
         of = self.write
         if self.partial_file_conflicts > _WHOLE_FILE_ATTEMPTS or not shape.is_by_kafka_partition:
