@@ -29,9 +29,9 @@ docs: .venv/installed ## the documentation as a site, in build/site; the tests b
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict && echo "open build/site/index.html"
 
 fast: .venv/installed ## all tests that need no Java, in less than a minute
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/wire tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/client tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
-test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, about 20 minutes; ARGS="tests/world/test_handover.py -k fence" runs some
+test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, about 20 minutes; ARGS="tests/integration/test_handover.py -k fence" runs some
 	$(if $(ARGS),,@$(BIN)/python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100)
 	@$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m "not certify" $(or $(ARGS),--ignore=tests/core)
 
@@ -50,7 +50,7 @@ format: .venv/installed ## let ruff mend what it can
 check: lint test ## what CI runs
 
 dist: java .venv/installed ## build wheel and sdist into dist/, install each alone in an empty environment, try it
-	@$(BIN)/python -m tests.first_hour.dist dist
+	@$(BIN)/python -m tests.end_to_end.dist dist
 
 sbom: .venv/installed ## list Python packages and jars, with hashes, in build/sbom.cdx.json (CycloneDX)
 	@$(BIN)/python -m supply_chain.sbom build/sbom.cdx.json

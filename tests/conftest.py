@@ -58,7 +58,7 @@ spark.sql.catalog.locked.cache-enabled false
 """
 """More memory than one user needs; and a second catalog, for tests that lock its database."""
 _TESTS = Path(__file__).parent
-_CERTIFY_FOLDERS = {"stores"}
+_CERTIFY_FOLDERS = {"object_store"}
 SPARK_SLOTS = 12
 """Tasks that the shared Spark runs at once: tests hold some of the slots with tasks that only wait."""
 _CARETAKER = pytest.StashKey["subprocess.Popen[bytes]"]()
@@ -215,7 +215,7 @@ def make_topic(services: Services) -> Callable[..., str]:
     from confluent_kafka import TopicPartition as KafkaTopicPartition  # noqa: PLC0415
     from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # noqa: PLC0415
 
-    from tests.world.stories import wait_for  # noqa: PLC0415
+    from tests.integration.dagster_runs import wait_for  # noqa: PLC0415
 
     config = {"bootstrap.servers": services.bootstrap_servers, "log_level": 0}
     admin = AdminClient(config)

@@ -21,7 +21,7 @@ FOLDERS = (
     "supply_chain",
     "website",
     "tests/simulation",
-    "tests/first_hour",
+    "tests/end_to_end",
 )
 ROOMS = sorted(
     {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")} - {"__init__"}

@@ -28,21 +28,21 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`\n]+)`")
 TRIED_BY = {  # what stands in a fence that is no Python: a language, or the first word
     ("README.md", "make"): "test_make.py",
-    ("README.md", "sh"): "first_hour/test_first_hour.py",
+    ("README.md", "sh"): "end_to_end/test_tutorial.py",
     ("component.md", "dg"): "test_component.py",
     ("component.md", "yaml"): "test_component.py",
     ("metrics.md", "sh"): "test_telemetry.py",
-    ("metrics.md", "yaml"): "world/test_measured.py",
+    ("metrics.md", "yaml"): "integration/test_telemetry_export.py",
     ("deployment.md", "sh"): "deploy/host.py",
     ("production.md", "dagster"): "test_production.py",
-    ("production.md", "spark.sql.extensions"): "stores/servers.py",
+    ("production.md", "spark.sql.extensions"): "object_store/servers.py",
     ("production.md", "sh"): "production/recipes.py",
     ("production.md", "yaml"): "test_production.py",
-    ("readers.md", "yaml"): "stores/servers.py",
+    ("readers.md", "yaml"): "object_store/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
-    ("sinks.md", "properties"): "world/test_sinks.py",
+    ("sinks.md", "properties"): "integration/test_sinks.py",
     ("tutorial.md", "sh"): "test_examples.py",
-    ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "first_hour/test_first_hour.py",
+    ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "end_to_end/test_tutorial.py",
 }
 OF_THE_READERS_OWN = {  # a Trino that no test has
     ("readers.md", "properties"),

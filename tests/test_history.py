@@ -26,7 +26,7 @@ from tests.history.__main__ import main
 from tests.history.checker import KINDS, check
 from tests.history.events import HistoryError, HistoryFile, event, parse
 from tests.history.observer import Observer
-from tests.history.planted import plant
+from tests.history.planted_defects import plant
 from tests.history.report import report
 from tests.history.spans import difference, intersection, runs, union
 

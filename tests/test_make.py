@@ -77,7 +77,7 @@ def test_the_gate_requires_all_branches_of_the_core(checkout):
 
 
 @pytest.mark.parametrize(
-    "some", ["tests/core/test_fairness.py", "-k x", '-k "fairness or turns"', "-m certify"]
+    "some", ["tests/core/test_batch_planning.py", "-k x", '-k "fairness or turns"', "-m certify"]
 )
 def test_some_tests_are_held_to_no_coverage(checkout, some):
     """A run of one file covers one file; a second ``-m`` replaces the first."""
@@ -116,7 +116,7 @@ def test_the_fast_ones_need_no_java(checkout):
     )
     assert words[12:] == [
         "tests/core",
-        "tests/wire",
+        "tests/client",
         "tests/test_*.py",
         "kafka_liveness_dagster",
         "README.md",

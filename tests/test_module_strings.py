@@ -154,7 +154,7 @@ def anchors(page):
 def is_file(name, anchor=""):
     """Return whether a path is there, from the checkout or from its tests.
 
-    ``tests/world/test_`` begins many.
+    ``tests/integration/test_`` begins many.
     """
     path = next((path for path in (ROOT / name, ROOT / "tests" / name) if path.exists()), None)
     if path is None:
@@ -222,7 +222,7 @@ def test_each_public_name_is_where_the_package_looks_for_it():
         ),
         ("  - python_module: definitions.gone", ["definitions.gone"]),
         ("python -m tests.gone PARTS", ["tests.gone", "-m tests.gone"]),
-        ('[sys.executable, "-m", "tests.world", *more]', ["-m tests.world"]),
+        ('[sys.executable, "-m", "tests.integration", *more]', ["-m tests.integration"]),
         ("as ``core.gone`` decides, and ``core.offsets``", ["core.gone"]),
         ("`kl.Gone` and kl.Batch", ["kl.Gone"]),
         ("tests/core/test_gone.py and tests/core", ["tests/core/test_gone.py"]),
@@ -236,7 +236,7 @@ def test_each_public_name_is_where_the_package_looks_for_it():
             [],
         ),
         ("kafka_liveness_dagster.core.offsets.OffsetRange.start and https://example.org/docs/gone.md", []),
-        ("docs/production.md#dagsteryaml, tests/world/test_, definitions.py, -m benchmarks.$$name", []),
+        ("docs/production.md#dagsteryaml, tests/integration/test_, definitions.py, -m benchmarks.$$name", []),
     ],
 )
 def test_each_kind_of_name_that_is_not_there_is_found(text, gone):

@@ -104,7 +104,7 @@ def test_the_page_has_the_table():
 def test_the_dashboard_draws_every_metric_and_no_other():
     """By the labels that it has, too.
 
-    The expressions themselves are asked of a real Prometheus in tests/world.
+    The expressions themselves are asked of a real Prometheus in tests/integration.
     """
     expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     assert set().union(*map(used, expressions)) == set(METRICS)

@@ -436,7 +436,7 @@ DEAD_LETTERS = {
 }
 """The columns of a table of dead letters.
 
-tests/world/test_dead_letters.py compares their types with a real table.
+tests/integration/test_dead_letters.py compares their types with a real table.
 """
 
 

@@ -41,7 +41,7 @@ OF_THE_SINK = ("spark_iceberg", "spark_job", "spark_session", "layouts", "refuse
 TIMELINE = ["kafka-liveness", "timeline", "--poll-interval", "6", "--stall", "18"]
 CHECKS = {
     "fast tier": ["make", "fast", "ARGS=--deselect=tests/test_versions.py"],  # that one asks for all rows
-    "sink": ["python", "-m", "pytest", "-q", *(f"tests/world/test_{name}.py" for name in OF_THE_SINK)],
+    "sink": ["python", "-m", "pytest", "-q", *(f"tests/integration/test_{name}.py" for name in OF_THE_SINK)],
     "demo": ["kafka-liveness", "demo"],
     "classic": [*TIMELINE, "--protocol", "classic"],
     "KIP-848": [*TIMELINE, "--protocol", "consumer"],

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import click
 
+from tests.chaos.environment import ChaosEnvironment
 from tests.chaos.faults import FAULTS, strikes
-from tests.chaos.stage import ChaosEnvironment
 from tests.chaos.verdict import FaultResult, audit, ends_of_runs, settle, table_of
 from tests.history.checker import check
-from tests.history.planted import PLANTS, plant
+from tests.history.planted_defects import PLANTS, plant
 from tests.history.report import report
 
 _WARM_UP, _SETTLE, _LATEST = 600.0, 600.0, 240.0  # seconds

@@ -13,8 +13,8 @@ import psutil
 
 from kafka_liveness_dagster.embedded import kafka, processes, services, state
 from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
+from tests.integration.silent_proxy import SilentProxy
 from tests.waiting import wait_for
-from tests.world.silent_proxy import SilentProxy
 
 
 class Broker:

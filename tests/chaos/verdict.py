@@ -18,7 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from definitions.demo.verdict import Verdict, compare, read_table
 from tests.chaos.orders import GROUP
-from tests.world.power_loss import ROOT
+from tests.integration.power_loss import ROOT
 
 if TYPE_CHECKING:
     from tests.chaos.faults import Fault

@@ -19,10 +19,10 @@ from kafka_liveness_dagster.embedded.jars import find_java
 from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, is_listening
 from kafka_liveness_dagster.spark.connect.session import close, connect
 from tests.deploy.lake import lake
+from tests.integration.conftest import patient  # noqa: F401 - the same limits as there
+from tests.integration.dagster_runs import is_alive
+from tests.integration.group_with_table import GroupWithTable, written_rows
 from tests.waiting import wait_for
-from tests.world.conftest import patient  # noqa: F401 - the same limits as there
-from tests.world.forgetful import GroupWithTable, written_rows
-from tests.world.stories import is_alive
 
 pytestmark = pytest.mark.certify
 

@@ -24,9 +24,9 @@ from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from tests.deploy.host import Host
 from tests.deploy.lake import lake
 from tests.deploy.units import ANALYZE, FOLDER, UNITS, Unit
-from tests.first_hour.processes import processes_of
+from tests.end_to_end.processes import processes_of
+from tests.integration.power_loss import pipeline
 from tests.waiting import wait_for
-from tests.world.power_loss import pipeline
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXPOSURE = 13  # tenths: docs/deployment.md says so

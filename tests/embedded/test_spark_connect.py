@@ -34,7 +34,7 @@ from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.spark.connect import health
 from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.error_classification import is_cancelled
-from tests.embedded.stranger import constant, java_of_nobody, send_message, unguarded
+from tests.embedded.other_user import constant, java_of_nobody, send_message, unguarded
 
 CLI = [sys.executable, "-c", "from kafka_liveness_dagster.cli.main import main; main()"]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_COMMITS = "tests/wire/test_member_commits.py::test_"
-_SECOND = "tests/wire/test_second_log.py::test_"
-_FENCE = "tests/wire/test_fence.py::test_"
-_CATCH_UP = "tests/wire/test_catch_up.py::test_"
-_LIVE = "tests/wire/test_live_lane.py::test_"
-_MEMBERSHIPS = "tests/wire/test_memberships.py::test_"
+_COMMITS = "tests/client/test_member_commits.py::test_"
+_SECOND = "tests/client/test_catch_up_commit_log.py::test_"
+_FENCE = "tests/client/test_fence.py::test_"
+_CATCH_UP = "tests/client/test_catch_up.py::test_"
+_LIVE = "tests/client/test_live_planner.py::test_"
+_MEMBERSHIPS = "tests/client/test_group_session.py::test_"
 _PIPELINE = "tests/test_pipeline.py::test_"
-_LANES = "tests/test_lanes.py::test_"
-_LEDGER = "tests/test_ledger_of_a_table.py::test_"
-_PLAIN = "tests/wire/test_commits.py::test_"
-_PROCESSED = "tests/wire/test_processed.py::test_"
-_CLUSTER = "tests/wire/test_cluster.py::test_"
-_CONSUMER = "tests/wire/test_consumer.py::test_"
+_LANES = "tests/test_lane_runs.py::test_"
+_LEDGER = "tests/test_table_ledger.py::test_"
+_PLAIN = "tests/client/test_consumer_commits.py::test_"
+_PROCESSED = "tests/client/test_processed_ranges.py::test_"
+_CLUSTER = "tests/client/test_cluster.py::test_"
+_CONSUMER = "tests/client/test_consumer.py::test_"
 _WINDOWS = "tests/test_window_runs.py::test_"
-_WATCHDOG = "tests/wire/test_watchdog.py::test_"
+_WATCHDOG = "tests/client/test_watchdog.py::test_"
 _SINCE = "places.get(one.total_as_of, -1) > place or one.total_as_of not in snapshots"
 _LEAVE_OLD = "            before.leave(why)  # who raised the fence may not have come to it yet\n"
 _PAUSE = "        if partitions:\n            client.pause(partitions)\n"
@@ -170,7 +170,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="outdated = reason is FenceReason.POLL_TIMEOUT and not self._timer.has_expired(now_ms())",
         new="outdated = False",
         killed_by=(
-            "tests/wire/test_watchdog.py::test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down"
+            "tests/client/test_watchdog.py::test_progress_in_the_moment_of_the_deadline_keeps_the_fence_down"
         ),
         invariant="the batch took longer than its process timeout",
     ),
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="            if turn != self._iteration:\n",
         new="            if turn > self._iteration:\n",
         killed_by=(
-            "tests/wire/test_records.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for"
+            "tests/client/test_record_reader.py::test_records_of_a_batch_end_when_those_of_another_are_asked_for"
         ),
         invariant="StopIteration",
     ),
@@ -304,7 +304,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="kafka/live/session.py",
         old="fits = not dealt or dealt == set(partitions)",
         new="fits = not dealt or dealt <= set(partitions)",
-        killed_by="tests/wire/test_places.py::test_a_place_is_no_remedy_where_partitions_must_be_dealt_again",
+        killed_by="tests/client/test_group_instance_id.py::test_a_place_is_no_remedy_where_partitions_must_be_dealt_again",
         invariant="'0000beef' == '0badcafe'",
     ),
     Mutant(
@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
         file="lanes/assignment_wait.py",
         old="        if not self._consumer.is_joined:\n            return True\n",
         new="",
-        killed_by="tests/wire/test_waiting.py::test_a_run_that_the_group_has_not_let_in_waits",
+        killed_by="tests/client/test_assignment_pending.py::test_a_run_that_the_group_has_not_let_in_waits",
         invariant="a run that is no member yet is not idle",
     ),
     Mutant(
@@ -321,7 +321,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="if why and waited > self._max_wait_seconds:",
         new="if why and waited < 0:",
         killed_by=(
-            "tests/wire/test_waiting.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it"
+            "tests/client/test_assignment_pending.py::test_a_run_waits_for_a_partition_as_long_as_other_members_may_hold_it"
         ),
         invariant="the wait has an end",
     ),
@@ -787,7 +787,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS",
         new="is_quiet = now - self._caught_up_since < _CAUGHT_UP_SECONDS",
         killed_by=(
-            "tests/wire/test_listening.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while"
+            "tests/client/test_data_listener.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while"
         ),
         invariant="== ({}, 0.2)",
     ),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_LINE = "tests/wire/test_spark_line.py::"
-_SESSIONS = "tests/wire/test_spark_sessions.py::"
-_WRITES = "tests/wire/test_spark_writes.py::"
-_JOBS = "tests/wire/test_spark_jobs.py::"
-_LETTERS = "tests/wire/test_letters.py::"
-_TABLE_LOOKS = "tests/wire/test_table_looks.py::"
-_TRANSFORMS = "tests/wire/test_transforms.py::"
-_UPKEEP = "tests/wire/test_upkeep.py::"
+_LINE = "tests/client/test_spark_connection.py::"
+_SESSIONS = "tests/client/test_spark_sessions.py::"
+_WRITES = "tests/client/test_spark_writes.py::"
+_JOBS = "tests/client/test_spark_jobs.py::"
+_LETTERS = "tests/client/test_dead_letters.py::"
+_TABLE_LOOKS = "tests/client/test_table_ledger_reader.py::"
+_TRANSFORMS = "tests/client/test_transforms.py::"
+_UPKEEP = "tests/client/test_table_maintenance.py::"
 _CHECKS = "tests/test_check_results.py::"
-_GROUP_LOOKS = "tests/test_group_looks.py::"
+_GROUP_LOOKS = "tests/test_group_observation.py::"
 
 _SENSOR = (
     Mutant(
@@ -87,7 +87,7 @@ _SENSOR = (
         file="sensor/observation.py",
         old="known[mark] = replace(known[mark], process=ProcessStatus.UNKNOWN)\n    return",
         new="pass\n    return",
-        killed_by="tests/test_signs.py::test_dagster_is_asked_again_after_the_process",
+        killed_by="tests/test_run_heartbeat.py::test_dagster_is_asked_again_after_the_process",
         invariant="ProcessStatus.GONE",
     ),
     Mutant(
@@ -703,7 +703,7 @@ _REST = (
         file="sensor/dead_runs.py",
         old="        _slots.release()",
         new="        pass",
-        killed_by="tests/test_vigil.py::test_only_two_ticks_wait_at_once",
+        killed_by="tests/test_process_exit.py::test_only_two_ticks_wait_at_once",
         invariant="AssertionError: their places are free again",
     ),
     Mutant(
@@ -729,7 +729,7 @@ _REST = (
         file="core/windows.py",
         old="    if not has_records(partitions, ends):\n        return JudgedWindow(WindowStatus.BEFORE)\n",
         new="",
-        killed_by="tests/core/test_completeness.py::test_a_window_before_the_first_record_is_not_judged",
+        killed_by="tests/core/test_windows.py::test_a_window_before_the_first_record_is_not_judged",
         invariant="assert (<WindowStatus.COMPLETE: 'complete'> is <WindowStatus.BEFORE: 'before'>) == True",
     ),
     Mutant(

@@ -8,8 +8,8 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
+from tests.integration.dagster_runs import pause
 from tests.waiting import wait_for
-from tests.world.stories import pause
 
 pytestmark = pytest.mark.certify
 

@@ -20,7 +20,7 @@ from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, union
 from kafka_liveness_dagster.core.partition_keys import new_keys
-from tests.simulation.processes import RUN_ID, LiveRun
+from tests.simulation.run_workers import RUN_ID, LiveRun
 from tests.simulation.scheduler import clock
 
 if TYPE_CHECKING:

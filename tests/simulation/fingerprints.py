@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.histories import HISTORIES, seldom_collected
-from tests.simulation.product import simulated
 from tests.simulation.scheduler import clock
+from tests.simulation.seams import simulated
 from tests.simulation.world import Simulation
 
 if TYPE_CHECKING:

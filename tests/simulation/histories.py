@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.kafka.live import planner
-from tests.simulation.product import simulated
+from tests.simulation.seams import simulated
 from tests.simulation.world import Simulation
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ import pytest
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.kafka.live import planner
-from tests.simulation import enemies, events
-from tests.simulation.product import simulated
+from tests.simulation import events, faults
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import clock
+from tests.simulation.seams import simulated
 from tests.simulation.world import Simulation
 
 
@@ -37,7 +37,7 @@ def test_an_external_second_log_costs_work_and_no_data():
 
     The table's ledger takes its place, and every invariant of a history holds.
     """
-    weights = {**events.WEIGHTS, **enemies.ENEMIES, enemies.external_catch_up_commit: 12}
+    weights = {**events.WEIGHTS, **faults.ENEMIES, faults.external_catch_up_commit: 12}
     with simulated():
         lives = [Simulation(seed, None, weights, of_rebalances=0).run() for seed in range(150)]
     happened = [what for life in lives for _, what, *_ in life.history]

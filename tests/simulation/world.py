@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core import commit_metadata
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.partition_keys import parse_key
-from tests.simulation import oracle
+from tests.simulation import invariants
 from tests.simulation.broker import SimulatedBroker
-from tests.simulation.ending import drain
-from tests.simulation.enemies import ENEMIES, start_over_with_new_table
+from tests.simulation.drain import drain
 from tests.simulation.events import (
     OF_REBALANCES,
     WEIGHTS,
@@ -28,8 +27,9 @@ from tests.simulation.events import (
     produce,
     start_live,
 )
+from tests.simulation.faults import ENEMIES, start_over_with_new_table
 from tests.simulation.partition import SimulatedPartition
-from tests.simulation.processes import CatchUpRun, LiveRun, RunWorker
+from tests.simulation.run_workers import CatchUpRun, LiveRun, RunWorker
 from tests.simulation.scenario import Scenario
 from tests.simulation.scheduler import Process, clock
 from tests.simulation.table import SimulatedTable
@@ -99,13 +99,13 @@ class Simulation:
             self.scenario.max_metadata_bytes,
         )
         clock.reset(self.rng)
-        clock.look, clock.slow = lambda: oracle.check(self), self.scenario.slow_answers
+        clock.look, clock.slow = lambda: invariants.check(self), self.scenario.slow_answers
         try:
             clock.run(Process("the world"), self._all)
         except Violation:
             raise
         except Exception as error:
-            what = STANDS_STILL if type(error).__module__.startswith("tests.") else oracle.NOTHING_RAISES
+            what = STANDS_STILL if type(error).__module__.startswith("tests.") else invariants.NOTHING_RAISES
             raise self.violation(what, repr(error), error) from error
         finally:
             commit_metadata.MAX_METADATA_BYTES = limit
@@ -217,7 +217,7 @@ class Simulation:
             p = self.partitions[r.topic_partition]
             lost_just_now = p.removed_by_fault if self.table.lost_at >= asked_at else 0
             if bits := p.bits(r.start, r.end) & ~p.processed & ~lost_just_now:
-                clock.fail(self.violation(oracle.PROVEN, f"({p.tp}: {p.names(bits)})"))
+                clock.fail(self.violation(invariants.PROVEN, f"({p.tp}: {p.names(bits)})"))
         self.materialized.update(keys)
 
     def write_off(self, tp: TopicPartition, spans: Iterable[Span]) -> None:

@@ -1,0 +1,128 @@
+"""The sensor's query of the table: its time limits, and what it keeps between ticks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.sensor import table_ledger
+from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
+from tests.client.fake_connect_server import RECORDS
+from tests.spark_addresses import spark_at
+
+SECONDS = 10.0  # a wait this long is in vain
+TABLE, QUOTED = "lake.shop.orders", "`lake`.`shop`.`orders`"
+AT = TopicPartition("orders", 0)
+QUERIED = {AT: Span(0, 12)}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """Nothing is kept from another test."""
+    for kept in ("_sessions", "_retry_at", "_snapshots"):
+        monkeypatch.setattr(table_ledger, kept, {})
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A short time limit for each query."""
+    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", 0.2)
+
+
+@pytest.fixture
+def look(server):
+    """A query of the table on the server."""
+    server.has_table(QUOTED, RECORDS)
+    spark = spark_at(server.remote)
+    return lambda **limits: TableLedgerReader(TABLE, spark, **{"connect_seconds": SECONDS, **limits})
+
+
+def in_time(call):
+    """Return what a call returns, when it ends."""
+    returned = []
+    thread = threading.Thread(target=lambda: returned.append(call()), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert returned, "the tick waits for Spark"
+    return returned[0]
+
+
+WRITTEN = [
+    {
+        "snapshot_id": 7,
+        "parent_id": None,
+        "wrote": encode_entries({AT: LedgerEntry((Span(7, 12),))}),
+        "had": None,
+        "since": None,
+    }
+]
+
+
+def test_the_table_s_ledger_is_returned(server, look):
+    """What its snapshots have as written."""
+    server.gives("`snapshots`", WRITTEN)
+    found = look()
+    [account] = found.entries(QUERIED).values()
+    assert (account.written, found.unavailable_reason) == ((Span(7, 12),), "")
+
+
+def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, look, short):
+    """Dagster ends a tick that takes a minute: the group is observed without the table."""
+    server.falls_silent_at("`snapshots`")
+    found = look()
+    assert in_time(lambda: found.entries(QUERIED)) is None
+    assert "it was asked what lake.shop.orders holds" in found.unavailable_reason
+
+
+def test_a_tick_does_not_wait_for_dead_letters(server, look, short):
+    """Their query has the same time limit."""
+    server.falls_silent_at("orders_dead_letters")
+    found = look()
+    in_time(lambda: found.dead_letters([OffsetRange("orders", 0, 7, 12)]))
+    assert "lake.shop.orders was asked for its dead letters" in found.unavailable_reason
+
+
+def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
+    """A new session has a time limit of its own; for a while the server is not tried again."""
+    server.falls_silent_at("spark_version")
+    found, again = look(connect_seconds=0.5), look(connect_seconds=0.5)
+    assert in_time(lambda: found.entries(QUERIED)) is None
+    assert "no Spark Connect server answered" in found.unavailable_reason
+    server.reached.clear()
+    assert in_time(lambda: again.entries(QUERIED)) is None
+    assert not server.reached.is_set(), "the silent server was tried again"
+
+
+def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
+    """The next tick compares the current snapshot alone."""
+    server.gives("`snapshots`", WRITTEN)
+    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)
+    first = len(server.executed_with("`snapshots`"))
+    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)
+    assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
+
+
+def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch):
+    """The look goes on without the table."""
+
+    def fails(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(TableLedgerReader, "_read_ledger", fails)
+    found = look()
+    assert found.entries(QUERIED) is None
+    assert found.unavailable_reason == "Spark says AssertionError"
+
+
+def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
+    """Its server may have been restarted."""
+    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", 0.2)
+    server.falls_silent_at("`snapshots`")
+    assert in_time(lambda: look().entries(QUERIED)) is None
+    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", SECONDS)
+    server.talks_again()
+    server.gives("`snapshots`", WRITTEN)
+    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)

@@ -1,0 +1,154 @@
+"""The asset checks on a real broker.
+
+Each passes and fails for its own reason, told by the sensor and by a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import dagster as dg
+import pytest
+from dagster._core.loader import LoadingContextForTest
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.sensor.cursor import GroupCursor
+from tests.integration.kafka_group import join
+from tests.spark_addresses import spark_at
+from tests.waiting import wait_for
+
+NAMES = ("group_alive", "lag", "retention", "no_missing_rows", "crash_lag_age")
+WARN, ERROR = dg.AssetCheckSeverity.WARN, dg.AssetCheckSeverity.ERROR
+
+
+class Checked:
+    """An asset on the world's group, and its checks in a Dagster of its own."""
+
+    def __init__(self, world, instance, spark):
+        self.world, self.instance, self.spark, self.cursor = world, instance, spark, None
+
+    def asset(self, **settings):
+        bounds = {"sensor": kl.Sensor(max_lag=40), "crash_lag": kl.CrashLag(max_age_seconds=3600)}
+        settings = {**bounds, "max_poll_records": 50, **settings}
+        make = kl.kafka_asset(
+            name="orders",
+            topics=[self.world.topic],
+            group_id=self.world.group,
+            table="lake.shop.orders",
+            **settings,
+        )
+        return make(lambda batch: batch)
+
+    def run(self, *names, **settings):
+        """Name -> evaluation, by a run of these checks."""
+        keys = [
+            dg.AssetCheckKey(dg.AssetKey("orders_crash_lag" if name == "crash_lag_age" else "orders"), name)
+            for name in names or NAMES
+        ]
+        run = dg.materialize(
+            [self.asset(**settings).checks],
+            selection=dg.AssetSelection.checks(*keys),
+            resources={"kafka": self.world.kafka, "spark": self.spark},
+            instance=self.instance,
+        )
+        return {one.check_name: one for one in run.get_asset_check_evaluations()}
+
+    def tick(self):
+        """Name -> evaluation, of those that a tick of the sensor stores."""
+        context = dg.build_sensor_context(
+            self.instance,
+            cursor=self.cursor,
+            resources={"kafka": self.world.kafka, "spark": self.spark},
+            sensor_name="orders_sensor",
+        )
+        with context:
+            tick = self.asset().sensor.evaluate_tick(context)
+        self.cursor = tick.cursor
+        for request in tick.dynamic_partitions_requests:
+            self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+        for event in tick.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return {e.check_name: e for e in tick.asset_events if isinstance(e, dg.AssetCheckEvaluation)}
+
+    def is_materialized(self):
+        """A run of the asset, which Dagster takes for its newest version."""
+        dg.materialize([dg.asset(name="orders")(lambda: None)], instance=self.instance)
+
+    def seconds_later(self, seconds):
+        """By the memory of the sensor."""
+        cursor = GroupCursor.decode(self.cursor)
+        self.cursor = cursor.model_copy(
+            update={"checks_stored_at": cursor.checks_stored_at - seconds}
+        ).encode()
+
+    def shown(self, name):
+        """Whether Dagster's pages show an evaluation of the check."""
+        key = dg.AssetCheckKey(dg.AssetKey("orders"), name)
+        [record] = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+        return asyncio.run(record.targets_latest_materialization(LoadingContextForTest(self.instance)))
+
+    def fails(self, evaluated, name, severity, says):
+        """One check fails as it is said, and no other of them does."""
+        assert {n for n, one in evaluated.items() if not one.passed} == {name}
+        assert (evaluated[name].severity, says in evaluated[name].description) == (severity, True), evaluated[
+            name
+        ]
+
+
+@pytest.fixture
+def checked(crashed, services):
+    """Committed 70, crashed at 100, log end 120."""
+    with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
+        yield Checked(crashed, instance, spark_at(services.spark_remote))
+
+
+def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
+    """Nobody reads, far behind, owed for too long, about to expire, expired.
+
+    One after the other, then never two.
+    """
+    # Ticks may be slow here
+    monkeypatch.setattr("kafka_liveness_dagster.sensor.checks._REEVALUATE_AFTER_SECONDS", 300.0)
+    w = checked.world
+    found = checked.run()
+    assert {name for name, one in found.items() if not one.passed} == {"group_alive", "lag"}
+    assert "lag 50 and nobody reads" in found["group_alive"].description
+    assert "lag 50 is above max_lag=40" in found["lag"].description
+    assert (found["group_alive"].severity, found["lag"].severity) == (ERROR, WARN)
+    assert found["lag"].metadata["lag"].value == 50
+    with w.live() as consumer:
+        join(w, consumer)
+        assert set(checked.run("lag")) == {"lag"}, "any of them may be run alone"
+        checked.fails(
+            checked.run(), "crash_lag_age", WARN, f"{w.topic}:3:70-120 of 50 owed offsets: no such partition"
+        )
+        told = checked.tick()
+        assert {name: one.passed for name, one in told.items()} == dict.fromkeys(NAMES, True)
+        assert checked.tick() == {}, "what stays as it is, is not stored with every tick"
+        checked.is_materialized()
+        assert not checked.shown("lag"), "Dagster shows evaluations of the last materialization alone"
+        assert checked.tick() == {}, "run after run may end: not with each of them"
+        checked.seconds_later(300)
+        assert set(wait_for(checked.tick)) == set(NAMES)
+        assert checked.shown("lag")
+        checked.seconds_later(300)
+        assert checked.tick() == {}
+        found = checked.run()
+        assert all(one.passed for one in found.values()), found
+        assert 0 < found["crash_lag_age"].metadata["oldest_seconds"].value < 3600
+        checked.fails(
+            checked.run(crash_lag=kl.CrashLag(max_age_seconds=0)), "crash_lag_age", WARN, "longer than 0 s"
+        )
+        w.grow_to(1_000)
+        w.process(consumer, 1_000)
+        w.expire(60)
+        checked.fails(checked.run(), "retention", WARN, f"about to expire: {w.topic}:3:70-120, 50 offsets")
+        w.expire(100)
+        checked.fails(checked.run(), "retention", ERROR, f"{w.topic}:3:70-100, 30 offsets")
+    checked.cursor = None  # a minute later
+    checked.fails(checked.tick(), "retention", ERROR, "expired before they were processed")
+    key = dg.AssetCheckKey(dg.AssetKey("orders"), "retention")
+    stored = checked.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)[0]
+    assert not stored.event.dagster_event.asset_check_evaluation_data.passed, (
+        "Dagster keeps what the sensor tells"
+    )

@@ -1,0 +1,518 @@
+"""``kafka-liveness status`` and ``write-off`` on a real broker: what they tell, and what they leave alone."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+import sys
+
+import dagster as dg
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from prometheus_client.parser import text_string_to_metric_families
+
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus_name
+from tests.integration.kafka_group import NO_SPARK, join
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def run(services):
+    """Run a command of ``kafka-liveness`` against the test's broker."""
+
+    def invoke(*words, answer=None, columns="160"):
+        return CliRunner(env={"COLUMNS": columns}).invoke(
+            main, [*map(str, words), "--bootstrap-servers", services.bootstrap_servers], input=answer
+        )
+
+    return invoke
+
+
+@pytest.fixture
+def instance(tmp_path, monkeypatch):
+    """A Dagster instance that the command finds by DAGSTER_HOME."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_dagster(monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+
+
+@pytest.fixture
+def owing(crashed):
+    """The live lane came back at 120, owes 70-120 and left in good order."""
+    with crashed.live() as consumer:
+        join(crashed, consumer)
+    return crashed
+
+
+def logs(w):
+    """Both logs as the broker has them."""
+    return [w.kafka.cluster().commits(group, [w.tp]) for group in (w.group, f"{w.group}.catch-up")]
+
+
+def commit_by_another_program(w, group, offset, metadata):
+    other = Consumer({"bootstrap.servers": w.kafka.bootstrap_servers, "group.id": group})
+    other.commit(offsets=[KafkaTopicPartition(w.topic, 3, offset, metadata)], asynchronous=False)
+    other.close()
+
+
+def partition_3(w, run):
+    told = run("status", w.group, "--json")
+    assert told.exit_code == 0, told.output
+    return json.loads(told.stdout)["partitions"][3]
+
+
+# --- health -------------------------------------------------------------------------------------------------
+
+
+def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
+    """Records wait for nobody; somebody reads them, and what was jumped over is owed; too much is owed."""
+    w = crashed
+    nobody = run("health", w.group)
+    assert nobody.exit_code == 1
+    assert (
+        "50 offsets wait and the group has no member: is its sensor on? Else start the live job"
+        in nobody.stderr
+    )
+    with w.live() as consumer:
+        join(w, consumer)
+        well = run("health", w.group, "--max-lag", 0, "--max-pending", 50)
+        assert (well.exit_code, well.stderr) == (0, "")
+        assert well.stdout.splitlines()[:3] == [
+            "members: 1",
+            "lag 0, at most max_lag=0",
+            "pending offsets: 50",
+        ]
+        too_much = run("health", w.group, "--max-pending", 49)
+        assert too_much.exit_code == 1
+        assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stderr
+    rests = run("health", w.group)
+    assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and nothing waits")
+
+
+def test_a_probe_that_cannot_ask_says_neither(world, run):
+    """Exit code 2, as for words that cannot be meant: the group is not ill because its broker is away."""
+    assert run("health", "nobody-knows-it").exit_code == 2
+    assert run("health", world.group, "--max-lag", -1).exit_code == 2
+
+
+# --- status -------------------------------------------------------------------------------------------------
+
+
+def test_status_as_json_has_both_logs_and_the_members(crashed, run):
+    """One object: the first log, the second, what they mean together, and who is a member."""
+    w = crashed
+    with w.live() as consumer:
+        join(w, consumer)
+        w.grow_to(130)
+        with w.catch_up((90, 120), max_poll_records=10) as child:
+            child.commit(child.poll())
+        before = logs(w)
+        found = json.loads(run("status", w.group, "--json").stdout)
+        assert logs(w) == before, "it commits nothing"
+    mark = consumer._run_context.short_run_id
+    assert found["partitions"][3] == {
+        "topic": w.topic,
+        "partition": 3,
+        "log_start": 0,
+        "log_end": 130,
+        "first_log": {"committed": 120, "owner_state": "running", "run": mark},
+        "second_log": {"watermark": 70, "done_above": [[90, 100]]},
+        "external_commits": [],
+        "lag": 10,
+        "committed": 70,
+        "pending_offsets": 40,
+        "pending": [
+            {"start": 70, "end": 90, "offsets": 20, "expiry": "safe"},
+            {"start": 100, "end": 120, "offsets": 20, "expiry": "safe"},
+        ],
+        "missing": [],
+    }
+    assert (found["lag"], found["pending_offsets"], len(found["partitions"])) == (10, 40, 4)
+    [member] = found["members"]
+    assert member["client_id"] == consumer._run_context.client_id
+    assert (member["runs"], member["group_instance_id"]) == ([mark], None)
+    assert member["partitions"] == [f"{w.topic}:{n}" for n in range(4)]
+
+
+def test_status_as_a_table_says_the_same(owing, run):
+    """A terminal gets the numbers with their words."""
+    told = run("status", owing.group).stdout
+    assert f"group {owing.group}: lag 0, 50 offsets pending, members: 0" in told
+    assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
+    [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
+    assert "0-120" in row
+    assert "released" in row
+    assert "70-120" in row
+    assert row.split()[-1] == "70", "KIP-333's committed(), over both lanes"
+
+
+@pytest.mark.parametrize("columns", [None, "80", "20"])
+def test_status_cuts_no_word_where_there_is_no_room(owing, run, columns):
+    """In a pipe a line a partition.
+
+    On a narrow terminal several lines, and names longer than that are folded alone.
+    """
+    told = run("status", owing.group, columns=columns).output
+    assert "\u2026" not in told
+    text = told.replace("\n", "") if columns == "20" else told
+    assert str(owing.tp) in text
+    assert "70-120" in text
+    alone = [line for line in told.splitlines() if line == str(owing.tp)]
+    assert alone == ([str(owing.tp)] if columns else []), (
+        "a heading of its own where there is no room for a row"
+    )
+    assert columns is None or all(len(line) <= int(columns) for line in told.splitlines())
+    if columns is None:
+        [row] = [line for line in told.splitlines() if line.startswith(str(owing.tp))]
+        assert re.fullmatch(r"\S+ +0-120 +120 +released \w+ +0 +70-120 +70", row.rstrip())
+
+
+def test_status_shows_static_members_and_paused_partitions(world, run):
+    """A static member by its name, its run by its commits; a held partition by its mark."""
+    w = world
+    with w.live(membership=kl.Membership(group_instance_id="orders-1")) as consumer:
+        join(w, consumer)
+        consumer.pause(w.topic, 3)
+        found = json.loads(run("status", w.group, "--json").stdout)
+    assert found["members"][0]["group_instance_id"] == "orders-1"
+    assert found["members"][0]["runs"] == [consumer._run_context.short_run_id]
+    assert found["partitions"][3]["first_log"]["owner_state"] == "paused"
+
+
+def test_a_member_that_names_itself_after_a_terminal_is_shown_as_text(world, run):
+    """Escape sequences would move the reader's cursor; rich's marks would end the command or hide a word."""
+    w, name = world, "\x1b]0;mine\x07[/red][bold]kcat\n"
+    member = Consumer({"bootstrap.servers": w._servers, "group.id": w.group, "client.id": name})
+    try:
+        member.subscribe([w.topic])
+        wait_for(lambda: member.poll(0.1) or member.assignment(), what="it is a member")
+        told, found = run("status", w.group), json.loads(run("status", w.group, "--json").stdout)
+    finally:
+        member.close()
+    assert told.exit_code == 0, told.output
+    assert r"\x1b]0;mine\x07[/red][bold]kcat\n" in told.stdout
+    assert "\x1b" not in told.stdout
+    assert found["members"][0]["client_id"] == r"\x1b]0;mine\x07[/red][bold]kcat\n"
+
+
+def test_status_names_what_another_program_committed(world, run):
+    """Foreign metadata is shown as such, in either log, and is no error."""
+    w = world
+    w.grow_to(30)
+    commit_by_another_program(w, w.group, 10, "their own words")
+    found = partition_3(w, run)
+    assert found["external_commits"][-1]["metadata"] == "their own words"
+    assert (found["first_log"], found["lag"]) == ({"committed": 10, "owner_state": None, "run": None}, 20)
+    told = run("status", w.group)
+    assert told.exit_code == 0
+    assert f"{w.tp}: not this package's metadata: 'their own words'" in told.stdout
+    commit_by_another_program(w, w.group, 10, "")
+    commit_by_another_program(w, f"{w.group}.catch-up", 5, "theirs too")
+    found = partition_3(w, run)
+    assert found["external_commits"][-1]["metadata"] == "theirs too"
+    assert found["external_commits"] == [{"log": "second", "offset": 5, "metadata": "theirs too"}]
+    told = run("status", w.group)
+    assert told.exit_code == 0
+    assert (
+        f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')"
+        in told.stdout
+    )
+    refused = run("write-off", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
+    assert refused.exit_code == 1
+    assert (
+        f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
+    )
+
+
+def test_status_marks_owed_data_that_expires(owing, run):
+    """In the oldest tenth of a log that is being deleted, partly gone, and gone."""
+    w = owing
+    w.grow_to(1_000)
+    expiries = []
+    for log_start in (0, 60, 100, 120):
+        w.expire(log_start)
+        expiries += [one["expiry"] for one in partition_3(w, run)["pending"]]
+    assert expiries == ["safe", "about to expire", "partly expired", "expired"]
+    assert "70-120 expired" in run("status", w.group).stdout
+
+
+def test_status_of_one_topic(owing, run, make_topic):
+    """--topic shows that one, committed or not; a topic that does not exist is an error with a hint."""
+    other = make_topic()
+    found = json.loads(run("status", owing.group, "--topic", owing.topic, "--json").stdout)
+    assert {p["topic"] for p in found["partitions"]} == {owing.topic}
+    missing = run("status", owing.group, "--topic", f"{other}x")
+    assert missing.exit_code == 1
+    assert f"did you mean {other}" in missing.stderr
+
+
+def test_status_of_no_group_is_an_error(run):
+    """A mistyped name is told as such, with exit code 1."""
+    told = run("status", "nobody")
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert re.search("group 'nobody' does not exist at .*no member, and nothing", told.stderr)
+
+
+def test_json_is_one_object(owing, run):
+    """A watch never ends, so it is no JSON."""
+    told = run("status", owing.group, "--json", "--watch")
+    assert told.exit_code == 2
+    assert "choose one" in told.stderr
+
+
+def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
+    """Each look is shown; Ctrl-C ends it without an error."""
+    from kafka_liveness_dagster.cli import status_output  # noqa: PLC0415
+
+    waited = []
+
+    def wait(seconds):
+        waited.append(seconds)
+        owing.grow_to(130)
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_output.time, "sleep", wait)
+    told = run("status", owing.group, "--watch", 5)
+    assert (told.exit_code, waited) == (0, [5.0, 5.0])
+    assert "lag 10, 50 offsets pending" in told.stdout
+
+
+# --- write-off ----------------------------------------------------------------------------------------------
+
+
+def test_forgive_closes_a_range_in_the_second_log(owing, run):
+    """After a yes the range counts as done; without Dagster it says that only the broker knows."""
+    w = owing
+    told = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")
+    assert told.exit_code == 0, told.output
+    assert f"{w.tp}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
+    assert "DAGSTER_HOME is not set: Dagster will have no event" in told.stdout
+    found = partition_3(w, run)
+    assert (found["pending"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
+
+
+def test_forgive_tells_what_is_left_of_the_data(owing, run):
+    """Partly expired or gone: known before the question."""
+    w = owing
+    w.expire(100)
+    ranges = [f"{w.tp}:70-90", f"{w.tp}:95-120"]
+    told = run("write-off", w.group, *ranges, "--reason", "expired", "--yes").stdout
+    assert f"{w.tp}:70-90: 20 offsets pending, expired" in told
+    assert f"{w.tp}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
+    assert [(one["start"], one["end"]) for one in partition_3(w, run)["pending"]] == [(90, 95)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason", "answer", "says"),
+    [
+        pytest.param(["{}:70-120"], "why", "n\n", "Aborted", id="not confirmed"),
+        pytest.param(["{}:70-120"], "why", "", "Aborted", id="nobody to ask"),
+        pytest.param(
+            ["{}:70-120", "{}:10-20"], "why", "y\n", "10-20 is not owed by group", id="one is not owed"
+        ),
+        pytest.param(["{}:70-121"], "why", "y\n", "120-121 is not owed by group", id="one offset too many"),
+        pytest.param(["{}:70-120", "{}:120-70"], "why", "y\n", "is not a crash lag key", id="mistyped"),
+        pytest.param(["{}:70-120"], " ", "y\n", "--reason is empty", id="no reason"),
+        pytest.param(["nowhere:0:0-1"], "why", "y\n", "topic 'nowhere' does not exist", id="no such topic"),
+    ],
+)
+def test_nothing_is_forgiven_by_mistake(owing, run, ranges, reason, answer, says):  # noqa: PLR0917
+    """What is mistyped, not owed or not confirmed changes nothing, not even the right ranges beside it."""
+    before = logs(owing)
+    asked = [one.format(owing.tp) for one in ranges]
+    told = run("write-off", owing.group, *asked, "--reason", reason, answer=answer)
+    assert told.exit_code == (2 if says == "is not a crash lag key" else 1)
+    assert says in told.stderr
+    assert logs(owing) == before
+
+
+def test_what_is_done_needs_no_forgiveness(owing, run):
+    """A range done already is told as such."""
+    w = owing
+    assert run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes").exit_code == 0
+    again = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes")
+    assert again.exit_code == 1
+    assert "there is nothing to write off" in again.stderr
+
+
+def crash_lag_asset(w, instance, name="orders"):
+    """The asset's partitions as the sensor makes them."""
+
+    @kl.kafka_asset(
+        topics=[w.topic],
+        group_id=w.group,
+        table="lake.shop.orders",
+        name=name,
+        enable_parallel_rebalance=True,
+    )
+    def orders(batch):
+        return batch
+
+    resources = {"kafka": w.kafka, "spark": NO_SPARK}
+    with dg.build_sensor_context(instance, resources=resources, sensor_name=f"{name}_sensor") as context:
+        tick = orders.sensor.evaluate_tick(context)
+    for request in tick.dynamic_partitions_requests:
+        instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+    for event in tick.asset_events:
+        instance.report_runless_asset_event(event)
+    return orders.crash_lag.key
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instance, named):
+    """Who, when, why and how much.
+
+    On each partition that holds some of it, found by its group when not named.
+    """
+    w = owing
+    key = crash_lag_asset(w, instance)
+    words = ["--asset", "orders_crash_lag"] if named else []
+    w.expire(80)
+    told = run(
+        "write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words
+    )
+    assert told.exit_code == 0, told.output
+    assert f"an event of orders_crash_lag will tell of it, partitions {w.tp}:70-120" in told.stdout
+    [seen] = instance.fetch_observations(key, limit=1).records
+    event = seen.asset_observation
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert event.partition == f"{w.tp}:70-120"
+    assert event.description == f"30 pending offsets written off by {who}: replaced from the archive"
+    metadata = {name: value.value for name, value in event.metadata.items()}
+    assert metadata.pop("written_off_at").endswith("+00:00")
+    assert metadata == {
+        "group": w.group,
+        "range": f"{w.tp}:70-100",
+        "offsets": 30,
+        "expired_offsets": 10,
+        "written_off_by": who,
+        "reason": "replaced from the archive",
+    }
+    assert [(one["start"], one["end"]) for one in partition_3(w, run)["pending"]] == [(100, 120)]
+
+
+def test_nothing_is_forgiven_unaudited(owing, run, instance, monkeypatch):
+    """The event comes first: when Dagster cannot take it, the range stays owed."""
+    crash_lag_asset(owing, instance)
+    before = logs(owing)
+
+    def refuse(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", refuse)
+    told = run("write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes")
+    assert told.exit_code == 1
+    assert logs(owing) == before
+
+
+def test_forgive_does_not_guess_the_asset(owing, run, instance):
+    """With Dagster there, an asset that it does not know, or cannot tell, is an error with those it has."""
+    asked = ["write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes"]
+    assert "Dagster has 0 crash lag assets of group" in run(*asked).stderr
+    crash_lag_asset(owing, instance)
+    crash_lag_asset(owing, instance, "again")
+    before = logs(owing)
+    assert "Dagster has 2 crash lag assets of group" in run(*asked).stderr
+    mistyped = run(*asked, "--asset", "order_crash_lag")
+    assert "Dagster has no crash lag asset order_crash_lag" in mistyped.stderr
+    assert "It has: again_crash_lag, orders_crash_lag" in mistyped.stderr
+    assert logs(owing) == before
+
+
+def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypatch):
+    """A partition that Dagster has, of which nothing is owed.
+
+    Else the log, the events and the partition stay.
+    """
+    key = crash_lag_asset(owing, instance)
+    replay = f"{owing.tp}:60-120@replay-20261122T100000Z"
+    asked = ["write-off", owing.group, replay, "--reason", "why", "--yes"]
+    assert f"orders_crash_lag has no partition {replay}" in run(*asked).stderr
+    instance.add_dynamic_partitions("orders_crash_lag", [replay])
+    before = logs(owing)
+    assert f"{replay} cannot be closed: {owing.tp}:70-120 of it is owed" in run(*asked).stderr
+    with monkeypatch.context() as patch:
+        patch.delenv("DAGSTER_HOME")
+        assert "set DAGSTER_HOME" in run(*asked).stderr
+        patch.setenv("DAGSTER_HOME", "/no/such/folder")
+        assert "Dagster cannot open the instance of DAGSTER_HOME=/no/such/folder" in run(*asked).stderr
+    assert (logs(owing), instance.get_materialized_partitions(key)) == (before, set())
+    told = run(*asked[:2], f"{owing.tp}:70-120", *asked[2:])
+    assert f"50 offsets written off; closed {replay}" in told.output
+    assert instance.get_materialized_partitions(key) == {replay}
+    assert (
+        f"Partition {replay} of orders_crash_lag cannot be closed: it is materialized" in run(*asked).stderr
+    )
+
+
+def test_an_asset_needs_dagster(owing, run):
+    """--asset without DAGSTER_HOME writes nothing."""
+    told = run(
+        "write-off",
+        owing.group,
+        f"{owing.tp}:70-120",
+        "--reason",
+        "why",
+        "--yes",
+        "--asset",
+        "orders_crash_lag",
+    )
+    assert told.exit_code == 1
+    assert "set DAGSTER_HOME" in told.stderr
+
+
+def series(told):
+    """``{(name, labels): value}`` of what Prometheus would read."""
+    return {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in text_string_to_metric_families(told)
+        for one in family.samples
+    }
+
+
+def test_prometheus_reads_what_is_owed_and_for_how_long(owing, run):
+    """A series for each topic, unless each partition is asked for; the times are the records' own."""
+    group, topic = owing.group, (prometheus_name(TOPIC), owing.topic)
+    of_group, partition = (prometheus_name(GROUP), group), (prometheus_name(PARTITION), "3")
+    told = run("status", group, "--prometheus")
+    assert told.exit_code == 0, told.output
+    found = series(told.stdout)
+    of = (of_group, topic)
+    assert found[("kafka_liveness_crash_lag_offsets", *of)] == 50
+    assert found[("kafka_liveness_lag_offsets", *of)] == 0
+    assert found[("kafka_liveness_crash_lag_expired_offsets", *of)] == 0
+    assert found[("kafka_liveness_lag_time_seconds", *of)] == 0
+    assert found["kafka_liveness_group_members", of_group] == 0
+    assert 0 < found[("kafka_liveness_crash_lag_age_seconds", *of)] < 3600
+    apart = series(run("status", group, "--prometheus", "--by-partition").stdout)
+    assert apart["kafka_liveness_crash_lag_offsets", of_group, topic, partition] == 50
+    assert "not exist" in run("status", "nobody", "--prometheus").output
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--json", "--prometheus"), "choose one"), (("--by-partition",), "--by-partition is of --prometheus")],
+)
+def test_what_does_not_go_together_is_refused(run, words, says):
+    told = run("status", "orders-etl", *words)
+    assert (told.exit_code, says in told.output) == (2, True)
+
+
+def test_prometheus_without_its_library_names_the_extra(owing, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    told = run("status", owing.group, "--prometheus")
+    assert told.exit_code == 1
+    assert "kafka-liveness-dagster[metrics]" in told.output
