@@ -32,7 +32,7 @@ ASSET = SimpleNamespace(
 )
 def test_a_window_with_missing_offsets_is_not_replayed(monkeypatch, found, why):
     """The window would look whole, and the missing records would stay missing."""
-    monkeypatch.setattr(module, "processed_ranges", lambda *_: found)
+    monkeypatch.setattr(module, "processed_ranges", lambda *_, **__: found)
     windows = SimpleNamespace(allowed_lateness_seconds=60.0)
     with pytest.raises(IncompleteWindowError, match=why):
         _processed_offsets(ASSET, windows, None, WINDOW)
@@ -45,7 +45,7 @@ def test_a_window_is_replayed_once_its_lateness_has_passed(monkeypatch, lateness
     monkeypatch.setattr(
         module,
         "processed_ranges",
-        lambda *arguments: bounds.append(arguments[3:]) or ProcessedRanges((FIRST,), (), 0),
+        lambda *_, begin_ms, end_ms: bounds.append((begin_ms, end_ms)) or ProcessedRanges((FIRST,), (), 0),
     )
     windows = SimpleNamespace(allowed_lateness_seconds=lateness_seconds)
     assert _processed_offsets(ASSET, windows, None, WINDOW) == (FIRST,)

@@ -345,6 +345,6 @@ def _log_in_process(text: str, *values: object) -> None:
 
     Dagster may make lines of the run's log of it, which its storage does not take.
     """
-    # Its handlers are the user's, and what failed is retried whether it is told or not
-    with suppress(Exception):
+    # What failed is retried, whether it is logged or not
+    with suppress(Exception):  # its handlers are the user's
         _log.warning(text, *(summary_line(one) if isinstance(one, Exception) else one for one in values))

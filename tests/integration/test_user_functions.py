@@ -17,7 +17,7 @@ import json, sys
 import kafka_liveness_dagster as kl
 from tests.spark_addresses import spark_at
 from tests.timeouts import be_patient
-from tests.integration import functions_of_the_users as functions
+from tests.integration import user_functions as functions
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.transform import TransformedBatch
 be_patient()
