@@ -18,6 +18,7 @@ from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.table.write import WriteResult
+from tests.pipelines import pipeline_without_services
 
 PATIENCE = 180.0  # seconds
 
@@ -287,18 +288,7 @@ def test_a_rebalance_that_landed_everything_is_no_end_of_data():
         ranges = (OffsetRange("orders", 0, number * 10, number * 10 + 10),)
         return Batch(ranges, 60.0, membership_epoch=1) if number < 2 else None
 
-    pipeline = FakePipeline(
-        None,
-        None,
-        None,
-        table="lake.shop.orders",
-        sink=None,
-        max_records=10,
-        is_auto_sized=False,
-        liveness="poll",
-        on_slow_record="raise",
-        max_in_flight=2,
-    )
+    pipeline = pipeline_without_services(FakePipeline, max_in_flight=2)
     tally = Tally()
     pipeline.run(lane, source, logging.getLogger("kafka_liveness_dagster"), pytest.fail, tally)
     assert lane.committed == [0, 10]

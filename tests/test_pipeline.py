@@ -16,6 +16,7 @@ from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.pipeline import Pipeline
 from kafka_liveness_dagster.metadata import Tally
 from kafka_liveness_dagster.spark.table.write import WriteResult
+from tests.pipelines import pipeline_without_services
 from tests.waiting import wait_for
 
 LOG = logging.getLogger("kafka_liveness_dagster")
@@ -92,18 +93,7 @@ def batch(epoch, start=0):
 def run(lane, *batches, most_in_flight=1):
     """Run these batches, each ahead of the one before where two may be in flight."""
     left = list(batches)
-    pipeline = FakePipeline(
-        None,
-        None,
-        None,
-        table="lake.shop.orders",
-        sink=None,
-        max_records=10,
-        is_auto_sized=False,
-        liveness="poll",
-        on_slow_record="raise",
-        max_in_flight=most_in_flight,
-    )
+    pipeline = pipeline_without_services(FakePipeline, max_in_flight=most_in_flight)
     tally = Tally()
     pipeline.run(lane, lambda *_, ahead: left.pop(0) if left else None, LOG, pytest.fail, tally)
     return tally
