@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import dagster as dg
-import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
@@ -23,6 +22,7 @@ from typing_extensions import Self
 from kafka_liveness_dagster.assets.decorator import kafka_asset
 from kafka_liveness_dagster.assets.yaml import (
     AssetAttributes,
+    argument_descriptions,
     docstring_as_markdown,
     group_in_yaml,
     load_function,
@@ -56,18 +56,15 @@ type: {type}
 attributes:
   topics: [{topic}]
   group_id: {topic}-etl
-  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; \
-the first batch creates it
+  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; the first batch creates it
   # The transform: a SELECT over the batch, or `transform: .module:function` from DataFrame to DataFrame.
   # A row keeps topic, partition and offset; an offset may give none, one or many rows.
   sql: |
     SELECT topic, partition, offset, CAST(value AS string) AS text
     FROM batch
   max_poll_records: 100000  # offsets in a batch, at most
-  max_batch_seconds: 300  # a batch that takes longer is cancelled; \
-it is retried at half its size, or becomes crash lag
-  enable_parallel_rebalance: false  # true: after a crash be fresh at once; \
-the skipped ranges become partitions
+  max_batch_seconds: 300  # a batch that takes longer is cancelled; it is retried at half its size, or becomes crash lag
+  enable_parallel_rebalance: false  # true: after a crash be fresh at once; the skipped ranges become partitions
   sensor:
     default_status: STOPPED  # RUNNING: the sensor starts with the code location
 
@@ -76,7 +73,7 @@ the skipped ranges become partitions
     bootstrap_servers: embedded  # a real broker on loopback; or "{{{{ env.KAFKA_BOOTSTRAP_SERVERS }}}}"
   spark:
     remote: embedded  # a real Spark Connect server on loopback; or "{{{{ env.SPARK_REMOTE }}}}"
-"""
+"""  # noqa: E501  lines of a file that people read
 
 
 class KafkaAssetScaffolder(dg.Scaffolder[Any]):
@@ -114,9 +111,7 @@ _FIELD_TYPES = {
 }
 # The group id as it is written: Dagster would make a number of the group "5"
 _RESOLVER = setting_resolver(KafkaAssetSettings)
-_DESCRIPTIONS = {
-    one.arg_name: one.description or "" for one in docstring_parser.parse(kafka_asset.__doc__ or "").params
-}
+_DESCRIPTIONS = argument_descriptions(kafka_asset)
 _BATCH_WORD = re.compile(r"\bbatch\b", re.IGNORECASE)
 _TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.module:function`)"
 

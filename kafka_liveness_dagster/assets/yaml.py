@@ -28,10 +28,14 @@ from kafka_liveness_dagster.settings.asset_arguments import AssetArguments
 from kafka_liveness_dagster.settings.groups import ONLY_IN_PYTHON, SettingsGroup
 from kafka_liveness_dagster.settings.validation import CheckedResource, ValidatedSettings
 
-_DESCRIPTIONS = {
-    one.arg_name: " ".join((one.description or "").split())
-    for one in docstring_parser.parse(AssetArguments.__doc__ or "").params
-}
+
+def argument_descriptions(documented: Any) -> dict[str, str]:
+    """The words of each argument in a docstring, each on one line."""
+    found = docstring_parser.parse(documented.__doc__ or "").params
+    return {one.arg_name: " ".join((one.description or "").split()) for one in found}
+
+
+_DESCRIPTIONS = argument_descriptions(AssetArguments)
 _Template = dg.Resolver.default(model_field_type=str | None)
 
 

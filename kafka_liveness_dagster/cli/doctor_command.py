@@ -86,10 +86,9 @@ def doctor(
     \b
     Example:
       kafka-liveness doctor
-      kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties \
---group orders-etl
+      kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties --group orders-etl
       DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
-    """  # noqa: D301  click's own mark: do not rewrap what follows
+    """  # noqa: D301, E501  click's own mark: do not rewrap what follows
     if module and file:
         raise click.UsageError("-m and -f both name the code location: choose one")
     found = []

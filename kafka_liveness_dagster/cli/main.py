@@ -188,9 +188,8 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     \b
     Example:
       kafka-liveness demo --json-file verdict.json
-      SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 \
-kafka-liveness demo
-    """  # noqa: D301  click's own mark: do not rewrap what follows
+      SPARK_REMOTE=sc://spark.example:15002 KAFKA_BOOTSTRAP_SERVERS=broker-1.example.com:9092 kafka-liveness demo
+    """  # noqa: D301, E501  click's own mark: do not rewrap what follows
     story = _import_example("definitions.demo.story")
     _raise_on_signals()
     verdict = story.tell(keep=keep, json_file=json_file)
@@ -247,9 +246,8 @@ def timeline(
     \b
     Example:
       kafka-liveness timeline
-      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 \
---bootstrap-servers broker-1.example.com:9092
-    """  # noqa: D301  click's own mark: do not rewrap what follows
+      kafka-liveness timeline --session 6 --poll-interval 10 --stall 20 --bootstrap-servers broker-1.example.com:9092
+    """  # noqa: D301, E501  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource  # noqa: PLC0415  `--help` must not wait for it
 
     report = _import_example("definitions.timeline.report")
