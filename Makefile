@@ -33,7 +33,7 @@ fast: .venv/installed ## all tests that need no Java, in less than a minute
 
 test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, about 20 minutes; ARGS="tests/integration/test_handover.py -k fence" runs some
 	$(if $(ARGS),,@$(BIN)/python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100)
-	@$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m "not certify" $(or $(ARGS),--ignore=tests/core)
+	@$(BIN)/python -m pytest -n 5 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder -m "not certify" $(or $(ARGS),--ignore=tests/core)
 
 certify: java chromium prometheus systemd-analyze postgresql .venv/installed ## what needs hours: kill matrices, object stores, 100,000 histories, mutants, chaos, versions; PARTS="tests chaos" runs some
 	@$(BIN)/python -m tests.certify $(PARTS)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,6 +17,7 @@ from uuid import uuid4
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.durations import DurationRecorder, order_by_duration
 
@@ -112,6 +114,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _CERTIFY_FOLDERS & set(item.path.relative_to(_TESTS.parent).parts):
             item.add_marker(pytest.mark.certify)
     order_by_duration(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Name a test that hangs, and where, before pytest prints all threads and ends the process."""
+    seconds = float(item.config.getini("faulthandler_timeout")) * 0.9
+    timer = threading.Timer(seconds, _report_hang, [item, threading.get_ident(), seconds])
+    timer.daemon = True
+    timer.start()
+    try:
+        return (yield)
+    finally:
+        timer.cancel()
+
+
+def _report_hang(item: pytest.Item, thread_id: int, seconds: float) -> None:
+    frames = traceback.extract_stack(sys._current_frames().get(thread_id))
+    where = [f"  {Path(one.filename).name}:{one.lineno} {one.name}" for one in reversed(frames[-25:])]
+    text = f"\n{item.nodeid} has not ended for {seconds:.0f} s. Its thread, the last call first:\n"
+    # Standard error is captured: pytest has kept the real one for its own report
+    os.write(item.config.stash[fault_handler_stderr_fd_key], "\n".join([text, *where, ""]).encode())
 
 
 @pytest.fixture(autouse=True)

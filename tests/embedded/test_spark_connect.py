@@ -19,8 +19,6 @@ from click.testing import CliRunner
 from py4j.protocol import Py4JJavaError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
@@ -60,7 +58,7 @@ def test_up_prints_one_json_object(told):
 
 def test_a_table_written_by_spark_is_read_by_pyiceberg(told, where):
     """Both see one catalog and one warehouse, and nothing is dropped in the folder of the user."""
-    spark = SparkSession.builder.remote(told["spark_remote"]).create()
+    spark = connect(told["spark_remote"])
     spark.sql("create namespace lake.shop")
     spark.sql("create table lake.shop.orders using iceberg as select id from range(70, 120)").collect()
     spark.stop()
@@ -78,12 +76,8 @@ def test_a_table_written_by_spark_is_read_by_pyiceberg(told, where):
 def test_a_client_without_the_token_is_refused(told, token, why):
     """Other users of this machine reach the port, but may not run anything."""
     stranger = told["spark_remote"].partition("/;")[0] + "/" + token
-    session = SparkSession.builder.remote(stranger).create()
-    try:
-        with pytest.raises(PySparkException, match=why):
-            session.version  # noqa: B018  the first question to the server
-    finally:
-        session.stop()
+    with pytest.raises(kl.SparkUnreachableError, match=why):
+        connect(stranger)
 
 
 def test_the_token_is_on_no_command_line_and_in_no_log(told, shared_home):

@@ -7,6 +7,7 @@ next timer.
 
 from __future__ import annotations
 
+import gc
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,10 @@ class Scheduler:
             self.done = True
 
         self.spawn(process, all_of_it)
+        # The garbage collector runs finalizers in whichever thread has its turn: one could wait there for a
+        # lock of the simulation, while what it interrupts holds a real one
+        collects = gc.isenabled()
+        gc.disable()
         try:
             while not self.done and self.failure is None:
                 if (task := self.next()) is not self.main:
@@ -111,6 +116,8 @@ class Scheduler:
             failure, self.done = self.failure, True
             for one in list(self.processes):
                 self.kill(one)
+            if collects:
+                gc.enable()
         if failure is not None:
             raise failure
 
