@@ -8,7 +8,7 @@ log end tells so.
 
 from __future__ import annotations
 
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.partition_state import check_offset_in_log
-from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered, Heuristic, Prefetch
+from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import create_client
 from kafka_liveness_dagster.kafka.errors import is_transient, to_package_error
@@ -25,69 +25,18 @@ from kafka_liveness_dagster.kafka.errors import is_transient, to_package_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.record_reader import Prefetch
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
-    from kafka_liveness_dagster.kafka.watchdog import Fence
 
 _POLL_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
 # Records taken at a time: more leave the processor's cache before they are sorted by partition
 _MAX_MESSAGES = 2_000
 _SAMPLE = 100  # how many of the last records tell the size of the next ones
-_DEFAULT_PREFETCH = Prefetch()
 
 
 class BatchInterleavedError(KafkaLivenessError):
     """A second batch was begun before the records of the first were all given."""
-
-
-class BatchRecords:
-    """What both lanes offer to ops that process a batch in Python.
-
-    Args:
-        reader: fetches the records; ``fence``: what the batches are open by.
-    """
-
-    def __init__(self, reader: RecordReader, fence: Fence) -> None:
-        self._reader = reader
-        self._fence = fence
-
-    def records(
-        self,
-        batch: Batch,
-        *,
-        prefetch: Heuristic = "partition",
-        max_buffered_records: int = _DEFAULT_PREFETCH.max_records,
-        max_buffered_bytes: int = _DEFAULT_PREFETCH.max_bytes,
-    ) -> Iterator[Message]:
-        """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
-
-        The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that
-        stops half-way has seen all of them. Within a partition records come by offset, and the same batch
-        gives the same order. There may be fewer records than offsets. Iterating is no heartbeat: call
-        ``heartbeat()`` where a batch may outlast its budget.
-
-        Args:
-            batch: what ``poll`` gave.
-            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``:
-                ``partition`` fetches each partition of which less than its share is held, ``total`` all of
-                them when little is held of all.
-            max_buffered_records: about how many records may wait for their turn; never three times as many.
-            max_buffered_bytes: the same for the bytes of their values. librdkafka's own queue comes on top
-                (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).
-
-        Raises:
-            FencedError: from the iterator, as soon as this process may not commit the batch any more.
-            BatchInterleavedError: from the iterator, when the records of another batch were asked for
-                meanwhile.
-            DataExpiredError: from the iterator, when offsets of the batch were deleted before they were read.
-        """
-        bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
-        if not self._reader.is_open:
-            self._fence.on_fence(self._reader.stop_giving_fenced)
-        return chain.from_iterable(
-            self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch))
-        )
 
 
 class RecordReader:

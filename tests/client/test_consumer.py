@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.fencing import RunState
-from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig, RunBudget, derive_timeouts
 from kafka_liveness_dagster.kafka.live import consumer as module
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
+from kafka_liveness_dagster.kafka.live.session import GroupSession
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
+AT = TopicPartition("orders", 3)
+
 
 @pytest.fixture
-def consumer(monkeypatch):
+def link():
+    """The run of the consumer."""
+    return RunContext(
+        "0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS, on_first_commit=Mock()
+    )
+
+
+@pytest.fixture
+def consumer(link, monkeypatch):
     """A consumer that has not joined its group; a batch may take a minute."""
     monkeypatch.setattr(module, "Cluster", lambda _kafka: None)
     limits = BrokerLimits(1_000, 60_000)
     timeouts = derive_timeouts(
         RunBudget(60, "argument"), session_seconds=None, heartbeat_seconds=None, limits=limits
     )
-    link = RunContext("0badcafe", "dagster/job/0badcafe/step", lambda: RunState.IN_PROGRESS)
     with LivenessConsumer(
         KafkaSettings("127.0.0.1:1"), LiveSettings(("orders",), "g"), timeouts, link
     ) as made:
@@ -56,6 +68,18 @@ def test_what_settling_took_is_not_the_next_batchs(consumer, monkeypatch):
     monkeypatch.setattr(consumer._session, "join_and_poll", lambda _seconds: lane)
     assert consumer.poll(0.0) is None
     assert elapsed[0] < 40_000
+
+
+def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(consumer, link, monkeypatch):
+    """Else one partition would come first in every batch.
+
+    ``on_first_commit`` is called at the first commit only.
+    """
+    monkeypatch.setattr(GroupSession, "commit_batch", lambda _session, _batch: ())
+    for _ in range(2):
+        consumer.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, rotation_start=AT))
+    assert consumer._rotation.committed == AT
+    link.on_first_commit.assert_called_once_with()
 
 
 @pytest.mark.parametrize(

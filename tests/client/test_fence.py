@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.errors import FencedError
-from kafka_liveness_dagster.kafka.live.planner import ResumeReport
-from kafka_liveness_dagster.kafka.live.session import ConsumerCommits
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
@@ -56,29 +52,3 @@ def test_a_batch_of_a_former_membership_stays_closed(fence):
     fence.check_batch(batch(1))
     with pytest.raises(FencedError, match=LAPSED):
         fence.check_batch(batch(0))
-
-
-def test_a_batch_is_not_committed_after_the_membership_that_planned_it():
-    """The broker would accept the commit: it fences members, and this process has joined a second time."""
-    watchdog = Watchdog(PollTimer(60_000, now_ms()), LINK, leave)
-    fence = Fence(watchdog, LAPSED, has_started=False)
-    for _ in range(2):
-        fence.start_epoch(FenceReason.POLL_TIMEOUT)
-    committed = []
-    memberships = SimpleNamespace(fence=fence, commit_as_member=lambda commit: committed.append(commit) or ())
-    commits = ConsumerCommits(
-        None,
-        "orders-etl",
-        memberships,
-        Rotation(),
-        resume_report=ResumeReport(),
-        catch_up_log=pytest.fail,
-        run_context=LINK,
-    )
-    with pytest.raises(FencedError, match=LAPSED):
-        commits.commit(batch(1))
-    with pytest.raises(FencedError, match=LAPSED):
-        commits.confirm(batch(1))
-    assert committed == []
-    commits.commit(batch(2))
-    assert len(committed) == 1

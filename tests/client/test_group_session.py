@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer, RunState
+from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.live.session import GroupSession
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
@@ -37,6 +39,10 @@ class Lane:
 
     def end(self, *, release):
         self.steps.append(("closed", release))
+
+    def commit(self, *_):
+        self.steps.append(("committed", None))
+        return ()
 
     def resume_assigned(self):
         """Nothing has arrived."""
@@ -133,12 +139,30 @@ def test_a_consumer_that_was_closed_before_its_first_poll_does_not_join(consumer
     assert steps == []
 
 
-def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships):
+def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(memberships, monkeypatch):
     """The group gave its partitions to other members while the commit waited."""
+    lane = memberships.planner
 
-    def commit(lane):
+    def commit(*_):
         lane.member.fenced_by = FenceReason.PARTITIONS_LOST
         return ()
 
+    monkeypatch.setattr(lane, "commit", commit)
     with pytest.raises(FencedError, match="took this member for dead"):
-        memberships.commit_as_member(commit)
+        memberships.commit({}, {})
+
+
+def test_a_batch_is_not_committed_after_the_membership_that_planned_it(memberships, timer, steps):
+    """The broker would accept the commit: it fences members, and this process has joined a second time."""
+    before, now = (
+        Batch((OffsetRange("orders", 3, 120, 150),), 60.0, membership_epoch=epoch) for epoch in (1, 2)
+    )
+    timer.polled_at_ms -= 60_000
+    memberships.join_and_poll()
+    with pytest.raises(FencedError, match="the batch was planned before the consumer rejoined"):
+        memberships.commit_batch(before)
+    with pytest.raises(FencedError, match="the batch was planned before the consumer rejoined"):
+        memberships.confirm(before)
+    assert ("committed", None) not in steps
+    memberships.commit_batch(now)
+    assert steps[-1] == ("committed", None)

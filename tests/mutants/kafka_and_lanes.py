@@ -13,7 +13,7 @@ _MEMBERSHIPS = "tests/client/test_group_session.py::test_"
 _PIPELINE = "tests/test_pipeline.py::test_"
 _LANES = "tests/test_lane_runs.py::test_"
 _LEDGER = "tests/test_table_ledger.py::test_"
-_PLAIN = "tests/client/test_consumer_commits.py::test_"
+_PLAIN = "tests/client/test_offset_commits.py::test_"
 _PROCESSED = "tests/client/test_processed_ranges.py::test_"
 _CLUSTER = "tests/client/test_cluster.py::test_"
 _CONSUMER = "tests/client/test_consumer.py::test_"
@@ -159,9 +159,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a commit does not look at the batch's epoch",
         file="kafka/live/session.py",
-        old="        self._fence.check_epoch(done)\n",
-        new="        self._fence.check()\n",
-        killed_by=f"{_FENCE}a_batch_is_not_committed_after_the_membership_that_planned_it",
+        old="        self.fence.check_batch(batch)\n        return self.commit(",
+        new="        self.fence.check()\n        return self.commit(",
+        killed_by=f"{_MEMBERSHIPS}a_batch_is_not_committed_after_the_membership_that_planned_it",
         invariant="DID NOT RAISE FencedError",
     ),
     Mutant(
@@ -608,8 +608,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a commit of a member that was put out counts",
         file="kafka/live/session.py",
-        old="        self._check_fence(lane)\n        return committed\n",
-        new="        return committed\n",
+        old="            raise\n        self._check_fence(lane)\n",
+        new="            raise\n        pass\n",
         killed_by=f"{_MEMBERSHIPS}a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused",
         invariant="DID NOT RAISE FencedError",
     ),
@@ -696,18 +696,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="plain offsets of crash lag go to neither log",
         file="kafka/live/session.py",
-        old="            self._catch_up_log().mark_done(caught_up, self._fence.check)\n",
+        old="            self._catch_up_log().mark_done(caught_up, self._session.fence.check)\n",
         new="            self._catch_up_log()\n",
         killed_by=f"{_PLAIN}an_offset_goes_to_the_log_whose_range_it_lies_in",
         invariant="OffsetRange(topic='orders', partition=3, start=70, end=90)",
     ),
     Mutant(
         name="a commit does not move the rotation",
-        file="kafka/live/session.py",
+        file="kafka/live/consumer.py",
         old="        self._rotation.committed = done.rotation_start\n",
         new="        pass\n",
-        killed_by=f"{_PLAIN}the_turn_goes_on_behind_the_partition_of_the_last_commit",
-        invariant="assert (None, ['worked']) == ",
+        killed_by="tests/client/test_consumer.py::test_"
+        "the_turn_goes_on_behind_the_partition_of_the_last_commit",
+        invariant="assert None == ",
     ),
     Mutant(
         name="crash lag counts as processed",

@@ -27,16 +27,16 @@ from kafka_liveness_dagster.core.offsets import (
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, RowsMissingError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.batch_consumer import BatchConsumer
 from kafka_liveness_dagster.kafka.catch_up.commit_log import (
     CatchUpCommitLog,
     spans_by_partition,
     warn_about_external_commits,
 )
 from kafka_liveness_dagster.kafka.catch_up.completion import CompletionCheck
-from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.errors import FencedError
 from kafka_liveness_dagster.kafka.live.planner import WRITTEN_UNCOMMITTED_LINE, ResumeReport
-from kafka_liveness_dagster.kafka.record_reader import BatchRecords, RecordReader
+from kafka_liveness_dagster.kafka.record_reader import RecordReader
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
@@ -116,7 +116,7 @@ class PausedPartitionError(KafkaLivenessError):
     """Only crash lag of paused partitions is left: ``pause`` holds both lanes (KIP-333)."""
 
 
-class CatchUpConsumer:
+class CatchUpConsumer(BatchConsumer):
     """Plans and commits what is outstanding of the asked ranges. Use it as a context manager.
 
     Args:
@@ -170,19 +170,8 @@ class CatchUpConsumer:
         self._written: list[OffsetRange] = []
         self._timer = PollTimer(round(budget.seconds * 1000), now_ms(), run_context.ends_at_ms)
         self._watchdog = Watchdog(self._timer, run_context, lambda _reason: None, outcome=_REMAINS_PENDING)
-        self._fence = Fence(
-            self._watchdog, "the batch was planned before its process timeout", has_started=True
-        )
-        self._reader = RecordReader(kafka, group_id, run_context.client_id)
-        self._records = BatchRecords(self._reader, self._fence)
-
-    check = delegated("_fence", Fence.check)
-    check_batch = delegated("_fence", Fence.check_batch)
-    is_batch_current = delegated("_fence", Fence.is_batch_current)
-    on_fence = delegated("_fence", Fence.on_fence)
-    heartbeat = delegated("_fence", Fence.heartbeat)
-    records = delegated("_records", BatchRecords.records)
-    require_room = delegated("_catch_up_log", CatchUpCommitLog.require_room)
+        fence = Fence(self._watchdog, "the batch was planned before its process timeout", has_started=True)
+        super().__init__(fence, RecordReader(kafka, group_id, run_context.client_id))
 
     def __enter__(self) -> Self:
         try:
@@ -206,6 +195,14 @@ class CatchUpConsumer:
         if isinstance(error, RowsMissingError):
             self._catch_up_log.mark_missing_rows(error.ranges, self._run_log)
         self.close()
+
+    def require_room(self, batch: Batch) -> None:
+        """Check that the catch-up commit log can record what of a batch is done, and what not.
+
+        Raises:
+            BadRecordError: it cannot; nothing was written.
+        """
+        self._catch_up_log.require_room(batch)
 
     def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:
         """The next batch of outstanding offsets, the oldest of each partition first; None when all is done.

@@ -24,27 +24,28 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.partition_state import RowsMissingError, rows_missing_error
 from kafka_liveness_dagster.core.resume import decide_resume
 from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.batch_consumer import BatchConsumer
 from kafka_liveness_dagster.kafka.catch_up import consumer
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
-from kafka_liveness_dagster.kafka.delegated import delegated
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError
 from kafka_liveness_dagster.kafka.live.data_listener import REFRESH_SECONDS
 from kafka_liveness_dagster.kafka.live.member import Member
 from kafka_liveness_dagster.kafka.live.planner import LivePlanner, ResumeReport
-from kafka_liveness_dagster.kafka.live.session import ConsumerCommits, GroupSession, choose_group_instance_id
+from kafka_liveness_dagster.kafka.live.session import GroupSession, OffsetCommits, choose_group_instance_id
 from kafka_liveness_dagster.kafka.partition_states import partition_states_with_ledger
-from kafka_liveness_dagster.kafka.record_reader import BatchRecords, RecordReader
+from kafka_liveness_dagster.kafka.record_reader import RecordReader
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.timestamps import seconds_behind
-from kafka_liveness_dagster.kafka.watchdog import Fence
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
     from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.core.timeouts import Timeouts
+    from kafka_liveness_dagster.kafka.live.assignment import Finish
     from kafka_liveness_dagster.kafka.live.planner import OnRecovered
     from kafka_liveness_dagster.kafka.settings import KafkaSettings, LiveSettings
 
@@ -241,7 +242,7 @@ class GroupView:
             )
 
 
-class LivenessConsumer:
+class LivenessConsumer(BatchConsumer, GroupView):
     """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
 
     Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an
@@ -263,8 +264,6 @@ class LivenessConsumer:
         self.timeouts = timeouts
         self.settings = live
         self._kafka = kafka
-        self._run_context = run_context
-        self._cluster = Cluster(kafka)
         self._resume_report = ResumeReport()
         self._poison = set[OffsetRange]()
         self._rotation = Rotation()
@@ -273,63 +272,81 @@ class LivenessConsumer:
         self.forgotten_pending = self._resume_report.forgotten_pending
         self.recovered = self._resume_report.recovered
         self._catch_up_log: CatchUpCommitLog | None = None
+        self._has_reported_commit = False
         self._timer = PollTimer(timeouts.process_timeout_ms, now_ms(), run_context.ends_at_ms)
-        self._session = GroupSession(
+        session = GroupSession(
             self._timer,
             run_context,
             self._join,
             answers_while_busy=live.answers_rebalances_while_busy,
             outcome=live.policy.outcome_after_fence,
         )
-        self._fence = self._session.fence
-        self._commits = ConsumerCommits(
+        reader = RecordReader(kafka, live.group_id, run_context.client_id)
+        BatchConsumer.__init__(self, session.fence, reader)
+        GroupView.__init__(self, Cluster(kafka), live, session, run_context=run_context)
+        self._offset_commits = OffsetCommits(
             self._cluster,
             live.group_id,
-            self._session,
-            rotation=self._rotation,
+            session,
             resume_report=self._resume_report,
             catch_up_log=self._create_catch_up_log,
-            run_context=run_context,
         )
-        self._view = GroupView(self._cluster, live, self._session, run_context=run_context)
-        self._reader = RecordReader(kafka, live.group_id, run_context.client_id)
-        self._records = BatchRecords(self._reader, self._fence)
 
-    # Whether it may go on, and what is to stop when it may not
-    check = delegated("_fence", Fence.check)
-    check_batch = delegated("_fence", Fence.check_batch)
-    is_batch_current = delegated("_fence", Fence.is_batch_current)
-    on_fence = delegated("_fence", Fence.on_fence)
-    before_revoke = delegated("_session", GroupSession.before_revoke)
+    def before_revoke(self, finish: Finish) -> None:
+        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
 
-    # A batch: its records, and its commit
-    records = delegated("_records", BatchRecords.records)
-    confirm = delegated("_commits", ConsumerCommits.confirm)
-    require_room = delegated("_commits", ConsumerCommits.require_room)
-    commit = delegated("_commits", ConsumerCommits.commit)
+        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
 
-    # KIP-333's view of both lanes and both logs
-    why_partitions_pending = delegated("_view", GroupView.why_partitions_pending)
-    is_assignment_pending = delegated("_view", GroupView.is_assignment_pending)
-    assignment = delegated("_view", GroupView.assignment)
-    position = delegated("_view", GroupView.position)
-    committed = delegated("_view", GroupView.committed)
-    pending = delegated("_view", GroupView.pending)
-    beginning_offsets = delegated("_view", GroupView.beginning_offsets)
-    end_offsets = delegated("_view", GroupView.end_offsets)
-    lag = delegated("_view", GroupView.lag)
-    seconds_behind = delegated("_view", GroupView.seconds_behind)
-    pause = delegated("_view", GroupView.pause)
-    resume = delegated("_view", GroupView.resume)
-    child_consumer_is_alive = delegated("_view", GroupView.child_consumer_is_alive)
+        Args:
+            finish: gets what it has to call while it waits, which raises when it has to end:
+                ``RebalanceTimeoutError`` when the group would soon throw this member out, ``FencedError``
+                when this process may not commit any more.
 
-    @property
-    def is_joined(self) -> bool:
-        """Whether the group has let this consumer in, and has not put it out again since.
-
-        A rebalance may wait for others' batches or dead sessions.
+        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
         """
-        return self._view.is_joined
+        self._session.before_revoke(finish)
+
+    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
+        """Commit a processed batch: positions, owner state and pending ranges in one request.
+
+        Partitions that were handed over meanwhile are left to their new owner, who processes them again.
+        Plain offsets go to the log of their lane (KIP-333): those inside of crash lag to the catch-up commit
+        log, the others to the live one.
+
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
+
+        Raises:
+            FencedError: this process may not commit any more.
+            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither
+                lane. Nothing was lost.
+        """
+        if not isinstance(done, Batch):
+            self._fence.check()
+            return self._offset_commits.commit(done)
+        handed_over = self._session.commit_batch(done)
+        self._rotation.committed = done.rotation_start
+        if not self._has_reported_commit:
+            self._has_reported_commit = True
+            self._run_context.on_first_commit()
+        return handed_over
+
+    def confirm(self, batch: Batch) -> None:
+        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+
+        Raises:
+            FencedError: others have it by now, or this process may not commit any more.
+        """
+        self._session.confirm(batch)
+
+    def require_room(self, batch: Batch) -> None:
+        """Check that the commit of this batch can record what it leaves out, before that is passed.
+
+        Raises:
+            BadRecordError: it cannot.
+            FencedError: this process may not commit any more.
+        """
+        self._session.require_room(batch)
 
     def __enter__(self) -> Self:
         return self

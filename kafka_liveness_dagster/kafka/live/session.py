@@ -16,10 +16,10 @@ that leave keep theirs: they are dynamic.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import pending_before
 from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
@@ -31,9 +31,9 @@ from kafka_liveness_dagster.kafka.live.member import POLL_SECONDS
 from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from kafka_liveness_dagster.core.batch_planning import Rotation
+    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.fencing import PollTimer
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.resume import OwnedPartition
@@ -44,150 +44,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.live.planner import LivePlanner, ResumeReport
     from kafka_liveness_dagster.kafka.run_context import RunContext
     from kafka_liveness_dagster.kafka.settings import LiveSettings
-
-
-class ConsumerCommits:
-    """The commits of one consumer.
-
-    Args:
-        cluster: where the group is; ``group_id``: its name.
-        session: by which it commits to the first log.
-        rotation: is told whose turn it was in what is committed.
-        resume_report: where the live lane of this consumer began.
-        catch_up_log: the second log, opened when it has to be written.
-        run_context: the run, which is told of its first commit.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        group_id: str,
-        session: GroupSession,
-        rotation: Rotation,
-        *,
-        resume_report: ResumeReport,
-        catch_up_log: Callable[[], CatchUpCommitLog],
-        run_context: RunContext,
-    ) -> None:
-        self._cluster = cluster
-        self._group_id = group_id
-        self._session = session
-        self._rotation = rotation
-        self._resume_report = resume_report
-        self._catch_up_log = catch_up_log
-        self._run_context = run_context
-        self._fence = session.fence
-        self._has_reported_work = False
-
-    def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        """Commit a processed batch: position, mark and owed ranges in one request.
-
-        Partitions that were handed over meanwhile are left to their new owner, who processes them again.
-        Plain offsets are split by lane, as KIP-333 has it: "if an offset to be committed is within one of the
-        offset lags created by a crash", it goes to the second commit log, the others to the first. The live
-        lane's own commit changes nothing, though a pending range ends there: it does not show that anyone has
-        read the range.
-
-        Returns:
-            The partitions that were handed over: nothing of them was committed.
-
-        Raises:
-            FencedError: this process may not commit any more.
-            CommitRefusedError: the broker refused, the batch is out of order, or an offset belongs to neither
-                lane. Nothing was lost.
-        """
-        self._fence.check()
-        if not isinstance(done, Batch):
-            return self._commit_offsets(done)
-        self._fence.check_epoch(done)
-        handed_over = self._commit_live(done.spans, done.assignment_ids, done.pending_of)
-        self._rotation.committed = done.rotation_start
-        if not self._has_reported_work:
-            self._has_reported_work = True
-            self._run_context.on_first_commit()
-        return handed_over
-
-    def confirm(self, batch: Batch) -> None:
-        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
-
-        Raises:
-            FencedError: others have it by now, or this process may not commit any more.
-        """
-        self._fence.check_batch(batch)
-        try:
-            self._session.commit_as_member(lambda lane: lane.confirm(batch, self._fence.heartbeat))
-        except FencedError as fenced:  # what was planned after it comes again too
-            self._fence.start_epoch(fenced.reason)
-            raise
-
-    def require_room(self, batch: Batch) -> None:
-        """Ask whether the commit of this batch can say what it leaves out, before that is passed.
-
-        Raises:
-            BadRecordError: it cannot.
-            FencedError: this process may not commit any more.
-        """
-        self._fence.check_batch(batch)
-        if not all(
-            owned.fits_commit_metadata(batch.pending_of(tp))
-            for tp, owned in dict(self._session.owned).items()
-        ):
-            raise no_room_error(batch.skipped)
-
-    def _commit_offsets(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        held = dict(self._session.owned)
-        new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
-        facts = self._cluster.partition_states(self._group_id, list(new))
-        pending = {tp: one.outstanding for tp, one in facts.items()}
-        owed = {
-            tp: pending_before(offset, pending[tp], self._resume_report.group_start_positions.get(tp, ()))
-            for tp, offset in new.items()
-        }
-        mine = {
-            tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None
-        }
-        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
-            self._catch_up_log().mark_done(caught_up, self._fence.check)
-        if not mine:
-            return ()
-        spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
-        return self._commit_live(spans, {tp: owned.assignment_id for tp, owned in mine.items()})
-
-    def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
-        """The ownership that ``offset`` lies in.
-
-        Counted from this member's own commit, which may have skipped data.
-        """
-        owned = self._session.owned.get(tp)
-        if behind := [span for span in pending if span.start < offset <= span.end]:
-            raise CommitRefusedError(
-                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not "
-                f"show that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
-                "log. Fix: commit the batches of kafka.catch_up, which record the whole range, or an "
-                "offset inside of it"
-            )
-        if owned is None or not owned.committed <= offset <= owned.position:
-            raise CommitRefusedError(
-                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
-                f"{owned.position if owned else None} and whose commit "
-                f"{owned.committed if owned else None}. Commit what poll() gave; nothing was committed, in "
-                "either log"
-            )
-        return owned
-
-    def _commit_live(
-        self,
-        spans: Mapping[TopicPartition, Span],
-        assignment_ids: Mapping[TopicPartition, int],
-        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
-    ) -> tuple[TopicPartition, ...]:
-        # the work is done: waiting for the group is no stall
-        return self._session.commit_as_member(
-            lambda lane: lane.commit(spans, assignment_ids, self._fence.heartbeat, skipped)
-        )
-
-
-Committed = TypeVar("Committed")
 
 
 class GroupSession:
@@ -271,25 +127,67 @@ class GroupSession:
             lane.member.poll_if_unlocked()
             self._fence_if_ended(lane)
 
-    def commit_as_member(self, commit: Callable[[LivePlanner], Committed]) -> Committed:
-        """Commit by the membership that goes on.
+    def commit_batch(self, batch: Batch) -> tuple[TopicPartition, ...]:
+        """Commit a processed batch by the membership that planned it.
 
-        If a refusal means that the membership has ended, the process is fenced.
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
 
         Raises:
-            FencedError: it has, or had before.
+            FencedError: that membership has ended.
         """
-        lane = self.planner
-        assert lane is not None  # noqa: S101 - it has a position
+        self.fence.check_batch(batch)
+        return self.commit(batch.spans, batch.assignment_ids, batch.pending_of)
+
+    def commit(
+        self,
+        spans: Mapping[TopicPartition, Span],
+        assignment_ids: Mapping[TopicPartition, int],
+        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
+    ) -> tuple[TopicPartition, ...]:
+        """Commit spans by the membership that goes on; the group is answered while a rebalance holds it up.
+
+        Args:
+            spans: what was processed of each partition.
+            assignment_ids: the assignments that they were planned with.
+            skipped: what of a partition is pending from this commit on.
+
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
+
+        Raises:
+            FencedError: the membership has ended, or had before.
+        """
+        with self._fence_on_refusal() as lane:
+            # the work is done: waiting for the group is no stall
+            return lane.commit(spans, assignment_ids, self.fence.heartbeat, skipped)
+
+    def confirm(self, batch: Batch) -> None:
+        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+
+        Raises:
+            FencedError: others have it by now, or this process may not commit any more.
+        """
+        self.fence.check_batch(batch)
         try:
-            committed = commit(lane)
-        except BrokerUnreachableError:
-            raise  # to wait for it once more, as a new member, would take as long again
-        except BaseException:
-            self._check_fence(lane)  # says more than the broker's refusal
+            with self._fence_on_refusal() as lane:
+                lane.confirm(batch, self.fence.heartbeat)
+        except FencedError as fenced:  # what was planned after it comes again too
+            self.fence.start_epoch(fenced.reason)
             raise
-        self._check_fence(lane)
-        return committed
+
+    def require_room(self, batch: Batch) -> None:
+        """Check that the commit of this batch can record what it leaves out, before that is passed.
+
+        Raises:
+            BadRecordError: it cannot.
+            FencedError: this process may not commit any more.
+        """
+        self.fence.check_batch(batch)
+        if not all(
+            owned.fits_commit_metadata(batch.pending_of(tp)) for tp, owned in dict(self.owned).items()
+        ):
+            raise no_room_error(batch.skipped)
 
     def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
         """Leave for good; a fence that is up already says itself whether the partitions are released."""
@@ -316,6 +214,20 @@ class GroupSession:
             self.watchdog.start()
         return self.planner
 
+    @contextmanager
+    def _fence_on_refusal(self) -> Iterator[LivePlanner]:
+        """Fence this process where a refused commit means that the membership has ended."""
+        lane = self.planner
+        assert lane is not None  # noqa: S101 - it has a position
+        try:
+            yield lane
+        except BrokerUnreachableError:
+            raise  # to wait for it once more, as a new member, would take as long again
+        except BaseException:
+            self._check_fence(lane)  # says more than the broker's refusal
+            raise
+        self._check_fence(lane)
+
     def _check_fence(self, lane: LivePlanner) -> None:
         self._fence_if_ended(lane)
         self.watchdog.check()
@@ -332,6 +244,86 @@ class GroupSession:
 
         if self._commit_before_revoke is not None:
             self._commit_before_revoke(may_wait)
+
+
+class OffsetCommits:
+    """Commits of plain offsets, split between the two commit logs (KIP-333).
+
+    Args:
+        cluster: where the group is; ``group_id``: its name.
+        session: commits to the live commit log.
+        resume_report: where the live lane of this consumer began.
+        catch_up_log: opens the catch-up commit log when it has to be written.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group_id: str,
+        session: GroupSession,
+        *,
+        resume_report: ResumeReport,
+        catch_up_log: Callable[[], CatchUpCommitLog],
+    ) -> None:
+        self._cluster = cluster
+        self._group_id = group_id
+        self._session = session
+        self._resume_report = resume_report
+        self._catch_up_log = catch_up_log
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
+        """Commit offsets, each to the log of the lane that it belongs to.
+
+        KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", it goes
+        to the catch-up commit log, the others to the live one. The live lane's own commit changes nothing,
+        though a pending range ends there: it does not show that anyone has read the range.
+
+        Returns:
+            The partitions that were handed over: nothing of them was committed.
+
+        Raises:
+            FencedError: this process may not commit any more.
+            CommitRefusedError: the broker refused, or an offset belongs to neither lane. Nothing was lost.
+        """
+        held = dict(self._session.owned)
+        new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
+        facts = self._cluster.partition_states(self._group_id, list(new))
+        pending = {tp: one.outstanding for tp, one in facts.items()}
+        owed = {
+            tp: pending_before(offset, pending[tp], self._resume_report.group_start_positions.get(tp, ()))
+            for tp, offset in new.items()
+        }
+        mine = {
+            tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None
+        }
+        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
+            self._catch_up_log().mark_done(caught_up, self._session.fence.check)
+        if not mine:
+            return ()
+        spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
+        return self._session.commit(spans, {tp: owned.assignment_id for tp, owned in mine.items()})
+
+    def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
+        """The ownership that ``offset`` lies in.
+
+        Counted from this member's own commit, which may have skipped data.
+        """
+        owned = self._session.owned.get(tp)
+        if behind := [span for span in pending if span.start < offset <= span.end]:
+            raise CommitRefusedError(
+                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not "
+                f"show that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
+                "log. Fix: commit the batches of kafka.catch_up, which record the whole range, or an "
+                "offset inside of it"
+            )
+        if owned is None or not owned.committed <= offset <= owned.position:
+            raise CommitRefusedError(
+                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
+                f"{owned.position if owned else None} and whose commit "
+                f"{owned.committed if owned else None}. Commit what poll() gave; nothing was committed, in "
+                "either log"
+            )
+        return owned
 
 
 log = logging.getLogger("kafka_liveness_dagster")

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.batch_planning import Batch, Rotation
 from kafka_liveness_dagster.core.commit_metadata import (
     CatchUpCommitMetadata,
     GroupOrigin,
@@ -19,7 +18,7 @@ from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.resume import OwnedPartition, ResumeDecision
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError
 from kafka_liveness_dagster.kafka.live.planner import ResumeReport
-from kafka_liveness_dagster.kafka.live.session import ConsumerCommits
+from kafka_liveness_dagster.kafka.live.session import OffsetCommits
 
 AT = TopicPartition("orders", 3)
 
@@ -37,14 +36,13 @@ class Lane:
     Attributes:
         first: spans that were committed to the first log.
         second: ranges that were recorded in the second.
-        events: calls of ``on_first_commit``.
     """
 
     def __init__(self, *owed, committed=120, position=150):
-        self.first, self.second, self.events = [], [], []
+        self.first, self.second = [], []
         self._committed, self._owed = committed, owed or (Span(70, 100),)
         self.owned = {AT: OwnedPartition(committed, position, self._owed, assignment_id=1)}
-        self.fence = SimpleNamespace(check=lambda: None, check_epoch=lambda _: None, heartbeat=lambda: None)
+        self.fence = SimpleNamespace(check=lambda: None)
 
     def partition_states(self, _group_id, _partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", self._owed, origin=GroupOrigin(0))
@@ -58,18 +56,12 @@ class Lane:
             )
         }
 
-    def commit_as_member(self, commit):
-        return commit(self)
-
-    def commit(self, spans, _arrivals, _waiting, _left_out):
+    def commit(self, spans, _assignment_ids):
         self.first.append(dict(spans))
         return ()
 
     def mark_done(self, ranges, _may_go_on):
         self.second += ranges
-
-    def on_first_commit(self):
-        self.events.append("worked")
 
 
 @pytest.fixture
@@ -79,33 +71,25 @@ def lane():
 
 
 @pytest.fixture
-def rotation():
-    """The rotation of the lane."""
-    return Rotation()
-
-
-@pytest.fixture
 def found():
     """What the memberships of the consumer found."""
     return ResumeReport()
 
 
 @pytest.fixture
-def commits(lane, rotation, found):
+def commits(lane, found):
     """The commits of one consumer."""
-    return commits_of(lane, rotation, found)
+    return commits_of(lane, found)
 
 
-def commits_of(lane, rotation=None, found=None):
+def commits_of(lane, found=None):
     """The commits of a consumer with this lane."""
-    return ConsumerCommits(
+    return OffsetCommits(
         lane,
         "orders-etl",
         lane,
-        rotation or Rotation(),
         resume_report=found or ResumeReport(),
         catch_up_log=lambda: lane,
-        run_context=lane,
     )
 
 
@@ -196,13 +180,3 @@ def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, o
     with pytest.raises(CommitRefusedError, match="not in this consumer's hands"):
         commits.commit({AT: offset})
     assert (lane.first, lane.second) == ([], [])
-
-
-def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(commits, rotation, lane):
-    """Else one partition would come first in every batch.
-
-    ``on_first_commit`` is called at the first commit only.
-    """
-    for _ in range(2):
-        commits.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, rotation_start=AT))
-    assert (rotation.committed, lane.events) == (AT, ["worked"])
