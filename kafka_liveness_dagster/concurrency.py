@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -41,17 +41,20 @@ def start_daemon_thread(work: Callable[[], object], name: str) -> bool:
 
 
 def run_in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """What a call gives or raises, as soon as it does.
+    """What a call gives or raises, as soon as it does; ``result(timeout)`` waits for it up to a deadline.
+
+    Whoever gives the call up may give the future a result of its own: that of the call is dropped then.
 
     Caller of ``call``: a thread of this name; the caller's own where none can be started.
     """
     answer: Future[T] = Future()
 
     def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where the answer is asked for
-            answer.set_exception(error)
+        with suppress(InvalidStateError):  # it was given up
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is asked for
+                answer.set_exception(error)
 
     if not start_daemon_thread(run, name):
         run()

@@ -8,8 +8,8 @@ and when the daemon was alive.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from concurrent.futures import wait
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dagster as dg
 import yaml  # type: ignore[import-untyped]
 
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.doctor.dagster_rules import (
     DAEMON_SECONDS,
@@ -200,21 +201,19 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
     folder = Path(settings["storage.sqlite.base_dir"] or home)
     if settings["storage"] == "sqlite" and not (folder / "schedules" / "schedules.db").exists():
         return _InstanceState({}, None)
-    told: list[_InstanceState | Unavailable] = []
 
-    def ask() -> None:
-        try:
-            with dg.DagsterInstance.from_config(str(home)) as instance:
-                told.append(_sensor_states(instance, sensors))
-        except Exception as error:  # noqa: BLE001 - of whatever keeps the state
-            told.append(Unavailable(f"the instance's storage says {error!r:.200}"))
+    def read() -> _InstanceState:
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            return _sensor_states(instance, sensors)
 
-    asking = threading.Thread(target=ask, daemon=True)  # a database that is silent is not waited for
-    asking.start()
-    asking.join(_STORAGE_SECONDS)
-    return (
-        told[0] if told else Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
-    )
+    reading = run_in_daemon_thread(read, "kafka-liveness-instance")  # a silent database is not waited for
+    wait([reading], _STORAGE_SECONDS)
+    if not reading.done():
+        return Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+    try:
+        return reading.result()
+    except Exception as error:  # noqa: BLE001 - of whatever keeps the state
+        return Unavailable(f"the instance's storage says {error!r:.200}")
 
 
 def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.kafka.errors import to_package_error
 
 if TYPE_CHECKING:
@@ -135,15 +135,5 @@ class Committer:
             lock.release()
 
     def _commit_in_thread(self, commit: Callable[[], Any], until: float) -> Any:
-        answer = self._pending_commit = Future()
-        if not start_daemon_thread(partial(_commit_into, commit, answer), "kafka-liveness-commit"):
-            _commit_into(commit, answer)
+        answer = self._pending_commit = run_in_daemon_thread(commit, "kafka-liveness-commit")
         return answer.result(min(self._seconds, max(0.0, until - time.monotonic()) + _MIN_SECONDS))
-
-
-def _commit_into(commit: Callable[[], Any], answer: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # it was given up
-        try:
-            answer.set_result(commit())
-        except KafkaException as error:
-            answer.set_exception(error)

@@ -173,7 +173,7 @@ _CONNECTION = (
     Mutant(
         name="a session shows secrets in plans",
         file="spark/connect/session.py",
-        old="            _hide_secrets(session)\n",
+        old="        _hide_secrets(session)\n",
         new="",
         killed_by=f"{_SESSIONS}test_a_session_hides_secrets_in_plans",
         invariant="assert 's3cr3t' not in",

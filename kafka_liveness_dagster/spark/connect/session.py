@@ -12,6 +12,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread, start_daemon_thread
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.spark.connect.connection import SparkConnection, connection_of, redact
 from kafka_liveness_dagster.spark.errors import SparkUnreachableError
@@ -218,39 +219,34 @@ def _use_new_kafka_reader(session: SparkSession) -> None:
 
 def _first_query(
     session: SparkSession, starting: _RetryWhileStarting, timeout_seconds: float, say: Callable[[str], object]
-) -> Exception | None:
+) -> BaseException | None:
     """Why the server refuses this session, or None; pyspark's calls have no time limit, hence the thread."""
-    answer: list[Exception | None] = []
-    # A signal of Dagster's interrupts a wait for this event, but no wait for the thread's end
-    answered = threading.Event()
 
     def greet() -> None:
-        try:
-            # pyspark asks the active session, once in a process, how functions are to be called: here there
-            # is none. Elsewhere it may be one of a notebook's that died with its server: [NO_ACTIVE_SESSION],
-            # with 4.1.3
-            F.col("value")
-            _ = session.version
-            _hide_secrets(session)
-            _use_new_kafka_reader(session)
-            answer.append(None)
-        except Exception as error:  # noqa: BLE001 (handed to the waiting thread)
-            answer.append(error)
-        answered.set()
+        # pyspark asks the active session, once in a process, how functions are to be called: here there is
+        # none. Elsewhere it may be one of a notebook's that died with its server: [NO_ACTIVE_SESSION], with
+        # 4.1.3
+        F.col("value")
+        _ = session.version
+        _hide_secrets(session)
+        _use_new_kafka_reader(session)
 
-    threading.Thread(target=greet, name="spark-connect-hello", daemon=True).start()
+    answer = run_in_daemon_thread(greet, "spark-connect-hello")
     at_first = min(_ACCEPT_TIMEOUT_SECONDS, timeout_seconds)
-    if not answered.wait(at_first) and timeout_seconds > at_first and starting.is_slow():
+    wait([answer], at_first)
+    if not answer.done() and timeout_seconds > at_first and starting.is_slow():
         say(
             f"Spark Connect at {connection_of(session).address} accepts connections, and opened no session "
             f"in {at_first:.0f} s. Waiting for it, up to {timeout_seconds:.0f} s (connect_timeout_seconds)"
         )
-        answered.wait(timeout_seconds - at_first)
-    return answer[0] if answer else TimeoutError()
+        wait([answer], timeout_seconds - at_first)
+    if not answer.done():
+        return TimeoutError()
+    return answer.exception()
 
 
 def _unreachable_error(
-    remote: str, refused: Exception, starting: _RetryWhileStarting, timeout_seconds: float
+    remote: str, refused: BaseException, starting: _RetryWhileStarting, timeout_seconds: float
 ) -> str:
     if isinstance(refused, TimeoutError) or starting.is_absent:
         within = "" if starting.is_absent else f" within {timeout_seconds:.0f} s"
@@ -269,7 +265,7 @@ def _unreachable_error(
     )
 
 
-def _refusal_reason(error: Exception, remote: str) -> str:
+def _refusal_reason(error: BaseException, remote: str) -> str:
     text = str(error).strip() or type(error).__name__
     detail = re.search(r'details = "(.*)"', text)  # of a bare gRPC error, whose first line says nothing
     line = detail[1] if detail else text.splitlines()[0]
