@@ -16,7 +16,7 @@ from tests import certify
 
 ROOT = Path(__file__).parents[1]
 RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >> called\necho "$DAGSTER_HOME" > home\n'
-GATE = "python -m pytest -n 5 --dist loadfile --no-loadscope-reorder -m not certify"
+GATE = "python -m pytest -n 5 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder -m not certify"
 WHOLE = [
     "python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100",
     f"{GATE} --ignore=tests/core",

@@ -464,11 +464,15 @@ def test_status_as_json():
 def test_audit_as_json():
     """``kafka-liveness audit --json``."""
     facts = PartitionState(
-        120, LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)), 0, log_end=120
+        120,
+        LiveCommitMetadata(OwnerState.RELEASED, RUN, origin=GroupOrigin(0)),
+        0,
+        log_end=120,
+        external_live_commit=ExternalCommit("first", 5, "theirs"),
     )
     stretch = (OffsetRun(0, 4, 2),)
     rows = RowComparison(7, stretch, stretch, without_rows=stretch, doubled=stretch)
-    one = PartitionCertificate(AT, facts, (ExternalCommit("first", 5, "theirs"),), rows=rows)
+    one = PartitionCertificate(AT, facts, rows=rows)
     write = SnapshotRecord(
         7, "2026-11-22 10:00:00", "append", added_rows=63, deleted_rows=0, text="orders/ 3@0:0-70"
     )

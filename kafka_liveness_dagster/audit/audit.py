@@ -16,8 +16,7 @@ from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id, join_some
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionState
-from kafka_liveness_dagster.kafka.group_description import decode_both_logs
+from kafka_liveness_dagster.kafka.group_description import decode_partition_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.audit.queries import ComparisonScope, TableHistory
-    from kafka_liveness_dagster.core.commit_metadata import ExternalCommit
+    from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_description import CommittedOffset
     from kafka_liveness_dagster.spark.table.table import IcebergTable
@@ -81,8 +80,7 @@ class GroupAudit:
         partitions = [
             PartitionCertificate(
                 tp,
-                replace(one.state, ledger_entry=seen.ledger.entry(tp)),
-                one.external_commits,
+                replace(one, ledger_entry=seen.ledger.entry(tp)),
                 rewritten=twice.get(tp, ()),
                 group_id=self.group_id,
             )
@@ -99,7 +97,7 @@ class GroupAudit:
             history=seen.snapshots,
         )
 
-    def _commits(self) -> dict[TopicPartition, _BrokerState]:
+    def _commits(self) -> dict[TopicPartition, PartitionState]:
         """What both logs say of the partitions that one of them names."""
         asked = self.cluster.partitions(self.topics or self.cluster.topics())
         first, second = (
@@ -115,17 +113,17 @@ class GroupAudit:
         partitions: Collection[TopicPartition],
         first: Mapping[TopicPartition, CommittedOffset],
         second: Mapping[TopicPartition, CommittedOffset],
-    ) -> dict[TopicPartition, _BrokerState]:
+    ) -> dict[TopicPartition, PartitionState]:
         bounds = self.cluster.log_bounds(partitions)
         ids = self.cluster.topic_ids({tp.topic for tp in partitions})
         return {
-            tp: _BrokerState.from_commits(first.get(tp), second.get(tp), bounds[tp], topic_id=ids[tp.topic])
+            tp: decode_partition_state(first.get(tp), second.get(tp), bounds[tp], topic_id=ids[tp.topic])
             for tp in partitions
         }
 
     def _recreated_partitions(
-        self, seen: TableHistory, commits: Mapping[TopicPartition, _BrokerState]
-    ) -> dict[TopicPartition, _BrokerState]:
+        self, seen: TableHistory, commits: Mapping[TopicPartition, PartitionState]
+    ) -> dict[TopicPartition, PartitionState]:
         """Partitions of topics made anew.
 
         The broker has deleted the commits with the topic, but the table knows.
@@ -142,16 +140,14 @@ class GroupAudit:
         return self._partition_certificates(self.cluster.partitions(anew), {}, {}) if anew else {}
 
     def _sink_certificate(
-        self, target: str, commits: Mapping[TopicPartition, _BrokerState], *, deep: bool
+        self, target: str, commits: Mapping[TopicPartition, PartitionState], *, deep: bool
     ) -> GroupCertificate:
         if deep:
             raise NothingToAuditError(
                 f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "
                 f"sink {target}: leave it out, or name a table with --table"
             )
-        partitions = tuple(
-            PartitionCertificate(tp, one.state, one.external_commits) for tp, one in commits.items()
-        )
+        partitions = tuple(PartitionCertificate(tp, one) for tp, one in commits.items())
         return GroupCertificate(self.group_id, target, False, snapshot_id=None, partitions=partitions)
 
     def _compare_rows(
@@ -197,40 +193,12 @@ class GroupAudit:
         )
 
 
-@dataclass(frozen=True)
-class _BrokerState:
-    """What the broker says of one partition, and the metadata that is not ours."""
-
-    state: PartitionState
-    external_commits: tuple[ExternalCommit, ...]
-
-    @classmethod
-    def from_commits(
-        cls,
-        first: CommittedOffset | None,
-        second: CommittedOffset | None,
-        bounds: tuple[int, int],
-        topic_id: str,
-    ) -> _BrokerState:
-        mark, done, foreign = decode_both_logs(first, second)
-        committed = first.offset if first else None
-        log_start, log_end = bounds
-        state = PartitionState(
-            committed, mark, log_start, log_end=log_end, catch_up_log=done, topic_id=topic_id
-        )
-        return cls(state, foreign)
-
-
-def _audited_target(group_id: str, commits: Mapping[TopicPartition, _BrokerState]) -> str:
+def _audited_target(group_id: str, commits: Mapping[TopicPartition, PartitionState]) -> str:
     """Where the rows go, as the second commit log says."""
-    named = sorted(
-        {one.state.catch_up_log.target for one in commits.values() if one.state.catch_up_log.target}
-    )
+    named = sorted({one.catch_up_log.target for one in commits.values() if one.catch_up_log.target})
     if len(named) == 1:
         return named[0]
-    replaced = {
-        tp: one.state.catch_up_log.external for tp, one in commits.items() if one.state.catch_up_log.external
-    }
+    replaced = {tp: one.catch_up_log.external for tp, one in commits.items() if one.catch_up_log.external}
     if not named and replaced:
         raise NothingToAuditError(
             f"no commit of group {group_id} names the table that its rows go to: external commits replaced "

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
-    from kafka_liveness_dagster.core.commit_metadata import ExternalCommit
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class PartitionCertificate:
 
     Attributes:
         state: what the witnesses say; without an account where there is no table to ask.
-        external_commits: commits in both logs that are not ours.
         rewritten: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
         group_id: the group that is audited; empty where only its commits are known.
@@ -48,7 +46,6 @@ class PartitionCertificate:
 
     topic_partition: TopicPartition
     state: PartitionState
-    external_commits: tuple[ExternalCommit, ...] = ()
     _: KW_ONLY
     rewritten: tuple[Span, ...] = ()
     rows: RowComparison | None = None
@@ -218,7 +215,7 @@ class PartitionCertificate:
         )
 
     def _notes(self) -> Iterator[str]:
-        for one in self.external_commits:
+        for one in self.state.external_commits:
             if one.log == "first":
                 yield f"another program's metadata is committed: {one.metadata[:80]!r}"
             else:

@@ -186,7 +186,7 @@ def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
         "committed": p.state.committed,
         "log_start": p.state.log_start,
         "log_end": p.state.log_end,
-        "external_commits": [asdict(one) for one in p.external_commits],
+        "external_commits": [asdict(one) for one in p.state.external_commits],
         "ledger_complete": p.state.ledger_entry.is_complete if p.state.ledger_entry else None,
         **{name: [list(span) for span in getattr(p, of)] for name, of in _SPANS.items()},
         "missing_is_forgotten": p.is_record_replaced if p.missing_rows else None,

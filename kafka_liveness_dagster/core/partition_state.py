@@ -38,6 +38,7 @@ from kafka_liveness_dagster.core.offsets import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from kafka_liveness_dagster.core.commit_metadata import ExternalCommit
     from kafka_liveness_dagster.core.ledger import LedgerEntries, LedgerEntry
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
@@ -106,6 +107,7 @@ class PartitionState:
         ledger_entry: what the table says, None where there is none to ask (a sink of the user's own, a plain
             consumer).
         topic_id: the topic's, as the broker tells it now; empty where it does not.
+        external_live_commit: what another client committed to the live commit log, in the place of metadata.
         remembered_pending: what the asker knows to be owed since it wrote it itself.
     """
 
@@ -118,6 +120,13 @@ class PartitionState:
     ledger_entry: LedgerEntry | None = None
     topic_id: str = ""
     remembered_pending: tuple[Span, ...] = ()
+    external_live_commit: ExternalCommit | None = None
+
+    @property
+    def external_commits(self) -> tuple[ExternalCommit, ...]:
+        """Commits of other clients, in the live commit log first."""
+        found = (self.external_live_commit, self.catch_up_log.external)
+        return tuple(one for one in found if one is not None)
 
     @property
     def pending_by_live_log(self) -> tuple[Span, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
@@ -15,15 +16,10 @@ from confluent_kafka.admin import ConfigResource, OffsetSpec
 
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
-    CatchUpCommitMetadata,
-    ExternalCommit,
-    ExternalCommitError,
-    LiveCommitMetadata,
     external_commit_error,
 )
 from kafka_liveness_dagster.core.names import escape
 from kafka_liveness_dagster.core.offsets import TopicPartition
-from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
 from kafka_liveness_dagster.kafka.clients import admin_client, close_clients, commit_reader
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
@@ -31,6 +27,7 @@ from kafka_liveness_dagster.kafka.group_description import (
     CommittedOffset,
     GroupDescription,
     MemberDescription,
+    decode_partition_state,
 )
 from kafka_liveness_dagster.kafka.settings import REQUEST_MS
 
@@ -38,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
+    from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 REQUEST_SECONDS = REQUEST_MS / 1000
@@ -217,28 +215,20 @@ class Cluster:
         both = (group_id, group_id + CATCH_UP_SUFFIX)
         for group in both:
             self.find_coordinator(group)
-        first, second = (self.commits(group, partitions) for group in both)
-        marks = {tp: self._decode_live_metadata(group_id, tp, commit) for tp, commit in first.items()}
+        live, catch_up = (self.commits(group, partitions) for group in both)
+        states = {tp: decode_partition_state(live.get(tp), catch_up.get(tp)) for tp in partitions}
+        for tp, state in states.items():
+            if state.external_live_commit is not None:
+                raise external_commit_error(
+                    group_id, tp, state.external_live_commit, servers=self.settings.bootstrap_servers
+                )
         asked = self._request_topics({tp.topic for tp in partitions})  # is answered while the bounds are
         bounds = self.log_bounds(partitions)
         ids = self._describe_topic_ids(asked)
         return {
-            tp: _partition_state(
-                first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp], topic_id=ids[tp.topic]
-            )
+            tp: replace(states[tp], log_start=bounds[tp][0], log_end=bounds[tp][1], topic_id=ids[tp.topic])
             for tp in partitions
         }
-
-    def _decode_live_metadata(
-        self, group_id: str, tp: TopicPartition, commit: CommittedOffset
-    ) -> LiveCommitMetadata | None:
-        try:
-            return LiveCommitMetadata.decode(commit.metadata)
-        except ExternalCommitError:
-            found = ExternalCommit("first", commit.offset, commit.metadata)
-            raise external_commit_error(
-                group_id, tp, found, servers=self.settings.bootstrap_servers
-            ) from None
 
     def group(self, group_id: str) -> GroupDescription:
         """A group's state and members; ``DEAD`` and none when it does not exist."""
@@ -285,23 +275,3 @@ class Cluster:
         if isinstance(named, BrokerUnreachableError):
             close_clients(self.settings)
         return named
-
-
-def _partition_state(
-    first: CommittedOffset | None,
-    mark: LiveCommitMetadata | None,
-    second: CommittedOffset | None,
-    bounds: tuple[int, int],
-    topic_id: str,
-) -> PartitionState:
-    log_start, log_end = bounds
-    return PartitionState(
-        committed=first.offset if first else None,
-        live_metadata=mark,
-        log_start=log_start,
-        log_end=log_end,
-        catch_up_log=CatchUpCommitMetadata.read(
-            second.offset if second else None, second.metadata if second else ""
-        ),
-        topic_id=topic_id,
-    )

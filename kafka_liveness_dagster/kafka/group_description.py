@@ -11,6 +11,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     ExternalCommitError,
     LiveCommitMetadata,
 )
+from kafka_liveness_dagster.core.partition_state import PartitionState
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -47,21 +48,36 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
 
 
-def decode_both_logs(
-    first: CommittedOffset | None, second: CommittedOffset | None
-) -> tuple[LiveCommitMetadata | None, CatchUpCommitMetadata, tuple[ExternalCommit, ...]]:
-    """What both logs say of a partition, and the commits that are not ours.
+def decode_partition_state(
+    live: CommittedOffset | None,
+    catch_up: CommittedOffset | None,
+    bounds: tuple[int, int] = (0, 0),
+    topic_id: str = "",
+) -> PartitionState:
+    """Return what both commit logs say of one partition; commits of other clients are no error.
 
-    A look at a group refuses nobody's.
+    Args:
+        live: the commit in the live commit log, if there is one.
+        catch_up: the commit in the catch-up commit log.
+        bounds: log start and log end.
+        topic_id: of the topic, as the broker tells it.
     """
-    mark = None
-    external = []
-    if first is not None:
+    live_metadata = None
+    external = None
+    if live is not None:
         try:
-            mark = LiveCommitMetadata.decode(first.metadata)
+            live_metadata = LiveCommitMetadata.decode(live.metadata)
         except ExternalCommitError:
-            external.append(ExternalCommit("first", first.offset, first.metadata))
-    log = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
-    if log.external is not None:
-        external.append(log.external)
-    return mark, log, tuple(external)
+            external = ExternalCommit("first", live.offset, live.metadata)
+    log_start, log_end = bounds
+    return PartitionState(
+        live.offset if live else None,
+        live_metadata,
+        log_start,
+        log_end=log_end,
+        catch_up_log=CatchUpCommitMetadata.read(
+            catch_up.offset if catch_up else None, catch_up.metadata if catch_up else ""
+        ),
+        topic_id=topic_id,
+        external_live_commit=external,
+    )

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import intersection
 from kafka_liveness_dagster.core.partition_state import PartitionState, check_identity
 from kafka_liveness_dagster.core.run_ids import run_id_of_client, run_id_of_instance
-from kafka_liveness_dagster.kafka.group_description import decode_both_logs
+from kafka_liveness_dagster.kafka.group_description import decode_partition_state
 from kafka_liveness_dagster.kafka.partition_states import with_ledger
 from kafka_liveness_dagster.kafka.timestamps import open_transactions
 
@@ -215,11 +215,9 @@ def _states_of_same_topics(  # noqa: PLR0917
     """
     known = sorted({*first, *second, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
-    facts = {}
-    for tp in known:
-        mark, log, _ = decode_both_logs(first.get(tp), second.get(tp))
-        committed = first[tp].offset if tp in first else None
-        facts[tp] = PartitionState(committed, mark, 0, log_end=0, catch_up_log=log, topic_id=ids[tp.topic])
+    facts = {
+        tp: decode_partition_state(first.get(tp), second.get(tp), topic_id=ids[tp.topic]) for tp in known
+    }
     found = with_ledger(facts, witness) if witness else facts
     for tp, one in found.items():
         if not topics or tp.topic in topics:
@@ -233,9 +231,11 @@ def _partition_status(
     bounds: tuple[int, int],
     facts: PartitionState | None,
 ) -> PartitionStatus:
-    _, log, foreign = decode_both_logs(*commits)
-    found = replace(facts or PartitionState(None, None, 0, log_end=0), log_start=bounds[0], log_end=bounds[1])
-    return PartitionStatus(PartitionSnapshot.from_state(tp, found), log, foreign)
+    committed = decode_partition_state(*commits, bounds)
+    found = replace(facts or committed, log_start=committed.log_start, log_end=committed.log_end)
+    return PartitionStatus(
+        PartitionSnapshot.from_state(tp, found), committed.catch_up_log, committed.external_commits
+    )
 
 
 def _run_ids(

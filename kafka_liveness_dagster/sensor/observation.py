@@ -16,9 +16,6 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
-    CatchUpCommitMetadata,
-    ExternalCommitError,
-    LiveCommitMetadata,
 )
 from kafka_liveness_dagster.core.departures import (
     GroupSnapshot,
@@ -45,6 +42,7 @@ from kafka_liveness_dagster.core.run_ids import (
     run_id_of_instance,
     short_run_id,
 )
+from kafka_liveness_dagster.kafka.group_description import decode_partition_state
 from kafka_liveness_dagster.kafka.partition_states import with_ledger
 from kafka_liveness_dagster.runs.heartbeat import process_status_of
 from kafka_liveness_dagster.runs.tags import (
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.partition_state import SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_description import (
-        CommittedOffset,
         GroupDescription,
         MemberDescription,
     )
@@ -314,7 +311,7 @@ def _read_states(
 ) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
-    marks = {tp: _decode_live_metadata(commit.metadata) for tp, commit in first.items()}
+    marks = {tp: decode_partition_state(commit, None).live_metadata for tp, commit in first.items()}
     owing = [tp for tp, mark in marks.items() if mark and mark.pending]
     # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
     # were
@@ -325,9 +322,7 @@ def _read_states(
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {
-        tp: _partition_state(first.get(tp), marks.get(tp), second.get(tp), bounds=bounds[tp]) for tp in tps
-    }
+    facts = {tp: decode_partition_state(first.get(tp), second.get(tp), bounds[tp]) for tp in tps}
     if witness is not None:  # last: what is committed was written before that
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)
@@ -336,30 +331,10 @@ def _read_states(
     return tuple(_partition_snapshot(tp, one) for tp, one in facts.items()), group
 
 
-def _partition_state(
-    first: CommittedOffset | None,
-    mark: LiveCommitMetadata | None,
-    second: CommittedOffset | None,
-    bounds: tuple[int, int],
-) -> PartitionState:
-    done = CatchUpCommitMetadata.read(second.offset, second.metadata) if second else CatchUpCommitMetadata()
-    log_start, log_end = bounds
-    return PartitionState(
-        first.offset if first else None, mark, log_start, log_end=log_end, catch_up_log=done
-    )
-
-
 def _partition_snapshot(tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
     """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
     check_identity(tp, facts)
     return PartitionSnapshot.from_state(tp, facts)
-
-
-def _decode_live_metadata(metadata: str) -> LiveCommitMetadata | None:
-    try:
-        return LiveCommitMetadata.decode(metadata)
-    except ExternalCommitError:
-        return None  # the live run refuses to join and says why; this only looks
 
 
 def _group_state(group: GroupDescription) -> GroupState:

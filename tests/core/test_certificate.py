@@ -44,8 +44,9 @@ def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, 
     )
 
 
-def certificate(*args, foreign=(), rows=None, **kwargs):
-    return PartitionCertificate(ORDERS, facts(*args, **kwargs), foreign, rows=rows)
+def certificate(*args, external=None, rows=None, **kwargs):
+    state = replace(facts(*args, **kwargs), external_live_commit=external)
+    return PartitionCertificate(ORDERS, state, rows=rows)
 
 
 REPLACED = "an external commit replaced the second commit log (offset 120, metadata '')"
@@ -81,15 +82,15 @@ CERTIFIED = {
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
     "another program's metadata, but the table has it all": (
-        certificate(mark=None, foreign=(ExternalCommit("first", 120, "theirs"),)),
+        certificate(mark=None, external=ExternalCommit("first", 120, "theirs")),
         f"{ONCE}; another program's metadata is committed: 'theirs'",
     ),
     "an external commit in the second log": (
-        certificate(foreign=(ExternalCommit("second", 120, ""),), second=CatchUpCommitMetadata()),
+        certificate(second=CatchUpCommitMetadata(external=ExternalCommit("second", 120, ""))),
         f"{ONCE}; {REPLACED}, which the next run rewrites",
     ),
     "a newer version's second log": (
-        certificate(foreign=(ExternalCommit("second", 120, "kl3 done"),), second=CatchUpCommitMetadata()),
+        certificate(second=CatchUpCommitMetadata(external=ExternalCommit("second", 120, "kl3 done"))),
         f"{ONCE}; a newer version replaced the second commit log (offset 120, metadata 'kl3 done')",
     ),
     "its history was expired": (
