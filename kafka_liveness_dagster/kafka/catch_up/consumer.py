@@ -391,7 +391,17 @@ class CatchUpConsumer(BatchConsumer):
         if found := self._resume_report.recover(both, {tp: facts[tp].log_start for tp in due}):
             self._replan_if_too_slow()  # what it took is not the next batch's
             self._run_log.warning(WRITTEN_UNCOMMITTED_LINE, join_some(found), sum(r.size for r in found))
-        logs = {tp: facts[tp].catch_up_log for tp in due if facts[tp].catch_up_log.external}
+        has_rebuilt = self._write_rebuilt_logs(due, facts)
+        recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
+        if recorded:
+            ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
+            self._catch_up_log.mark_done(ranges, self._watchdog.check)
+        self._unrecovered.difference_update(due)
+        return has_rebuilt or bool(recorded)
+
+    def _write_rebuilt_logs(self, partitions: Sequence[TopicPartition], facts: PartitionStates) -> bool:
+        """Write the catch-up commit logs that external commits replaced; return whether there are any."""
+        logs = {tp: facts[tp].catch_up_log for tp in partitions if facts[tp].catch_up_log.external}
         if logs:
             self._catch_up_log.write(
                 {tp: (log, self._completion.with_target(log)) for tp, log in logs.items()}
@@ -399,12 +409,7 @@ class CatchUpConsumer(BatchConsumer):
             warn_about_external_commits(
                 self._run_log, self.group_id, {tp: log.external for tp, log in logs.items()}
             )
-        recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
-        if recorded:
-            ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
-            self._catch_up_log.mark_done(ranges, self._watchdog.check)
-        self._unrecovered.difference_update(due)
-        return bool(logs or recorded)
+        return bool(logs)
 
     def _check_paused(self, paused: list[TopicPartition]) -> None:
         if paused:

@@ -139,13 +139,7 @@ class ResumeReport:
         ):
             if ranges:
                 log.warning(told, join_some(ranges), sum(found.size for found in ranges))
-        paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
-        in_order = [
-            f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow
-        ]
-        for told, partitions in ((PAUSED_LINE, paused), (IN_ORDER_LINE, in_order)):
-            if partitions:
-                log.warning(told, join_some(partitions))
+        _log_held_partitions(settled, log)
 
     def add_lost(self, spans: Mapping[TopicPartition, Iterable[Span]], log: Logger) -> None:
         """These offsets expired before they were processed."""
@@ -157,6 +151,15 @@ class ResumeReport:
         before = self.group_start_positions.get(tp, ())
         inside = {start for start in before if any(span.start < start < span.end for span in resumed.pending)}
         return frozenset({*inside, resumed.position})
+
+
+def _log_held_partitions(settled: Mapping[TopicPartition, ResumeDecision], log: Logger) -> None:
+    """Log which partitions are paused, and which are read in order as they have no room for crash lag."""
+    paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
+    in_order = [f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow]
+    for told, partitions in ((PAUSED_LINE, paused), (IN_ORDER_LINE, in_order)):
+        if partitions:
+            log.warning(told, join_some(partitions))
 
 
 def _offset_ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[OffsetRange]:
@@ -255,11 +258,7 @@ class LivePlanner:
         self._planned_at = now = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.is_paused}
         bounds = self._cluster.log_bounds(owned)
-        expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
-        if expired and self._settings.policy.on_data_loss == "write_off":
-            self._pass_expired(owned, expired)
-        for tp, o in owned.items():  # the log may be deleted, or made anew, under a live member too
-            check_offset_in_log(tp, o.position, *bounds[tp])
+        self._check_positions(owned, bounds)
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
         self.data_pending_since = (self.data_pending_since or now) if records else None
@@ -448,6 +447,20 @@ class LivePlanner:
                 raise TopicRecreatedError(
                     topic_recreated_message(tp, was, now, where="this run", outcome=outcome)
                 )
+
+    def _check_positions(
+        self, owned: Mapping[TopicPartition, OwnedPartition], bounds: Mapping[TopicPartition, tuple[int, int]]
+    ) -> None:
+        """The log may be deleted, or made anew, under a live member too.
+
+        Raises:
+            DataExpiredError, TopicRecreatedError: a position is not in its log any more.
+        """
+        expired = {tp: bounds[tp][0] for tp, o in owned.items() if o.committed == o.position < bounds[tp][0]}
+        if expired and self._settings.policy.on_data_loss == "write_off":
+            self._pass_expired(owned, expired)
+        for tp, o in owned.items():
+            check_offset_in_log(tp, o.position, *bounds[tp])
 
     def _pass_expired(
         self, owned: Mapping[TopicPartition, OwnedPartition], starts: Mapping[TopicPartition, int]
