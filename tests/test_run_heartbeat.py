@@ -83,7 +83,7 @@ def test_in_another_container_nothing_is_known():
 
 def test_where_the_system_says_nothing_nothing_is_known(monkeypatch, tmp_path):
     """No /proc as Linux has it: no word, rather than a wrong one."""
-    monkeypatch.setattr(proc, "_PROC", tmp_path)
+    monkeypatch.setattr(proc, "PROC_ROOT", tmp_path)
     proc.this_namespace.cache_clear()
     try:
         assert proc.this_namespace() is None

@@ -48,7 +48,7 @@ def instance(disk):
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """Retry at once."""
-    monkeypatch.setattr(storage, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(storage, "RETRY_PAUSE_SECONDS", 0.01)
 
 
 def run_of(instance, work):
@@ -123,7 +123,7 @@ def test_a_run_whose_end_cannot_be_stored_ends_with_one_error(instance, monkeypa
     Another error of the run is not hidden.
     """
     monkeypatch.setattr(storage, "SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(storage, "_MAX_LINES", 3)
+    monkeypatch.setattr(storage, "MAX_QUEUED_LINES", 3)
     texts = []
 
     def work(context):

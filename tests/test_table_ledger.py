@@ -69,7 +69,7 @@ def opened(table, monkeypatch):
     monkeypatch.setattr(
         module, "connection_of", lambda _: SimpleNamespace(abort_after=lambda *_: nullcontext())
     )
-    monkeypatch.setattr(module, "_READ_TIMEOUT_SHARE", 1e-12)
+    monkeypatch.setattr(module, "READ_TIME_SHARE", 1e-12)
     return lambda group_id="": TableLedger(table, lambda: None, group_id=group_id)
 
 

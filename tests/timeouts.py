@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 FACTOR = "KAFKA_LIVENESS_TEST_TIME_FACTOR"
 CONNECT_SECONDS = 120.0
 _PATIENT = {
-    "kafka_liveness_dagster.kafka.timestamps._TIMEOUT_SECONDS": 60.0,
-    "kafka_liveness_dagster.sensor.table_ledger._QUERY_SECONDS": 300.0,
+    "kafka_liveness_dagster.kafka.timestamps.READ_TIMEOUT_SECONDS": 60.0,
+    "kafka_liveness_dagster.sensor.table_ledger.QUERY_TIMEOUT_SECONDS": 300.0,
 }
 """Limits of the product that a busy machine exceeds, with values for tests that have another subject."""
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.group_status import PartitionStatus
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_SPARK_SECONDS = 10.0
-_SERVER_SECONDS = 30.0  # a cold server's first queries
-_CATALOG_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
-_PROBE_SECONDS = 180.0  # about ten small commits
+SPARK_TIMEOUT_SECONDS = 10.0
+SERVER_TIMEOUT_SECONDS = 30.0  # a cold server's first queries
+CATALOG_TIMEOUT_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
+PROBE_TIMEOUT_SECONDS = 180.0  # about ten small commits
 _RETENTION_SETTING = "offsets.retention.minutes"
 _CLUSTER_SETTINGS = [
     name for rule in kafka_rules.CLUSTER for name in rule.required_facts if name != "differing"
@@ -166,13 +166,13 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
             "spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs")
         )
         return
-    session = connect(url, timeout_seconds=_SPARK_SECONDS)
+    session = connect(url, timeout_seconds=SPARK_TIMEOUT_SECONDS)
     try:
-        if why := health.dead_reason(session, _SERVER_SECONDS):
+        if why := health.dead_reason(session, SERVER_TIMEOUT_SECONDS):
             yield Finding("spark", "server", FAIL(f"{why} {health.FIX}"))
             return
         yield Finding("spark", "server", OK(f"{host}:{port}"))
-        with connection_of(session).abort_after(_SERVER_SECONDS, "it was asked how it is set up"):
+        with connection_of(session).abort_after(SERVER_TIMEOUT_SECONDS, "it was asked how it is set up"):
             server = spark_facts.server_facts(session)
             catalogs = spark_rules.find_catalogs(spark_facts.server_settings(session))
         yield from run_rules(
@@ -183,13 +183,13 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
             yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))
         for name, settings in catalogs.items():
             with connection_of(session).abort_after(
-                _CATALOG_SECONDS, f"it was asked whether catalog {name} answers"
+                CATALOG_TIMEOUT_SECONDS, f"it was asked whether catalog {name} answers"
             ):
                 yield from _run_checks(
                     f"catalog {name}", "answers", partial(_check_catalog, session, name, settings)
                 )
         if probed is not None:
-            with connection_of(session).abort_after(_PROBE_SECONDS, f"catalog {probed} was probed"):
+            with connection_of(session).abort_after(PROBE_TIMEOUT_SECONDS, f"catalog {probed} was probed"):
                 yield from _run_checks(f"catalog {probed}", "probe", partial(probe_catalog, session, probed))
     finally:
         close(session)

@@ -107,7 +107,7 @@ RELEASED = _HERE / "SHA256SUMS"
 """The SHA-256 of each jar for each pyspark."""
 _LAST_LINES = 15
 _CHECKSUMS_FILE = "SHA256SUMS"
-_PROVIDED_BY_SPARK = {
+PROVIDED_BY_SPARK = {
     "4.0.4": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.0.5": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.1.3": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
@@ -137,7 +137,7 @@ def connector_version(pyspark: str) -> str | None:
 
     None for a pyspark that was not run.
     """
-    return _PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
+    return PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
 
 
 def check_pyspark() -> str:
@@ -147,11 +147,11 @@ def check_pyspark() -> str:
         JarsError: it is none of these.
     """
     found = version("pyspark")
-    if found not in _PROVIDED_BY_SPARK:
-        known = " or ".join(_PROVIDED_BY_SPARK)
+    if found not in PROVIDED_BY_SPARK:
+        known = " or ".join(PROVIDED_BY_SPARK)
         raise JarsError(
             f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
-            f"'pyspark[connect]=={max(_PROVIDED_BY_SPARK)}', or use a Spark Connect server of yours "
+            f"'pyspark[connect]=={max(PROVIDED_BY_SPARK)}', or use a Spark Connect server of yours "
             "(SparkConnectResource("
             "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
         )
@@ -245,7 +245,7 @@ def _coordinates(name: str) -> bytes:
     module = MODULES[name].read_text(encoding="utf-8")
     if name == "spark":
         pyspark = check_pyspark()
-        for place, found in {"spark": pyspark.rpartition(".")[0], **_PROVIDED_BY_SPARK[pyspark]}.items():
+        for place, found in {"spark": pyspark.rpartition(".")[0], **PROVIDED_BY_SPARK[pyspark]}.items():
             module = module.replace(f"@{place}@", found)
     return module.encode()
 

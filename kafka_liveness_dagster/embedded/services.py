@@ -63,7 +63,7 @@ def _lines_once(console: Console) -> Callable[[str], None]:
 
 
 _NAMES = ("kafka", "spark")
-_LOCK_SECONDS = 780.0
+LOCK_TIMEOUT_SECONDS = 780.0
 """For downloads, beside what a start may take."""
 
 
@@ -239,7 +239,7 @@ def _addresses(home: Path) -> Services:
 
 @contextmanager
 def _locked_state(home: Path) -> Iterator[None]:
-    seconds = _LOCK_SECONDS + processes.start_seconds()
+    seconds = LOCK_TIMEOUT_SECONDS + processes.start_seconds()
     try:
         with FileLock(home / state.LOCK, timeout=seconds):
             yield

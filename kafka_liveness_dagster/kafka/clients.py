@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_MAX_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
+MAX_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
 _MAX_OPEN_ADMINS = 16
 _cached_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # the longest unused first
 _cached_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, ErrorListener]]] = {}  # so are these
@@ -87,7 +87,7 @@ def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
         (group_id, settings),
         settings.security.certificates_fingerprint,
         create=make,
-        max_clients=_MAX_OPEN_READERS,
+        max_clients=MAX_OPEN_READERS,
     )
 
 

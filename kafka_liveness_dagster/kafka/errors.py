@@ -211,7 +211,7 @@ class ErrorListener:
     def to_package_error(self, error: KafkaException | KafkaError, operation: str) -> KafkaLivenessError:
         """The error as one of ours; when no broker answered because of a refusal, as that refusal."""
         cause: Any = error.args[0] if isinstance(error, KafkaException) else error
-        is_news = time.monotonic() - self._heard_at < _RECENT_SECONDS
+        is_news = time.monotonic() - self._heard_at < RECENT_REFUSAL_SECONDS
         if cause.code() in _UNREACHABLE | {_LOGIN} and self._last is not None and is_news:
             why = _WHERE_AND_WHEN.sub("", self._last.str())
             if why.startswith(_WITHOUT_TOKEN):
@@ -281,7 +281,7 @@ _CHECK_HTTPS = (
     "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
 )
 _WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
-_RECENT_SECONDS = 60.0
+RECENT_REFUSAL_SECONDS = 60.0
 """An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is
 refused, and a token server that was away for a moment is no reason of an outage an hour later."""
 _CHECK_CA = (

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _MAX_MEASURED_PARTITIONS = 10
-_TIMEOUT_SECONDS = 2.0  # to read so few records; then it is said of those that came
+READ_TIMEOUT_SECONDS = 2.0  # to read so few records; then it is said of those that came
 _MAX_PARTITIONS = 100  # messages of one answer
 
 
@@ -112,7 +112,7 @@ def timestamps(
     client: Any = create_client(Consumer, config)
     found: dict[TopicPartition, int] = {}
     unheard = set(offsets)
-    give_up_at = time.monotonic() + _TIMEOUT_SECONDS
+    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
         client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
         while unheard and (left := give_up_at - time.monotonic()) > 0:

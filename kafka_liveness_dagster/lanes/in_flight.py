@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.write import WriteResult
     from kafka_liveness_dagster.spark.transform import TransformedBatch
 
-_POLL_SECONDS = 0.1
-_log = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+log = logging.getLogger(__name__)
 
 
 def _clock() -> float:
@@ -92,7 +92,7 @@ class InFlightWrite:
         """
         while not (self._rows.done() or self.job.is_abandoned):  # the job is the other thread's until then
             with suppress(concurrent.futures.TimeoutError):
-                self._rows.exception(_POLL_SECONDS)
+                self._rows.exception(POLL_SECONDS)
         with self.job, self.phases("write"):
             return self.write.execute_with_retries(self._rows.result)
 
@@ -101,7 +101,7 @@ class InFlightWrite:
         while True:
             check_deadline()
             with suppress(concurrent.futures.TimeoutError):  # not the builtin one before Python 3.11
-                return self._rows.exception(_POLL_SECONDS) is None
+                return self._rows.exception(POLL_SECONDS) is None
 
     @property
     def mean_bytes(self) -> float | None:
@@ -164,7 +164,7 @@ class InFlightWrites(deque[InFlightWrite]):
             while self and self[0].wait_until_written(check_deadline):
                 commit()
         except Exception as error:  # noqa: BLE001 - raised again where the run lands it
-            _log.debug("not committed before its partitions went: %s", error)
+            log.debug("not committed before its partitions went: %s", error)
 
     def abandon(self, epoch: int | None = None) -> None:
         """Give up those planned by a membership, or all: cancel them, and wait a moment for their end."""
@@ -173,7 +173,7 @@ class InFlightWrites(deque[InFlightWrite]):
             for one in dropped:
                 try:
                     one.job.cancel(seconds)
-                except Exception:  # noqa: BLE001 - logged; the others are cancelled all the same
-                    _log.exception("could not cancel the batch %s", one.batch)
+                except Exception:  # logged; the others are cancelled all the same
+                    log.exception("could not cancel the batch %s", one.batch)
         for one in dropped:
             self.remove(one)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance, TableStatistics
 
 
-_SILENT_SECONDS = 120.0
+MAX_SILENT_SECONDS = 120.0
 """Spark tells every few seconds that it is at work, however long that takes."""
 
 _DELETION_OFF = "The table has gc.enabled=false. No snapshots were expired, and no orphan files were removed."
@@ -55,7 +55,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         if (line := progress.next_line(completed, total, time.monotonic())) is not None:
             log.info("%s", line)
 
-    silent = connection_of(session).abort_if_silent(_SILENT_SECONDS, f"{table.name} is maintained")
+    silent = connection_of(session).abort_if_silent(MAX_SILENT_SECONDS, f"{table.name} is maintained")
     with SparkJob(session, None, reported), silent:
         if table.current_snapshot_id(session) is None:
             log.info("%s has no snapshot yet: nothing to maintain", table.name)

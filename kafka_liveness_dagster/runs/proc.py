@@ -16,7 +16,7 @@ import psutil
 
 from kafka_liveness_dagster.core.process_status import PidEntry, Process, ProcessNamespace
 
-_PROC = Path("/proc")
+PROC_ROOT = Path("/proc")
 _MACHINE_ID = Path("/etc/machine-id")
 _NOT_IN_A_CONTAINER = "4026531836"  # the first pid namespace of every kernel has this number
 _BOOT_ID_CHARS = 16
@@ -30,7 +30,7 @@ _DEAD_STATES = ("Z", "X")
 def this_namespace() -> ProcessNamespace | None:
     """Where this process is; None where the system does not say."""
     try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_ID_CHARS]
+        boot = (PROC_ROOT / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_ID_CHARS]
         pids = _namespace_id("pid")
         times = _namespace_id("time")
     except OSError:
@@ -62,7 +62,7 @@ def pid_entry(pid: int) -> PidEntry:
     except OSError:
         pass  # another user's: it exists
     try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = (PROC_ROOT / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:  # not shown to us
         return PidEntry(exists=True)
     if fields[_STATE_FIELD] in _DEAD_STATES:
@@ -72,7 +72,7 @@ def pid_entry(pid: int) -> PidEntry:
 
 def _namespace_id(kind: str) -> str:
     """The number of one of our namespaces; the kernel may lack the kind."""
-    link = _PROC / "self/ns" / kind
+    link = PROC_ROOT / "self/ns" / kind
     return "".join(filter(str.isdecimal, str(link.readlink()))) if link.is_symlink() else ""
 
 

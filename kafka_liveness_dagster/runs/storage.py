@@ -31,9 +31,10 @@ NEEDED_SECONDS = 120.0
 SETTLE_SECONDS = 600.0
 """How long a run waits at its end for a storage that fails: somebody has to free space first."""
 _WAIT_LOGGED_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
-_PAUSE_SECONDS = 1.0
+RETRY_PAUSE_SECONDS = 1.0
+"""Pause before a failed call of the storage is retried."""
 _LONGEST_PAUSE_SECONDS = 8.0
-_MAX_LINES = 1_000  # of the log, in memory
+MAX_QUEUED_LINES = 1_000  # of the log, in memory
 _FIX = (
     "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and "
     "`storage` of dagster.yaml show where it is)"
@@ -103,7 +104,7 @@ def call_with_retries(
                     error,
                 )
             is_first = False
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(RETRY_PAUSE_SECONDS)
 
 
 @contextmanager
@@ -218,7 +219,7 @@ class RunStorage:
         one = _StorageCall(store, what, Future(), queued_at=time.monotonic())
         with self._condition:
             was_behind = bool(self._queue)
-            if was_behind and not what and len(self._queue) >= _MAX_LINES:
+            if was_behind and not what and len(self._queue) >= MAX_QUEUED_LINES:
                 self._dropped += 1
                 return one.future
             self._queue.append(one)
@@ -237,7 +238,7 @@ class RunStorage:
         return one.future
 
     def _store_waiting(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause = RETRY_PAUSE_SECONDS
         while True:
             one = self._queue[0]
             error = None
@@ -252,7 +253,7 @@ class RunStorage:
             elif self._dequeue(one, error):
                 return
             else:
-                pause = _PAUSE_SECONDS
+                pause = RETRY_PAUSE_SECONDS
 
     def _on_error(self, one: _StorageCall, error: Exception) -> None:
         with self._condition:

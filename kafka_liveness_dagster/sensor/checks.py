@@ -36,7 +36,7 @@ DEAD_LETTERS = "dead_letters"
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are looked through
 _REPEAT_SECONDS = 600.0
-_REEVALUATE_AFTER_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
+REEVALUATE_AFTER_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
 _TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole ones
 # A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _CONNECT_SECONDS = 10.0
@@ -257,7 +257,7 @@ def _started_at(record: dg.RunRecord) -> float:
 
 def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
     """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
-    return newest > stored_of and now - stored_at >= _REEVALUATE_AFTER_SECONDS
+    return newest > stored_of and now - stored_at >= REEVALUATE_AFTER_SECONDS
 
 
 def changed_evaluations(

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.sensor.checks import GroupChecks
     from kafka_liveness_dagster.settings.windows import Windows
 
-_OBSERVE_SECONDS = 60.0
+OBSERVE_INTERVAL_SECONDS = 60.0
+"""Shortest time between two observations of the topic."""
 _SKIP_MESSAGE = (
     "a sensor writes and commits none. This tick started no run and added no partition; the next one goes "
     "on from the same cursor"
@@ -175,7 +176,7 @@ class _GroupSensor:
             *([self.group_id + CATCH_UP_SUFFIX] if cursor.pending_hash else []),
         ):
             cluster.find_coordinator(commit_log)
-        is_due = now - cursor.observed_at >= _OBSERVE_SECONDS
+        is_due = now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
         newest = self.checks.latest_storage_id(instance, now) if self.checks else 0
         forgotten = needs_reevaluation(
             newest, cursor.checked_materialization, cursor.checks_stored_at, now=now

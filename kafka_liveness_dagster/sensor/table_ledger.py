@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
 
 QUICK_CONNECT_SECONDS = 3.0
+QUERY_TIMEOUT_SECONDS = 10.0
 _Answer = TypeVar("_Answer")
-_QUERY_SECONDS = 10.0
 _RETRY_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _retry_at: dict[str, tuple[float, float, str]] = {}
@@ -105,7 +105,7 @@ class TableLedgerReader:
         from kafka_liveness_dagster.spark.connect.health import FIX, dead_reason  # noqa: PLC0415 - pyspark stays lazy
 
         with suppress(Exception):  # the server is busy or away: the error of the table is reported
-            if why := dead_reason(self._session(), _QUERY_SECONDS):
+            if why := dead_reason(self._session(), QUERY_TIMEOUT_SECONDS):
                 return f"{why} {FIX}"
         return ""
 
@@ -115,7 +115,7 @@ class TableLedgerReader:
 
         session = self._session()
         with connection_of(session).abort_after(
-            _QUERY_SECONDS, f"{self.target} was asked for its dead letters"
+            QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"
         ):
             return DeadLetterTable.of_table(session, self.target).pending(owed)
 
@@ -124,7 +124,7 @@ class TableLedgerReader:
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         last = _snapshots.get(self.target, EMPTY_LEDGER_SNAPSHOT)
-        ledger = TableLedger(IcebergTable(self.target), self._session, _QUERY_SECONDS, last=last)
+        ledger = TableLedger(IcebergTable(self.target), self._session, QUERY_TIMEOUT_SECONDS, last=last)
         found = ledger.entries(asked)
         _snapshots[self.target] = ledger.snapshot
         self.exists = ledger.snapshot.snapshot_id is not None

@@ -37,7 +37,7 @@ def away():
 def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
     """Each reader looks for its coordinator all the time: 60 of them took half a processor, for nothing."""
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(clients, "_cached_readers", {})  # none has to go for a new one
+    monkeypatch.setattr(clients, "MAX_OPEN_READERS", 1_000)  # none has to go for a new one
     cluster = admin.Cluster(away)
     for group in range(GROUPS):
         clients.commit_reader(f"group-{group}", away)
@@ -49,8 +49,8 @@ def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
 
 def test_no_more_readers_are_kept_than_a_process_can_bear(away, monkeypatch):
     """The longest unused goes first; one that is asked for again is the same."""
-    monkeypatch.setattr(clients, "_MAX_OPEN_READERS", 2)
-    monkeypatch.setattr(clients, "_cached_readers", {})
+    monkeypatch.setattr(clients, "MAX_OPEN_READERS", 2)
+    clients.close_clients()  # those of other tests
     first, second = clients.commit_reader("a", away), clients.commit_reader("b", away)
     assert clients.commit_reader("a", away) is first
     clients.commit_reader("c", away)

@@ -55,7 +55,7 @@ def test_a_refusal_of_long_ago_explains_no_silence(monkeypatch):
     """A short failure of a token server is no reason to end a run that waits for a broker an hour later."""
     heard = ErrorListener(KafkaSettings("b:9092"))
     heard(KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: invalid_token"))
-    monkeypatch.setattr("kafka_liveness_dagster.kafka.errors._RECENT_SECONDS", 0.0)
+    monkeypatch.setattr("kafka_liveness_dagster.kafka.errors.RECENT_REFUSAL_SECONDS", 0.0)
     assert isinstance(
         heard.to_package_error(KafkaError(KafkaError._TRANSPORT), "looking"), BrokerUnreachableError
     )

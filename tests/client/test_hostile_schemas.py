@@ -148,7 +148,7 @@ def test_a_record_that_names_no_message_is_refused_at_once(index):
 
 def test_a_protoc_that_does_not_end_is_stopped(monkeypatch):
     """By the name of the schema that it was to compile."""
-    monkeypatch.setattr(protobuf, "_PROTOC_SECONDS", 0.0)
+    monkeypatch.setattr(protobuf, "PROTOC_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(
         SchemaUnusableError, match=r"schema 7 .* protoc did not compile it in 0 s: nothing was written"
     ):

@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionState, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import OwnedPartition, ResumePolicy
 from kafka_liveness_dagster.kafka.errors import CommitRefusedError, FencedError
+from kafka_liveness_dagster.kafka.live import planner
 from kafka_liveness_dagster.kafka.live.planner import LivePlanner, ResumeReport
 from kafka_liveness_dagster.kafka.settings import LiveSettings
 
@@ -299,7 +300,7 @@ def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkey
     live = lane()
     steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
     steps.second = EXTERNAL
-    monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+    monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
     live.prune_pending()
     assert [step for step, _ in steps.done] == ["table", "second log"]
     assert steps.second.target == "lake.shop.orders"
@@ -327,7 +328,7 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
         live.resume_assigned()
     else:
         steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
-        monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+        monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
         live.prune_pending()
     steps_of_it = [one for one in steps.done if one[0] != "table"][:2]
     in_order = ["side effects", "second log"]
@@ -340,7 +341,7 @@ def test_what_was_forgiven_is_learned_while_the_second_log_says_so(steps, lane, 
     live = lane()
     steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
     steps.second = CatchUpCommitMetadata(120, written_off=(Span(70, 120),), origin=GroupOrigin(0))
-    monkeypatch.setattr(live, "_pruned_at", float("-inf"))
+    monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
     live.prune_pending()
     assert steps.done == [("table", {AT: LedgerEntry(written_off=(Span(70, 120),))})]
 

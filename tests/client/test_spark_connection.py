@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.connect.client import DefaultChannelBuilder
 
 from kafka_liveness_dagster.spark.connect import session as sessions
 from kafka_liveness_dagster.spark.connect.connection import SparkConnection, connection_of
@@ -71,13 +72,15 @@ def test_a_connection_that_was_given_up_stays_so(server, session):
     assert server.executed_with("SELECT 2") == []
 
 
-def test_no_stream_is_opened_on_a_closed_channel():
+def test_no_stream_is_opened_on_a_closed_channel(monkeypatch):
     """Closing waits for a stream that is being opened.
 
     GRPC would end the process with a segmentation fault.
     """
     line, order, threads = SparkConnection("sc://127.0.0.1:1"), [], []
-    line._channel = SimpleNamespace(close=lambda: order.append("closed"))
+    channel = SimpleNamespace(close=lambda: order.append("closed"))
+    monkeypatch.setattr(DefaultChannelBuilder, "toChannel", lambda _: channel)
+    line.toChannel()
 
     def continuation(_details, _request):
         threads.append(threading.Thread(target=line.abort, args=("the batch was too slow",)))
@@ -118,7 +121,7 @@ def test_a_block_that_ends_in_time_leaves_the_connection_as_it_is(session):
 
 def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatch):
     """The connection is given up, so that no thread of pyspark's waits at exit."""
-    monkeypatch.setattr(sessions, "_END_SECONDS", 0.2)
+    monkeypatch.setattr(sessions, "CLOSE_TIMEOUT_SECONDS", 0.2)
     session = connect(server.remote)
     server.falls_silent_at("ReleaseSession")
     close(session)

@@ -56,7 +56,7 @@ def table(server):
 @pytest.fixture
 def no_pause(monkeypatch):
     """Attempts follow each other at once."""
-    monkeypatch.setattr(table_write, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(table_write, "RETRY_PAUSE_SECONDS", 0.0)
 
 
 def frame_of(session):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from uuid import uuid4
 
 import pytest
 
@@ -10,34 +11,33 @@ from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.sensor import table_ledger
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from tests.client.fake_connect_server import RECORDS
 from tests.spark_addresses import spark_at
 
 SECONDS = 10.0  # a wait this long is in vain
-TABLE, QUOTED = "lake.shop.orders", "`lake`.`shop`.`orders`"
 AT = TopicPartition("orders", 0)
 QUERIED = {AT: Span(0, 12)}
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch):
-    """Nothing is kept from another test."""
-    for kept in ("_sessions", "_retry_at", "_snapshots"):
-        monkeypatch.setattr(table_ledger, kept, {})
 
 
 @pytest.fixture
 def short(monkeypatch):
     """A short time limit for each query."""
-    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", 0.2)
+    monkeypatch.setattr(table_ledger, "QUERY_TIMEOUT_SECONDS", 0.2)
 
 
 @pytest.fixture
-def look(server):
+def table():
+    """The name of a table that no other test has, because the process keeps the last snapshot by name."""
+    return f"lake.shop_{uuid4().hex[:8]}.orders"
+
+
+@pytest.fixture
+def look(server, table):
     """A query of the table on the server."""
-    server.has_table(QUOTED, RECORDS)
+    server.has_table(".".join(f"`{part}`" for part in table.split(".")), RECORDS)
     spark = spark_at(server.remote)
-    return lambda **limits: TableLedgerReader(TABLE, spark, **{"connect_seconds": SECONDS, **limits})
+    return lambda **limits: TableLedgerReader(table, spark, **{"connect_seconds": SECONDS, **limits})
 
 
 def in_time(call):
@@ -69,20 +69,20 @@ def test_the_table_s_ledger_is_returned(server, look):
     assert (account.written, found.unavailable_reason) == ((Span(7, 12),), "")
 
 
-def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, look, short):
+def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, table, look, short):
     """Dagster ends a tick that takes a minute: the group is observed without the table."""
     server.falls_silent_at("`snapshots`")
     found = look()
     assert in_time(lambda: found.entries(QUERIED)) is None
-    assert "it was asked what lake.shop.orders holds" in found.unavailable_reason
+    assert f"it was asked what {table} holds" in found.unavailable_reason
 
 
-def test_a_tick_does_not_wait_for_dead_letters(server, look, short):
+def test_a_tick_does_not_wait_for_dead_letters(server, table, look, short):
     """Their query has the same time limit."""
     server.falls_silent_at("orders_dead_letters")
     found = look()
     in_time(lambda: found.dead_letters([OffsetRange("orders", 0, 7, 12)]))
-    assert "lake.shop.orders was asked for its dead letters" in found.unavailable_reason
+    assert f"{table} was asked for its dead letters" in found.unavailable_reason
 
 
 def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
@@ -111,7 +111,7 @@ def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch)
     def fails(*_):
         raise AssertionError
 
-    monkeypatch.setattr(TableLedgerReader, "_read_ledger", fails)
+    monkeypatch.setattr(TableLedger, "entries", fails)
     found = look()
     assert found.entries(QUERIED) is None
     assert found.unavailable_reason == "Spark says AssertionError"
@@ -119,10 +119,10 @@ def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch)
 
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):
     """Its server may have been restarted."""
-    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", 0.2)
+    monkeypatch.setattr(table_ledger, "QUERY_TIMEOUT_SECONDS", 0.2)
     server.falls_silent_at("`snapshots`")
     assert in_time(lambda: look().entries(QUERIED)) is None
-    monkeypatch.setattr(table_ledger, "_QUERY_SECONDS", SECONDS)
+    monkeypatch.setattr(table_ledger, "QUERY_TIMEOUT_SECONDS", SECONDS)
     server.talks_again()
     server.gives("`snapshots`", WRITTEN)
     assert look().entries(QUERIED)[AT].written == (Span(7, 12),)

@@ -143,10 +143,10 @@ def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
     For one that nobody has tried, what to install is said.
     """
     here = jars.resolve_jars("spark")
-    beside = jars._PROVIDED_BY_SPARK[metadata.version("pyspark")]
+    beside = jars.PROVIDED_BY_SPARK[metadata.version("pyspark")]
     assert f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar" in names(here)
     monkeypatch.setattr(
-        jars, "_PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
+        jars, "PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
     )
     with pytest.raises(
         JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"
@@ -215,7 +215,7 @@ def test_the_release_has_the_checksum_of_each_jar():
     for name in jars.NAMES:
         folder = jars.resolve_jars(name)
         assert {jar.name for jar in folder.glob("*.jar")} <= released.keys()
-    for pyspark, beside in jars._PROVIDED_BY_SPARK.items():
+    for pyspark, beside in jars.PROVIDED_BY_SPARK.items():
         line = pyspark.rpartition(".")[0]
         assert {
             f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar",
@@ -292,7 +292,7 @@ def test_the_page_has_what_goes_with_each_pyspark():
     lines = re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| (\d\S*) \| (\d\S*) \|$", page, re.MULTILINE)
     assert {
         line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines
-    } == jars._PROVIDED_BY_SPARK
+    } == jars.PROVIDED_BY_SPARK
 
 
 def test_the_list_of_components_has_the_group_of_each_jar():

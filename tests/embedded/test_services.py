@@ -139,7 +139,7 @@ def test_down_waits_for_a_first_start(home, monkeypatch):
     A `down` that took this for nothing would be followed by the services.
     """
     state.create_home(home)
-    monkeypatch.setattr(services, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(services, "LOCK_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.05")
     with services._locked_state(home):
         assert "another process has been starting or stopping" in down()

@@ -119,7 +119,7 @@ def test_another_user_cannot_drive_spark_by_its_own_rpc(told):
 def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
     """A job that waits for a core does not show that the server is dead: its batches go on."""
     before = state.read_state(shared_home)["spark"]
-    monkeypatch.setattr(health, "_JOB_SECONDS", 0.5)
+    monkeypatch.setattr(health, "JOB_TIMEOUT_SECONDS", 0.5)
     spark = connect(told["spark_remote"], timeout_seconds=120)
     busy = spark.range(0, 4, 1, 4).selectExpr("java_method('java.lang.Thread', 'sleep', 600000L + id)")
     seen = Event()
@@ -223,7 +223,7 @@ def test_the_doctor_finds_nothing_wrong(told):
 
 def test_the_doctor_waits_for_no_silent_spark(monkeypatch):
     """A server that takes connections and says nothing: pyspark alone would go on for ten minutes."""
-    monkeypatch.setattr(checkup, "_SPARK_SECONDS", 0.5)
+    monkeypatch.setattr(checkup, "SPARK_TIMEOUT_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=hunter2"
         [spark] = checkup.check_spark(lambda: url)

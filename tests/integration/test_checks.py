@@ -108,7 +108,7 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     One after the other, then never two.
     """
     # Ticks may be slow here
-    monkeypatch.setattr("kafka_liveness_dagster.sensor.checks._REEVALUATE_AFTER_SECONDS", 300.0)
+    monkeypatch.setattr("kafka_liveness_dagster.sensor.checks.REEVALUATE_AFTER_SECONDS", 300.0)
     w = checked.world
     found = checked.run()
     assert {name for name, one in found.items() if not one.passed} == {"group_alive", "lag"}

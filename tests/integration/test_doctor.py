@@ -59,7 +59,7 @@ def admin(services_with_own_broker):
 def doctor(services_with_own_broker, monkeypatch):
     """What is told by ``kafka-liveness doctor``: the exit code, and by area and check what is not well."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    for name in ("_SERVER_SECONDS", "_CATALOG_SECONDS", "_PROBE_SECONDS"):
+    for name in ("SERVER_TIMEOUT_SECONDS", "CATALOG_TIMEOUT_SECONDS", "PROBE_TIMEOUT_SECONDS"):
         monkeypatch.setattr(f"kafka_liveness_dagster.doctor.checkup.{name}", 300.0)
     services = services_with_own_broker
     where = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote]

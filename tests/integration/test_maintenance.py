@@ -294,7 +294,7 @@ def test_it_runs_beside_a_live_lane(live, table, spark, services, produce):
 
 def test_a_spark_that_falls_silent_ends_it(services, live, monkeypatch):
     """By name, and long before somebody looks; both lanes have their own limits."""
-    monkeypatch.setattr("kafka_liveness_dagster.lanes.maintenance._SILENT_SECONDS", 2.0)
+    monkeypatch.setattr("kafka_liveness_dagster.lanes.maintenance.MAX_SILENT_SECONDS", 2.0)
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     with SilentProxy(int(PORT.search(services.spark_remote)[1])) as proxy:
         compact = TableMaintenance.compact

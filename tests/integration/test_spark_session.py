@@ -135,7 +135,7 @@ def test_a_server_that_accepts_and_says_nothing_is_named_in_time():
 
 def test_a_server_that_is_slow_is_waited_for(services, monkeypatch):
     """It accepts the connection, and has no time for it yet; how long it may take is a setting."""
-    monkeypatch.setattr(sessions, "_ACCEPT_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(sessions, "ACCEPT_TIMEOUT_SECONDS", 0.5)
     port, said = int(re.search(r":(\d+)", services.spark_remote)[1]), []
     with SilentProxy(port) as proxy:
         remote = services.spark_remote.replace(f":{port}", f":{proxy.port}")

@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 @pytest.fixture
 def world(services, produce, rows, warm_spark, monkeypatch):
     """A group whose runs Dagster keeps in files."""
-    monkeypatch.setattr(storage, "_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(storage, "RETRY_PAUSE_SECONDS", 0.1)
     with dg.instance_for_test() as instance:
         found = GroupWithTable(services, produce, rows, warm_spark)
         found.instance = instance

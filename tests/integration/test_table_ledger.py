@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
-from kafka_liveness_dagster.sensor import table_ledger
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.spark.table import ledger
 from kafka_liveness_dagster.spark.table.ledger import TableLedger, latest_summaries
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import write_table
+from tests.spark_addresses import spark_at
 
 TP = TopicPartition("orders", 0)
 
@@ -114,7 +112,7 @@ def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_
 ):
     """A process looks now and then; what was current when it wrote in between was current too."""
     # The next read is the one below
-    monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger._READ_TIMEOUT_SHARE", 1e-6)
+    monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger.READ_TIME_SHARE", 1e-6)
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
     lane.entries([TP])
@@ -176,7 +174,7 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     )
 
 
-def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, table, monkeypatch):
+def test_a_look_reads_the_history_only_where_somebody_has_written_since(services, spark, table, monkeypatch):
     """The sensor's looks: of a table that is at rest each is one question.
 
     One that was set back says what it has.
@@ -185,12 +183,9 @@ def test_a_look_reads_the_history_only_where_somebody_has_written_since(spark, t
     monkeypatch.setattr(
         ledger, "latest_summaries", lambda *asked: read.append(asked) or latest_summaries(*asked)
     )
-    monkeypatch.setattr(table_ledger, "_snapshots", {})
 
     def looked():
-        look = TableLedgerReader(table, SimpleNamespace(running_address=lambda: "sc://here"))
-        look._session = lambda: spark
-        return look.entries([TP])[TP].written
+        return TableLedgerReader(table, spark_at(services.spark_remote)).entries([TP])[TP].written
 
     writer = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, writer, 0, 10)

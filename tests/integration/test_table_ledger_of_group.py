@@ -394,7 +394,7 @@ def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(re
     """The second log alone said it until then; the run learned it, and writes it into the ledger."""
     world = restarted_broker(max_poll_records=10)
     world.crash_and_resume_at_120()
-    monkeypatch.setattr(planner, "_PRUNE_SECONDS", 0.0)
+    monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
     world.grow_to(150)
     seen = []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partialmethod
 from unittest.mock import patch
 
 import dagster as dg
@@ -16,7 +17,7 @@ from confluent_kafka.admin import NewPartitions
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.lanes.pipeline import Pipeline
+from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
 from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.integration.group_with_table import CrashError, GroupWithTable, written_rows
@@ -71,7 +72,7 @@ class HourlyGroup(GroupWithTable):
 
     def waiting_windows(self):
         """Why the next hour is not told, as the topic's asset says it a minute later."""
-        with patch("kafka_liveness_dagster.sensor.sensor._OBSERVE_SECONDS", 0.0):
+        with patch("kafka_liveness_dagster.sensor.sensor.OBSERVE_INTERVAL_SECONDS", 0.0):
             seen = [one for one in self.tick().asset_events if isinstance(one, dg.AssetObservation)]
         return next(one.metadata["windows"].value for one in seen if "windows" in one.metadata)
 
@@ -373,15 +374,16 @@ def dying(monkeypatch):
 
     @contextmanager
     def during(ready=lambda: True):
-        landed = Pipeline._finish_write
-
-        def land_and_die(*told):
-            landed(*told)
+        def land_and_die(one, finish):
+            finish(one)
             wait_for(ready)
             raise DiedError
 
         with monkeypatch.context() as patched:
-            patched.setattr(Pipeline, "_finish_write", land_and_die)
+            for name in ("run", "finish"):
+                patched.setattr(
+                    InFlightWrite, name, partialmethod(land_and_die, getattr(InFlightWrite, name))
+                )
             with pytest.raises(DiedError):
                 yield
 

@@ -785,8 +785,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a member listens before it is quiet",
         file="kafka/live/data_listener.py",
-        old="is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS",
-        new="is_quiet = now - self._caught_up_since < _CAUGHT_UP_SECONDS",
+        old="is_quiet = now - self._caught_up_since >= CAUGHT_UP_SECONDS",
+        new="is_quiet = now - self._caught_up_since < CAUGHT_UP_SECONDS",
         killed_by=(
             "tests/client/test_data_listener.py::test_what_is_heard_is_looked_at_and_listened_to_again_after_a_while"
         ),

@@ -409,7 +409,7 @@ _TABLE_OF_A_TICK = (
     Mutant(
         name="a tick waits for the table as long as a run does",
         file="sensor/table_ledger.py",
-        old="IcebergTable(self.target), self._session, _QUERY_SECONDS, last=last)",
+        old="IcebergTable(self.target), self._session, QUERY_TIMEOUT_SECONDS, last=last)",
         new="IcebergTable(self.target), self._session, last=last)",
         killed_by=f"{_TABLE_LOOKS}test_a_tick_does_not_wait_for_a_table_that_sends_no_reply",
         invariant="the tick waits for Spark",
@@ -419,7 +419,7 @@ _TABLE_OF_A_TICK = (
         file="sensor/table_ledger.py",
         old=(
             "        with connection_of(session).abort_after(\n"
-            '            _QUERY_SECONDS, f"{self.target} was asked for its dead letters"\n'
+            '            QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"\n'
             "        ):"
         ),
         new="        if True:",

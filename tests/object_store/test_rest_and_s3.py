@@ -375,7 +375,7 @@ def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, mo
 
     It comes at once if the catalog does not say what it has either.
     """
-    monkeypatch.setattr(table_write, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(table_write, "RETRY_PAUSE_SECONDS", 0.0)
     same = table.replace("depot.", "shaky.")
     put(warm_spark, table, orders(0, 10))
     del shaky[0].asked[:]

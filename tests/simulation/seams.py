@@ -6,11 +6,13 @@ Everything else is the product's own code, as it is installed.
 from __future__ import annotations
 
 import concurrent.futures._base as futures
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaException
 from greenlet import getcurrent
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -32,7 +34,7 @@ from tests.simulation.scheduler import Killed, clock
 from tests.simulation.threads import threading, time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 CHECK_SECONDS = 0.5
 _ADMIN = Admin()
@@ -73,6 +75,15 @@ class Log:
         self.warning(text, *told)
 
 
+def _run_in_caller(call: Callable[[], Any], _name: str) -> Future[Any]:
+    answer: Future[Any] = Future()
+    try:
+        answer.set_result(call())
+    except KafkaException as error:
+        answer.set_exception(error)
+    return answer
+
+
 def _getppid() -> int:
     me: Any = getcurrent()
     return int(me.process.parent)
@@ -107,20 +118,20 @@ _SEAMS: list[tuple[Any, str, Any]] = [
     *((module, "create_client", _create_client) for module in (member, commit_log)),
     (admin, "admin_client", lambda settings: (_ADMIN, ErrorListener(settings))),
     # No simulated broker is silent, so a commit needs no thread of its own
-    (committer.Committer, "_commit_in_thread", lambda _self, commit, _until: commit()),
+    (committer, "run_in_daemon_thread", _run_in_caller),
     (admin, "commit_reader", lambda group_id, _settings: Committer(group_id)),
     (session, "POLL_SECONDS", 0.5),
     (consumer, "REFRESH_SECONDS", 0.5),
     *((data_listener, name, 0.5) for name in ("REFRESH_SECONDS", "LISTENING_REFRESH_SECONDS")),
-    (data_listener, "_CAUGHT_UP_SECONDS", 0.5),
-    (in_flight, "_log", LOG),
-    (in_flight, "_POLL_SECONDS", 0.3),
+    (data_listener, "CAUGHT_UP_SECONDS", 0.5),
+    (in_flight, "log", LOG),
+    (in_flight, "POLL_SECONDS", 0.3),
     (watchdog, "CHECK_SECONDS", CHECK_SECONDS),
     (watchdog, "RUN_STATE_SECONDS", 1.5),
     (watchdog, "log", LOG),
     (watchdog, "os", _OS),
     (watchdog, "multiprocessing", _MULTIPROCESSING),
-    (planner, "_PRUNE_SECONDS", 3.0),
+    (planner, "PRUNE_INTERVAL_SECONDS", 3.0),
     (write, "require_row_columns", lambda *_: None),
     (write, "diff_schema", lambda *_: _FITS),
     (write, "require_rows_in_ranges", lambda frame, _ranges: frame),

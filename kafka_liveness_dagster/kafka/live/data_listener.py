@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.2
 LISTENING_REFRESH_SECONDS = 5.0
-_CAUGHT_UP_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
+CAUGHT_UP_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
 
 
 class DataListener:
@@ -50,7 +50,7 @@ class DataListener:
         now = time.monotonic()
         if not ends:
             self._caught_up_since = now
-        is_quiet = now - self._caught_up_since >= _CAUGHT_UP_SECONDS
+        is_quiet = now - self._caught_up_since >= CAUGHT_UP_SECONDS
         self._requested, self.refresh_seconds = (
             (ends, LISTENING_REFRESH_SECONDS) if is_quiet else ({}, REFRESH_SECONDS)
         )

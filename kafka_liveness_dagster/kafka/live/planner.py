@@ -166,7 +166,8 @@ def _offset_ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[Offse
     return [OffsetRange(*tp, *span) for tp, found in spans.items() for span in found]
 
 
-_PRUNE_SECONDS = 60.0
+PRUNE_INTERVAL_SECONDS = 60.0
+"""Interval at which the live lane drops done ranges from the pending ones."""
 PENDING_BEYOND_COMMIT_LINE = (
     "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which "
     "the live lane reads: %s"
@@ -354,7 +355,7 @@ class LivePlanner:
             warn_about_external_commits(
                 self._log, self._settings.group_id, self._catch_up_log().recommit(list(self.member.owned))
             )
-        if now - self._pruned_at < _PRUNE_SECONDS:
+        if now - self._pruned_at < PRUNE_INTERVAL_SECONDS:
             return
         self._pruned_at = now
         owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.pending}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIX = "Fix: restart the server; `kafka-liveness up` restarts the embedded one."
 _CONNECT_SECONDS = 10.0
-_JOB_SECONDS = 20.0  # the first job of a new server took 8 s on a machine with load
+JOB_TIMEOUT_SECONDS = 20.0  # the first job of a new server took 8 s on a machine with load
 _STOPPED_MESSAGE = "Application error processing RPC"
 """gRPC's text where the server raises before it opens or finds a session.
 
@@ -61,7 +61,7 @@ def dead_reason_at(remote: str) -> str:
             return _dead_message(redact(remote), _STOPPED_MESSAGE)
         raise
     try:
-        return dead_reason(session, _JOB_SECONDS)
+        return dead_reason(session, JOB_TIMEOUT_SECONDS)
     finally:
         close(session)
 

@@ -36,7 +36,8 @@ CONNECT_TIMEOUT_SECONDS = 120.0
 
 Under load, or while it collects garbage, it opens a session in minutes.
 """
-_ACCEPT_TIMEOUT_SECONDS = 10.0
+ACCEPT_TIMEOUT_SECONDS = 10.0
+"""Time limit of ``connect`` for an address that accepts no connection."""
 _ACCEPT_CHECK_SECONDS = 2.0
 _UNREACHABLE = re.compile(
     "Connection refused|errors resolving|DNS resolution failed|No route to host|Network is unreach"
@@ -44,7 +45,8 @@ _UNREACHABLE = re.compile(
 _SLOW_RESPONSE = re.compile("before receiving SETTINGS|Handshake read failed|[Tt]imed? ?out")
 _WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
 """Half a minute; pyspark's default is over ten, and a server that restarted has lost the session anyway."""
-_END_SECONDS = 5.0
+CLOSE_TIMEOUT_SECONDS = 5.0
+"""Time limit of ``close`` for the server, once more after it gives the connection up."""
 _open_sessions: list[SparkSession] = []
 """Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for
 threads it shares with all sessions; when the garbage collector does that inside another session's gRPC call,
@@ -155,9 +157,9 @@ def close(session: SparkSession) -> None:
         ended.set()
 
     session.client.set_retry_policies([])
-    if start_daemon_thread(stop, "spark-connect-bye") and not ended.wait(_END_SECONDS):
+    if start_daemon_thread(stop, "spark-connect-bye") and not ended.wait(CLOSE_TIMEOUT_SECONDS):
         connection_of(session).abort("its session was to be ended")
-        ended.wait(_END_SECONDS)
+        ended.wait(CLOSE_TIMEOUT_SECONDS)
 
 
 @contextmanager
@@ -232,7 +234,7 @@ def _first_query(
         _use_new_kafka_reader(session)
 
     answer = run_in_daemon_thread(greet, "spark-connect-hello")
-    at_first = min(_ACCEPT_TIMEOUT_SECONDS, timeout_seconds)
+    at_first = min(ACCEPT_TIMEOUT_SECONDS, timeout_seconds)
     wait([answer], at_first)
     if not answer.done() and timeout_seconds > at_first and starting.is_slow():
         say(

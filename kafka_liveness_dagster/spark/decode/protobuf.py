@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 
 _FILE_NAME = "schema.proto"
 _GOOGLE_PREFIX = "google/protobuf/"
-_PROTOC_SECONDS = 60.0
+PROTOC_TIMEOUT_SECONDS = 60.0
+"""Time limit for compiling one schema with protoc."""
 _LETTERS = 300  # of what protoc says, which quotes the schema
 
 
@@ -129,13 +130,13 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
                 check=False,
                 capture_output=True,
                 text=True,
-                timeout=_PROTOC_SECONDS,
+                timeout=PROTOC_TIMEOUT_SECONDS,
             )
         except subprocess.TimeoutExpired:
             raise SchemaUnusableError(
                 f"schema {schema.id} is a .proto file, and protoc did not compile it in "
-                f"{_PROTOC_SECONDS:.0f} s: nothing was written; look at the schema in the registry, and "
-                "whether this machine is busy"
+                f"{PROTOC_TIMEOUT_SECONDS:.0f} s: nothing was written; look at the schema in the registry, "
+                "and whether this machine is busy"
             ) from None
         if protoc.returncode:
             raise SchemaUnusableError(_compile_error(schema, protoc.stderr.replace(f"{folder}/", "").strip()))

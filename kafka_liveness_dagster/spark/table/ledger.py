@@ -101,7 +101,8 @@ def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> di
 
 READ_TIMEOUT_SECONDS = 25.0
 _ATTEMPTS = 3
-_READ_TIMEOUT_SHARE = 0.01
+READ_TIME_SHARE = 0.01
+"""The largest share of its time that a ledger spends on reading the snapshots."""
 _MAX_READ_SECONDS = 300.0
 
 
@@ -329,7 +330,7 @@ class TableLedger:
         if is_new := snapshot_id is None or snapshot_id != self._snapshot.snapshot_id:
             self._snapshot = self._read(session, snapshot_id, snapshots)
             took = time.monotonic() - began_at
-            self._reload_due_at = began_at + min(took / _READ_TIMEOUT_SHARE, _MAX_READ_SECONDS)
+            self._reload_due_at = began_at + min(took / READ_TIME_SHARE, _MAX_READ_SECONDS)
         if is_new or self._written:
             # What was believed is left out: it proves nothing of what others wrote
             self._ledger = self._snapshot.ledger

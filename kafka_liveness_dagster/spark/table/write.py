@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.schema_check import SchemaDiff
     from kafka_liveness_dagster.spark.table.table import TableShape
 
-# Pause before the first attempt after a lost answer; twice as long before each further one
-_PAUSE_SECONDS = 0.5
+RETRY_PAUSE_SECONDS = 0.5
+"""Pause before the first retry after a lost response; twice as long before each further retry."""
 _WHOLE_FILE_ATTEMPTS = 2  # by then another writer has had two chances to put a file there
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
@@ -250,7 +250,7 @@ class TableWrite:
         if rows is None and is_last:
             raise self._to_package_error(error) from error
         if rows is None:
-            time.sleep(_PAUSE_SECONDS * 2 ** (self._unknown_commits - 1))
+            time.sleep(RETRY_PAUSE_SECONDS * 2 ** (self._unknown_commits - 1))
         return rows
 
     def _to_package_error(self, error: PySparkException) -> KafkaLivenessError:
