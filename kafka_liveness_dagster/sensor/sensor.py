@@ -167,159 +167,270 @@ class _GroupSensor:
     def tick(
         self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLedgerReader | None
     ) -> dg.SensorResult:
-        set_up()
-        instance = context.instance
-        now = time.time()
-        cursor = GroupCursor.decode(context.cursor).as_of(now)
-        for commit_log in (
-            self.group_id,
-            *([self.group_id + CATCH_UP_SUFFIX] if cursor.pending_hash else []),
-        ):
-            cluster.find_coordinator(commit_log)
-        is_due = now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
-        newest = self.checks.latest_storage_id(instance, now) if self.checks else 0
-        forgotten = needs_reevaluation(
-            newest, cursor.checked_materialization, cursor.checks_stored_at, now=now
-        )
-        windows = self.windows.load_progress(instance, cursor, now) if self.windows else WindowProgress()
-        tells = self.windows is not None and self.windows.is_due(windows, now)
-        # Dagster first: a range that is materialised between the two looks must not come back as a new
-        # partition
-        known = self._read_keys(instance) if is_due and cursor.pending_hash else None
-        look = self._observe(cluster, instance, table, must_read_ledger=is_due or forgotten or tells)
-        if known is None and look.pending_hash not in {0, cursor.pending_hash}:
-            known = self._read_keys(instance)
-            look = self._observe(cluster, instance, table, must_read_ledger=forgotten or tells)
-        events, memory = detect_events(
-            cursor.memory, look.snapshot, now, ghost_after_seconds=self.ghost_after_seconds
-        )
-        keys = [] if known is None else new_keys(look.pending, known.existing, known.materialized)
-        events += [CrashLagFound(key, parse_key(key).size) for key in keys]
-        # Ranges that are no longer forgotten: the check may pass again
-        observe = bool(events) or is_due or cursor.forgotten_ranges != memory.forgotten_ranges
-        for line in look.external_commit_lines if observe else ():
-            context.log.warning("group %s: %s", self.group_id, line)
-        answers, failed = self.event_hook.call(events, cursor, context.log)
-        ghosts = OrphanedRuns(
-            look, memory.absent_runs, now, after_seconds=self.ghost_after_seconds, always=self.fail_ghost_runs
-        )
-        has_ended = ghosts.end_dead_runs(
-            instance, f"sensor {self.name} of group {self.group_id}", context.log
-        )
-        if has_ended or is_due:
-            free_pool_slots(instance, self.crash_lag, now)
-        wanted, why_not = self.requests.live_run(
-            instance, look, now, orphaned=ghosts.live_runs(self.requests.max_live_runs)
-        )
-        if known is None and look.pending_hash and (observe or forgotten):
-            known = self._read_keys(instance)
-        missing = known.missing if known else []
-        judged: Sequence[dg.AssetCheckEvaluation] = ()
-        outcomes = cursor.check_outcomes
-        checked_at = cursor.checks_stored_at
-        if self.checks is not None and (observe or forgotten):
-            asked = table is None or table.was_read  # a look that is stored must say whether rows are missing
-            judged = self.checks.evaluate(
-                look if asked else self._observe(cluster, instance, table),
-                instance,
-                [*missing, *keys],
-                now=now,
-                requested=bool(wanted),
-                forgotten=memory.forgotten_ranges,
-                table=table,
-                open_transactions=look.open_transactions(cluster, self.group_id),
-            )
-            judged, outcomes, checked_at = changed_evaluations(
-                judged, outcomes, checked_at, now=now, must_repeat=forgotten
-            )
-        if self.windows is not None and table is not None:
-            cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not asked")
-            cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
-            windows = self.windows.materialize_complete(
-                cluster, instance, look, progress=windows, now=now, unavailable_reason=cannot_tell
-            )
-        catch_up = self.requests.catch_up_run(
-            instance,
-            look,
-            lambda: (known or self._read_keys(instance)).missing,
-            now=now,
-            orphaned=ghosts.catch_up_runs(),
-        )
-        runs = [*wanted, *catch_up, *answers]
-        foreign_keys = known.foreign if known else ()
-        skip_reason = None if runs else why_not + _foreign_keys_warning(foreign_keys)
-        seen = look.snapshot
-        self.metrics.record(cluster, len(seen.members), seen.partitions, events, cluster_for_times=observe)
-        return dg.SensorResult(
-            run_requests=runs,
-            skip_reason=skip_reason,
-            dynamic_partitions_requests=[self._partitions_def.build_add_request(keys)] if keys else [],
-            asset_events=[
-                *(
-                    group_observations(
-                        self.group_id,
-                        self.topics,
-                        look,
-                        events=events,
-                        failed=failed,
-                        windows=windows.status_text,
-                    )
-                    if observe
-                    else []
-                ),
-                *windows.events,
-                *crash_lag_observations(
-                    instance,
-                    self.crash_lag.key,
-                    self.group_id,
-                    keys=not_yet_materialized(instance, self.crash_lag.key, keys),
-                    observed=look,
-                ),
-                *judged,
-            ],
-            cursor=GroupCursor.of(
-                memory,
-                observed_at=now if is_due else cursor.observed_at,
-                event_count=cursor.event_count + len(events),
-                check_outcomes=outcomes,
-                checks_stored_at=checked_at,
-                checked_materialization=max(newest if judged else 0, cursor.checked_materialization),
-                pending_hash=look.pending_hash,
-                told=windows,
-                started_at=cursor.started_at or int(now),
-            ).encode(),
-        )
-
-    def _read_keys(self, instance: dg.DagsterInstance) -> _PartitionKeys:
-        """All that ever were are read to know of one.
-
-        Only while something is owed, and that is news or is told.
-        """
-        existing = instance.get_dynamic_partitions(self._partitions_name)
-        return _PartitionKeys(
-            existing, instance.get_materialized_partitions(self.crash_lag.key) if existing else set()
-        )
-
-    def _observe(
-        self,
-        cluster: Cluster,
-        instance: dg.DagsterInstance,
-        table: TableLedgerReader | None,
-        *,
-        must_read_ledger: bool = True,
-    ) -> GroupObservation:
-        told = (cluster, instance, self.group_id, self.topics)
-        runs = 3 * self.requests.max_live_runs
-        return GroupObservation.read(*told, recent_runs=runs, ledger=table, must_read_ledger=must_read_ledger)
+        return _Tick(self, context, cluster, table).run()
 
     @property
-    def _partitions_def(self) -> dg.DynamicPartitionsDefinition:
+    def partitions_def(self) -> dg.DynamicPartitionsDefinition:
+        """The partitions of the crash lag asset."""
         # SensorSettings has checked it
         return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)
 
-    @property
-    def _partitions_name(self) -> str:
-        return self._partitions_def.name or ""
+
+class _Tick:
+    """One evaluation of the sensor, as steps that share what they found.
+
+    Args:
+        sensor: what it watches, and how.
+        context: of Dagster's evaluation.
+        cluster: where the group is.
+        table: reads the table's ledger; None for a group without a table.
+    """
+
+    def __init__(
+        self,
+        sensor: _GroupSensor,
+        context: dg.SensorEvaluationContext,
+        cluster: Cluster,
+        table: TableLedgerReader | None,
+    ) -> None:
+        self._sensor = sensor
+        self._instance = context.instance
+        self._log = context.log
+        self._cluster = cluster
+        self._table = table
+        self._now = time.time()
+        self._cursor = GroupCursor.decode(context.cursor).as_of(self._now)
+        self._partition_keys: _PartitionKeys | None = None
+        self._windows = WindowProgress()
+        self._evaluations: Sequence[dg.AssetCheckEvaluation] = ()
+        self._check_outcomes = self._cursor.check_outcomes
+        self._checks_stored_at = self._cursor.checks_stored_at
+
+    def run(self) -> dg.SensorResult:
+        """Do all steps, in an order in which each needs only what those before it found."""
+        set_up()
+        self._find_coordinators()
+        self._find_what_is_due()
+        self._observe_group()
+        self._detect_events()
+        self._end_orphaned_runs()
+        self._request_live_run()
+        self._evaluate_checks()
+        self._complete_windows()
+        self._request_catch_up_run()
+        return self._result()
+
+    def _find_coordinators(self) -> None:
+        group_id = self._sensor.group_id
+        both = (group_id, group_id + CATCH_UP_SUFFIX)
+        for commit_log in both if self._cursor.pending_hash else both[:1]:
+            self._cluster.find_coordinator(commit_log)
+
+    def _find_what_is_due(self) -> None:
+        """Decide what is told though nothing happened: the observation, checks, and complete windows."""
+        sensor = self._sensor
+        cursor = self._cursor
+        self._is_due = self._now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
+        self._newest_storage_id = (
+            sensor.checks.latest_storage_id(self._instance, self._now) if sensor.checks else 0
+        )
+        self._must_reevaluate = needs_reevaluation(
+            self._newest_storage_id, cursor.checked_materialization, cursor.checks_stored_at, now=self._now
+        )
+        if sensor.windows:
+            self._windows = sensor.windows.load_progress(self._instance, cursor, self._now)
+        self._are_windows_due = sensor.windows is not None and sensor.windows.is_due(self._windows, self._now)
+
+    def _observe_group(self) -> None:
+        """Read Dagster first.
+
+        A range that is materialized between the two reads must not come back as a new partition.
+        """
+        tells = self._must_reevaluate or self._are_windows_due
+        if self._is_due and self._cursor.pending_hash:
+            self._partition_keys = self._read_partition_keys()
+        self._observed = self._read_group(must_read_ledger=self._is_due or tells)
+        is_news = self._observed.pending_hash not in {0, self._cursor.pending_hash}
+        if self._partition_keys is None and is_news:
+            self._partition_keys = self._read_partition_keys()
+            self._observed = self._read_group(must_read_ledger=tells)
+
+    def _detect_events(self) -> None:
+        sensor = self._sensor
+        cursor = self._cursor
+        observed = self._observed
+        self._events, self._memory = detect_events(
+            cursor.memory, observed.snapshot, self._now, ghost_after_seconds=sensor.ghost_after_seconds
+        )
+        known = self._partition_keys
+        self._new_keys = (
+            [] if known is None else new_keys(observed.pending, known.existing, known.materialized)
+        )
+        self._events += [CrashLagFound(key, parse_key(key).size) for key in self._new_keys]
+        # Ranges that are no longer forgotten: the check may pass again
+        is_less_forgotten = cursor.forgotten_ranges != self._memory.forgotten_ranges
+        self._reports = bool(self._events) or self._is_due or is_less_forgotten
+        for line in observed.external_commit_lines if self._reports else ():
+            self._log.warning("group %s: %s", sensor.group_id, line)
+        self._event_runs, self._failed_hooks = sensor.event_hook.call(self._events, cursor, self._log)
+
+    def _end_orphaned_runs(self) -> None:
+        sensor = self._sensor
+        self._orphaned = OrphanedRuns(
+            self._observed,
+            self._memory.absent_runs,
+            self._now,
+            after_seconds=sensor.ghost_after_seconds,
+            always=sensor.fail_ghost_runs,
+        )
+        by = f"sensor {sensor.name} of group {sensor.group_id}"
+        has_ended = self._orphaned.end_dead_runs(self._instance, by, self._log)
+        if has_ended or self._is_due:
+            free_pool_slots(self._instance, sensor.crash_lag, self._now)
+
+    def _request_live_run(self) -> None:
+        requests = self._sensor.requests
+        self._live_runs, self._why_no_live_run = requests.live_run(
+            self._instance,
+            self._observed,
+            self._now,
+            orphaned=self._orphaned.live_runs(requests.max_live_runs),
+        )
+
+    def _evaluate_checks(self) -> None:
+        """Evaluate the asset checks with what is reported, or when their last results are outdated."""
+        sensor = self._sensor
+        observed = self._observed
+        table = self._table
+        is_evaluated = self._reports or self._must_reevaluate
+        if self._partition_keys is None and observed.pending_hash and is_evaluated:
+            self._partition_keys = self._read_partition_keys()
+        if sensor.checks is None or not is_evaluated:
+            return
+        missing = self._partition_keys.missing if self._partition_keys else []
+        was_read = table is None or table.was_read  # a stored result must say whether rows are missing
+        evaluations = sensor.checks.evaluate(
+            observed if was_read else self._read_group(),
+            self._instance,
+            [*missing, *self._new_keys],
+            now=self._now,
+            requested=bool(self._live_runs),
+            forgotten=self._memory.forgotten_ranges,
+            table=table,
+            open_transactions=observed.open_transactions(self._cluster, sensor.group_id),
+        )
+        self._evaluations, self._check_outcomes, self._checks_stored_at = changed_evaluations(
+            evaluations,
+            self._check_outcomes,
+            self._checks_stored_at,
+            now=self._now,
+            must_repeat=self._must_reevaluate,
+        )
+
+    def _complete_windows(self) -> None:
+        windows = self._sensor.windows
+        table = self._table
+        if windows is None or table is None:
+            return
+        cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not asked")
+        cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
+        self._windows = windows.materialize_complete(
+            self._cluster,
+            self._instance,
+            self._observed,
+            progress=self._windows,
+            now=self._now,
+            unavailable_reason=cannot_tell,
+        )
+
+    def _request_catch_up_run(self) -> None:
+        self._catch_up_runs = self._sensor.requests.catch_up_run(
+            self._instance,
+            self._observed,
+            lambda: (self._partition_keys or self._read_partition_keys()).missing,
+            now=self._now,
+            orphaned=self._orphaned.catch_up_runs(),
+        )
+
+    def _result(self) -> dg.SensorResult:
+        runs = [*self._live_runs, *self._catch_up_runs, *self._event_runs]
+        foreign_keys = self._partition_keys.foreign if self._partition_keys else ()
+        skip_reason = None if runs else self._why_no_live_run + _foreign_keys_warning(foreign_keys)
+        seen = self._observed.snapshot
+        self._sensor.metrics.record(
+            self._cluster, len(seen.members), seen.partitions, self._events, cluster_for_times=self._reports
+        )
+        keys = self._new_keys
+        return dg.SensorResult(
+            run_requests=runs,
+            skip_reason=skip_reason,
+            dynamic_partitions_requests=(
+                [self._sensor.partitions_def.build_add_request(keys)] if keys else []
+            ),
+            asset_events=self._asset_events(),
+            cursor=self._next_cursor().encode(),
+        )
+
+    def _asset_events(self) -> list[Any]:
+        sensor = self._sensor
+        of_topics = (
+            group_observations(
+                sensor.group_id,
+                sensor.topics,
+                self._observed,
+                events=self._events,
+                failed=self._failed_hooks,
+                windows=self._windows.status_text,
+            )
+            if self._reports
+            else ()
+        )
+        of_crash_lag = crash_lag_observations(
+            self._instance,
+            sensor.crash_lag.key,
+            sensor.group_id,
+            keys=not_yet_materialized(self._instance, sensor.crash_lag.key, self._new_keys),
+            observed=self._observed,
+        )
+        return [*of_topics, *self._windows.events, *of_crash_lag, *self._evaluations]
+
+    def _next_cursor(self) -> GroupCursor:
+        cursor = self._cursor
+        checked = self._newest_storage_id if self._evaluations else 0
+        return GroupCursor.of(
+            self._memory,
+            observed_at=self._now if self._is_due else cursor.observed_at,
+            event_count=cursor.event_count + len(self._events),
+            check_outcomes=self._check_outcomes,
+            checks_stored_at=self._checks_stored_at,
+            checked_materialization=max(checked, cursor.checked_materialization),
+            pending_hash=self._observed.pending_hash,
+            told=self._windows,
+            started_at=cursor.started_at or int(self._now),
+        )
+
+    def _read_partition_keys(self) -> _PartitionKeys:
+        """Read all partition keys that ever were.
+
+        Only while something is pending, and that is news or is reported.
+        """
+        existing = self._instance.get_dynamic_partitions(self._sensor.partitions_def.name or "")
+        crash_lag = self._sensor.crash_lag.key
+        return _PartitionKeys(
+            existing, self._instance.get_materialized_partitions(crash_lag) if existing else set()
+        )
+
+    def _read_group(self, *, must_read_ledger: bool = True) -> GroupObservation:
+        sensor = self._sensor
+        return GroupObservation.read(
+            self._cluster,
+            self._instance,
+            sensor.group_id,
+            sensor.topics,
+            recent_runs=3 * sensor.requests.max_live_runs,
+            ledger=self._table,
+            must_read_ledger=must_read_ledger,
+        )
 
 
 def _foreign_keys_warning(stray: Sequence[str]) -> str:

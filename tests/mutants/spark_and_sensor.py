@@ -111,10 +111,7 @@ _SENSOR = (
     Mutant(
         name="the commit logs are not read again after the partitions",
         file="sensor/sensor.py",
-        old=(
-            "            look = self._observe(cluster, instance, table, must_read_ledger=forgotten or "
-            "tells)\n"
-        ),
+        old="            self._observed = self._read_group(must_read_ledger=tells)\n",
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
         invariant="Left contains one more item: 'orders:3:70-100@2'",
@@ -122,8 +119,8 @@ _SENSOR = (
     Mutant(
         name="a check result is stored without a query of the table",
         file="sensor/sensor.py",
-        old="                look if asked else self._observe(cluster, instance, table),",
-        new="                look,",
+        old="            observed if was_read else self._read_group(),",
+        new="            observed,",
         killed_by=f"{_GROUP_LOOKS}test_a_stored_check_result_says_whether_rows_are_missing",
         invariant="assert [True] == [False]",
     ),
