@@ -41,7 +41,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
     from kafka_liveness_dagster.core.departures import GroupSnapshot
@@ -94,36 +94,14 @@ def group_alive(
         requested: a live run is being requested at this moment.
     """
     dead = {run for run, known in group.runs.items() if known.process is ProcessStatus.GONE}
-    in_progress = [
-        r
-        for r, known in group.runs.items()
-        if known.fate is RunFate.IN_PROGRESS and r not in dead and not known.has_ended
-    ]
-    left = {gone.run: gone.reason for gone in group.owners_without_member if gone.run in in_progress}
-    # of a static member the coordinator may show an older run's name: its marks tell who works
-    marks = {
-        p.live_metadata.run_id
-        for p in group.partitions
-        if p.live_metadata is not None and p.live_metadata.owner_state is OwnerState.RUNNING
-    }
-    at_work = {member.name for member in group.members} | (marks - set(left))
-    absent = [run for run in in_progress if run not in at_work and run not in left]
-    late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
-    ghosts = [*(run for run, reason in left.items() if reason is LeaveReason.UNRESPONSIVE), *late]
-    away = {run: reason for run, reason in left.items() if reason in _REJOINS}
-    coming = requested or len(absent) > len(late) or LeaveReason.GRACEFUL in left.values()
-    ended = next(
-        (r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None
-    )
-    has_failed = ended is not None and (ended in dead or group.runs[ended].fate is RunFate.FAILED)
+    runs = _LiveRuns.of(group, dead, ages_seconds, ghost_after_seconds=ghost_after_seconds)
+    ghosts = runs.ghosts
     foreign = [member.name for member in group.members if member.is_foreign]
     lag = total_lag(group.partitions)
     ours = group.size - len(set(foreign))
-    by_signal = ended is not None and group.runs[ended].is_interrupted
-    how = "was ended by a signal to its process" if by_signal else "failed, see its error"
-    failed = f"; the last live run {how}" if has_failed else ""
+    failed = _failure_of_last_run(group, dead)
     waits = Severity.WARNING if ours or not lag else Severity.ERROR
-    gone = ", ".join(f"run {run} {reason.value}" for run, reason in away.items())
+    gone = ", ".join(f"run {run} {reason.value}" for run, reason in runs.away.items())
     rules = (
         # Rule 1: a run that does not work is told, whoever works beside it
         (
@@ -136,8 +114,8 @@ def group_alive(
         (ours, Severity.FINE, f"{_format_count(ours, 'member')} at work, lag {lag:,}", ""),
         (foreign, Severity.ERROR, f"only foreign consumers are in the group: {join_some(foreign)}", _FOREIGN),
         # Rule 3: on its way in
-        (coming, Severity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
-        (away, Severity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _REJOINS_WITH_NEXT_POLL),
+        (requested or runs.are_coming, Severity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
+        (runs.away, Severity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _REJOINS_WITH_NEXT_POLL),
         # Rule 4: nobody is there
         (lag, Severity.ERROR, f"lag {lag:,} and nobody reads{failed}", _NO_MEMBERS),
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
@@ -149,10 +127,69 @@ def group_alive(
     numbers = {
         "members": ours,
         "external_members": len(foreign),
-        "runs_in_progress": len(in_progress),
+        "runs_in_progress": len(runs.in_progress),
         "lag": lag,
     }
     return Verdict(gravity, sentence, {**numbers, "ghosts": len(ghosts)})
+
+
+@dataclass(frozen=True)
+class _LiveRuns:
+    """The runs in progress, by what their members do.
+
+    Attributes:
+        ghosts: no members of the group, for too long or because their members stopped responding.
+        away: their members left, and join again with their next poll; with the reason.
+        are_coming: whether one of them may still join.
+    """
+
+    in_progress: list[str]
+    ghosts: list[str]
+    away: Mapping[str, LeaveReason]
+    are_coming: bool
+
+    @classmethod
+    def of(
+        cls,
+        group: GroupSnapshot,
+        dead: Collection[str],
+        ages_seconds: Mapping[str, float],
+        ghost_after_seconds: float,
+    ) -> _LiveRuns:
+        in_progress = [
+            r
+            for r, known in group.runs.items()
+            if known.fate is RunFate.IN_PROGRESS and r not in dead and not known.has_ended
+        ]
+        left = {gone.run: gone.reason for gone in group.owners_without_member if gone.run in in_progress}
+        # of a static member the coordinator may show an older run's name: its marks tell who works
+        marks = {
+            p.live_metadata.run_id
+            for p in group.partitions
+            if p.live_metadata is not None and p.live_metadata.owner_state is OwnerState.RUNNING
+        }
+        at_work = {member.name for member in group.members} | (marks - set(left))
+        absent = [run for run in in_progress if run not in at_work and run not in left]
+        late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
+        unresponsive = [run for run, reason in left.items() if reason is LeaveReason.UNRESPONSIVE]
+        return cls(
+            in_progress,
+            [*unresponsive, *late],
+            {run: reason for run, reason in left.items() if reason in _REJOINS},
+            are_coming=len(absent) > len(late) or LeaveReason.GRACEFUL in left.values(),
+        )
+
+
+def _failure_of_last_run(group: GroupSnapshot, dead: Collection[str]) -> str:
+    """Return how the last run that ended failed, as a clause; empty if it did not."""
+    ended = next(
+        (r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None
+    )
+    if ended is None or not (ended in dead or group.runs[ended].fate is RunFate.FAILED):
+        return ""
+    by_signal = group.runs[ended].is_interrupted
+    how = "was ended by a signal to its process" if by_signal else "failed, see its error"
+    return f"; the last live run {how}"
 
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
