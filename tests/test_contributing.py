@@ -212,3 +212,18 @@ def test_a_selection_by_accident_is_refused(arguments, selected, is_right):
     else:
         with pytest.raises(AssertionError):
             check_pytest(arguments, (0, selected, ""))
+
+
+@pytest.mark.parametrize(
+    "record", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.stem[:4]
+)
+def test_a_decision_record_has_its_parts(record):
+    """The number of the file, a status, and the three parts in their order."""
+    lines = record.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith(f"# {int(record.name[:4])}. ")
+    assert lines[2].startswith("**Status**: ")
+    assert [line for line in lines if line.startswith("## ")] == [
+        "## Context",
+        "## Decision",
+        "## Consequences",
+    ]
