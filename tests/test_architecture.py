@@ -1,6 +1,6 @@
 """Imports only go down: core <- kafka, core <- spark, all <- the Dagster face <- the example.
 
-As DESIGN.md draws it.
+As docs/internals/rooms.md draws it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGE = "kafka_liveness_dagster"
 ROOT = Path(__file__).parents[1] / PACKAGE
 MODULES = sorted(ROOT.rglob("*.py"))
 ROOMS = {path.relative_to(ROOT).with_suffix("").parts[0] for path in MODULES} - {"__init__"}
-DESIGN = (ROOT.parent / "DESIGN.md").read_text(encoding="utf-8")
+ROOMS_PAGE = (ROOT.parent / "docs" / "internals" / "rooms.md").read_text(encoding="utf-8")
 MAX_LINES = 800
 SHARED = {f"{PACKAGE}.core", f"{PACKAGE}.concurrency", f"{PACKAGE}.failpoints"}
 FLOORS = {  # folder: what its modules may import besides the standard library
@@ -211,8 +211,8 @@ def test_the_floors_are_where_they_are_looked_for():
 
 
 def test_the_picture_is_what_the_imports_are():
-    """The picture in DESIGN.md has each arrow once, and no other, but for what a third room explains."""
-    [picture] = re.findall(r"^```mermaid\n(.*?)^```", DESIGN, re.DOTALL | re.MULTILINE)
+    """The picture in docs/internals/rooms.md has each arrow once, and no other, but for what a third room explains."""
+    [picture] = re.findall(r"^```mermaid\n(.*?)^```", ROOMS_PAGE, re.DOTALL | re.MULTILINE)
     assert sorted(drawn(picture)) == sorted(not_over_others(arrows()))
     assert len(drawn(picture)) == picture.count("-->") + picture.count("&")
 
@@ -222,7 +222,7 @@ def test_no_arrow_goes_up():
 
     So no circle.
     """
-    listed = re.findall(r"^\| `(\w+)` \|", DESIGN.split("## Shape")[1].split("\n## ")[0], re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \|", ROOMS_PAGE, re.MULTILINE)
     assert sorted(listed) == sorted(ROOMS)
     assert [(above, end) for above, end in arrows() if listed.index(above) >= listed.index(end)] == []
 

@@ -26,7 +26,15 @@ FOLDERS = (
 ROOMS = sorted(
     {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in PACKAGE.rglob("*.py")} - {"__init__"}
 )
-PAGES = sorted([ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/decisions/*.md")])
+OLD_NAMES = {"modules.md", "names.md"}  # lists of what had another name before
+PAGES = sorted(
+    [
+        ROOT / "DESIGN.md",
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("docs/decisions/*.md"),
+        *(path for path in ROOT.glob("docs/internals/*.md") if path.name not in OLD_NAMES),
+    ]
+)
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 IN_LINE = re.compile(r"`([^`]+)`")
 CODE_NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?")

@@ -151,7 +151,7 @@ def check_table(world: Simulation) -> None:
             if not _is_accepted(world):
                 raise world.violation(CLAIMS, f"({tp}: {p.names(bits)})")
             world.note("claimed what was rolled away and expired", tp, p.names(bits))
-            p.unknowable_missing |= bits  # DESIGN.md tells of it
+            p.unknowable_missing |= bits  # docs/internals/crash-lag.md tells of it
 
 
 def _is_accepted(world: Simulation) -> bool:
