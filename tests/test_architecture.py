@@ -211,7 +211,7 @@ def test_the_floors_are_where_they_are_looked_for():
 
 
 def test_the_picture_is_what_the_imports_are():
-    """The picture in docs/internals/rooms.md has each arrow once, and no other, but for what a third room explains."""
+    """The picture in rooms.md has each arrow once, and no other, but for what a third room explains."""
     [picture] = re.findall(r"^```mermaid\n(.*?)^```", ROOMS_PAGE, re.DOTALL | re.MULTILINE)
     assert sorted(drawn(picture)) == sorted(not_over_others(arrows()))
     assert len(drawn(picture)) == picture.count("-->") + picture.count("&")
