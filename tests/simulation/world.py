@@ -1,7 +1,8 @@
 """Seeded histories of a group, its two commit logs, its topic and its table, around the real product.
 
 A history is a function of its seed alone. After each step that changed something all invariants
-(docs/internals/crash-lag.md) are checked; at the end everything is caught up and must be there. To read one history:
+(docs/internals/crash-lag.md) are checked; at the end everything is caught up and must be there.
+To read one history:
 
     SIMULATION_SEEDS=4711 python -m pytest -s tests/simulation -k invariants
 """
