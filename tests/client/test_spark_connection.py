@@ -72,18 +72,27 @@ def test_a_connection_that_was_given_up_stays_so(server, session):
     assert server.executed_with("SELECT 2") == []
 
 
-def test_no_stream_is_opened_on_a_closed_channel(monkeypatch):
-    """Closing waits for a stream that is being opened.
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        pytest.param(
+            lambda line, _: line.abort("the batch was too slow"), SparkNotRespondingError, id="given up"
+        ),
+        pytest.param(lambda _, channel: channel.close(), ValueError, id="the session ends"),
+    ],
+)
+def test_no_stream_is_opened_on_a_closed_channel(monkeypatch, end, error):
+    """Closing waits for a stream that is being opened, whoever closes: pyspark does at a session's end.
 
     GRPC would end the process with a segmentation fault.
     """
     line, order, threads = SparkConnection("sc://127.0.0.1:1"), [], []
-    channel = SimpleNamespace(close=lambda: order.append("closed"))
-    monkeypatch.setattr(DefaultChannelBuilder, "toChannel", lambda _: channel)
-    line.toChannel()
+    closed = SimpleNamespace(close=lambda: order.append("closed"))
+    monkeypatch.setattr(DefaultChannelBuilder, "toChannel", lambda _: closed)
+    channel = line.toChannel()
 
     def continuation(_details, _request):
-        threads.append(threading.Thread(target=line.abort, args=("the batch was too slow",)))
+        threads.append(threading.Thread(target=end, args=(line, channel)))
         threads[0].start()
         threads[0].join(0.3)  # it would close the channel
         order.append("opened")
@@ -92,7 +101,7 @@ def test_no_stream_is_opened_on_a_closed_channel(monkeypatch):
     line.intercept_unary_stream(continuation, None, None)
     threads[0].join(SECONDS)
     assert order == ["opened", "closed"]
-    with pytest.raises(SparkNotRespondingError):
+    with pytest.raises(error):
         line.intercept_unary_stream(continuation, None, None)
     assert order == ["opened", "closed"]
 

@@ -138,16 +138,19 @@ _CONNECTION = (
     Mutant(
         name="giving up the connection leaves its channel open",
         file="spark/connect/connection.py",
-        old="                self._channel.close()",
-        new="                pass",
+        old="            self._channel.close()",
+        new="            pass",
         killed_by=f"{_LINE}test_a_call_that_waits_ends_when_the_connection_is_given_up",
         invariant="the query still waits for Spark",
     ),
     Mutant(
         name="the channel is closed while a stream is being opened",
         file="spark/connect/connection.py",
-        old="            with self._open_lock:\n                self._channel.close()",
-        new="            self._channel.close()",
+        old=(
+            "            with self._open_lock:\n                self._is_closed = True\n"
+            "                close_channel()"
+        ),
+        new="            self._is_closed = True\n            close_channel()",
         killed_by=f"{_LINE}test_no_stream_is_opened_on_a_closed_channel",
         invariant="assert ['closed', 'opened'] == ['opened', 'closed']",
     ),

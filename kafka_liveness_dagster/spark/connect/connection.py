@@ -77,6 +77,7 @@ class SparkConnection(
         self._abort_message: str | None = None
         self._lock = threading.Lock()
         self._open_lock = threading.Lock()
+        self._is_closed = False
         self._pending_calls = 0
         self._pending_since = 0.0
         self._silent_since = False
@@ -86,9 +87,20 @@ class SparkConnection(
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
-        """Caller: pyspark, once a session. Affects: which channel is cut."""
-        self._channel = super().toChannel()
-        return self._channel
+        """Caller: pyspark, once a session. Affects: which channel is cut.
+
+        pyspark closes it at the end of the session, while a job that was given up may still open streams.
+        """
+        channel = self._channel = super().toChannel()
+        close_channel = channel.close
+
+        def close() -> None:
+            with self._open_lock:
+                self._is_closed = True
+                close_channel()
+
+        channel.close = close
+        return channel
 
     @property
     def is_aborted(self) -> bool:
@@ -137,8 +149,7 @@ class SparkConnection(
             "thread dump tells): catalog, storage or Kafka"
         )
         if self._channel is not None:
-            with self._open_lock:
-                self._channel.close()
+            self._channel.close()
 
     def report_to(self, sums: SumsReceiver) -> None:
         """Pass on what Spark reports under the name of these sums, as long as somebody holds them."""
@@ -206,6 +217,8 @@ class SparkConnection(
         """Open a stream; gRPC 1.85 ends the process with SIGSEGV when its channel is closed already."""
         with self._open_lock:
             self.check()
+            if self._is_closed:
+                raise ValueError("the session has ended, and its channel is closed")
             return continuation(details, request)
 
     def _iterate_responses(self, answers: Any) -> Iterator[Any]:
