@@ -85,17 +85,7 @@ class GroupSession:
         return {} if self.planner is None else self.planner.member.owned
 
     def before_revoke(self, finish: Finish) -> None:
-        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
-
-        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
-
-        Args:
-            finish: gets what it has to call while it waits, which raises when it has to end:
-                ``RebalanceTimeoutError`` when the group would soon throw this member out, ``FencedError``
-                when this process may not commit any more.
-
-        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
-        """
+        """Register what commits the open batches; see ``LivenessConsumer.before_revoke``."""
         self._commit_before_revoke = None if self._answers_while_busy else finish
 
     def join_and_poll(self, seconds: float | None = None) -> LivePlanner:
