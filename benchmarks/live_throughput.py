@@ -60,7 +60,7 @@ def main(
     *,
     peer: bool,
     write: Path | None,
-    picture: Path | None,
+    svg_file: Path | None,
 ) -> None:
     """Measure the live lane against plain Spark and Structured Streaming, from Kafka into Iceberg.
 
@@ -80,8 +80,8 @@ def main(
     if write is not None:
         keep(write, TITLE, "python -m benchmarks.live_throughput", [table])
         console.print(f"kept in {write}")
-    if picture or write:
-        _draw(picture or _PICTURE, found, records)
+    if svg_file or write:
+        _draw(svg_file or _PICTURE, found, records)
 
 
 def _ways(

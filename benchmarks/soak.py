@@ -60,7 +60,7 @@ def main(  # noqa: PLR0917 - as click gives them
     run_minutes: float | None,
     samples: Path | None,
     write: Path | None,
-    picture: Path | None,
+    svg_file: Path | None,
 ) -> None:
     """Let a pipeline work for an hour as for weeks, and see what grows. Try it with `--minutes 3`."""
     console = Console()
@@ -72,8 +72,8 @@ def main(  # noqa: PLR0917 - as click gives them
         command = "python -m benchmarks.soak" + ("" if minutes == 60 else f" --minutes {minutes:g}")  # noqa: PLR2004
         keep(write, TITLE, command, [table])
         console.print(f"kept in {write}")
-    if picture or write:
-        draw(picture or _PICTURE, found)
+    if svg_file or write:
+        draw(svg_file or _PICTURE, found)
 
 
 def _soaked(

@@ -75,7 +75,7 @@ class Crash:
 @click.option(
     "--svg-file", type=click.Path(path_type=Path), help=f"Where to draw.  [default: {_PICTURE} with --write]"
 )
-def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture: Path | None) -> None:
+def main(backlogs: Sequence[int], repetitions: int, write: Path | None, svg_file: Path | None) -> None:
     """Measure the seconds from a restart to fresh data, with much or little that waits.
 
     About 6 minutes. Try it with `--backlog 100000 --backlog 200000 --repetitions 1`.
@@ -98,8 +98,8 @@ def main(backlogs: Sequence[int], repetitions: int, write: Path | None, picture:
     if write is not None:
         keep(write, TITLE, "python -m benchmarks.time_to_fresh", [table])
         console.print(f"kept in {write}")
-    if picture or write:
-        _draw(picture or _PICTURE, found, sorted(backlogs))
+    if svg_file or write:
+        _draw(svg_file or _PICTURE, found, sorted(backlogs))
 
 
 def named(way: str, backlog: int) -> str:

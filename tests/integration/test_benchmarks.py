@@ -5,19 +5,43 @@ A wrong table is never timed, and the same numbers give the same words and pictu
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 import struct
 from math import nan
 
+import click
 import dagster as dg
 import pytest
 
+import benchmarks
 import kafka_liveness_dagster as kl
 from benchmarks import jvm, pictures
 from benchmarks.lake import Lake, fill, is_exact, new_topic, to_rows
 from benchmarks.soak_told import Course, in_runs, of
 from benchmarks.turns import Seconds
 from benchmarks.ways import Runs
+
+
+def commands():
+    """Return the command of each benchmark that has one, by module."""
+    modules = [
+        importlib.import_module(f"benchmarks.{one.name}") for one in pkgutil.iter_modules(benchmarks.__path__)
+    ]
+    found = {module.__name__: getattr(module, "main", None) for module in modules}
+    return {name: one for name, one in found.items() if isinstance(one, click.Command)}
+
+
+def test_a_benchmark_takes_the_options_that_it_declares():
+    """A renamed option is found before somebody waits for services; click passes options by name."""
+    declared = {name: {one.name for one in command.params} for name, command in commands().items()}
+    taken = {
+        name: set(inspect.signature(command.callback).parameters) for name, command in commands().items()
+    }
+    assert declared["benchmarks.live_throughput"] >= {"records", "svg_file"}
+    assert declared == taken
 
 
 def test_only_a_table_with_each_offset_once_is_timed(services, warm_spark, tmp_path):
