@@ -21,7 +21,9 @@ from kafka_liveness_dagster.cli.options import kafka_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    page.name: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+    page.relative_to(ROOT).as_posix().removeprefix("docs/"): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
+    if page.parent.name != "internals"  # as DESIGN.md: for who changes the code
 }
 EXAMPLES = {file.stem: file.read_text(encoding="utf-8") for file in ROOT.glob("docs/examples/*.py")}
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)

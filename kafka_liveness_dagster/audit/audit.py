@@ -40,6 +40,9 @@ class NothingToAuditError(InvalidSettingError):
 class GroupAudit:
     """One audit of one group.
 
+    The commit logs and the log's ends are read before the table, so the table of a group at work may be
+    ahead of them.
+
     Args:
         cluster: where the group is.
         session: gives a Spark session of a server whose catalog has the table; called once, if at all.
@@ -106,9 +109,9 @@ class GroupAudit:
         if not (first or second or self.table):
             raise self._nothing_to_audit_error()
         named = set(self.topics) or {tp.topic for tp in (*first, *second)}
-        return self._partition_certificates([tp for tp in asked if tp.topic in named], first, second)
+        return self._partition_states([tp for tp in asked if tp.topic in named], first, second)
 
-    def _partition_certificates(
+    def _partition_states(
         self,
         partitions: Collection[TopicPartition],
         first: Mapping[TopicPartition, CommittedOffset],
@@ -137,7 +140,7 @@ class GroupAudit:
             for topic in ids
             if not commits or (known[topic] and ids[topic] and known[topic] != ids[topic])
         ]
-        return self._partition_certificates(self.cluster.partitions(anew), {}, {}) if anew else {}
+        return self._partition_states(self.cluster.partitions(anew), {}, {}) if anew else {}
 
     def _sink_certificate(
         self, target: str, commits: Mapping[TopicPartition, PartitionState], *, deep: bool
