@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -115,6 +116,9 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
     """
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     seen = []
+    add_tags = heartbeat.add_tags
+    first_tags = Mock(side_effect=add_tags)
+    monkeypatch.setattr(heartbeat, "add_tags", first_tags)
 
     def work(context):
         with RunHeartbeat(context, {"lane": "live"}):
@@ -125,7 +129,10 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
 
     after = run_of(instance, work)
     assert seen[0].tags["lane"] == "live"
-    assert heartbeat_of(seen[0]) == HeartbeatTag(short_run_id(after.run_id), 0, proc.process(os.getpid()))
+    (_, _, tags) = first_tags.call_args.args
+    assert (
+        tags[PROCESS_TAG] == HeartbeatTag(short_run_id(after.run_id), 0, proc.process(os.getpid())).encode()
+    )
     assert heartbeat_of(after) == HeartbeatTag(
         short_run_id(after.run_id), None, proc.process(os.getpid()), has_ended=not fails
     )
