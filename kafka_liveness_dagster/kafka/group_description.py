@@ -48,6 +48,13 @@ class GroupDescription:
     members: tuple[MemberDescription, ...]
 
 
+def decode_catch_up_log(commit: CommittedOffset | None) -> CatchUpCommitMetadata:
+    """Return what the catch-up commit log says of one partition; another client's commit is no error."""
+    if commit is None:
+        return CatchUpCommitMetadata()
+    return CatchUpCommitMetadata.read(commit.offset, commit.metadata)
+
+
 def decode_partition_state(
     live: CommittedOffset | None,
     catch_up: CommittedOffset | None,
@@ -75,9 +82,7 @@ def decode_partition_state(
         live_metadata,
         log_start,
         log_end=log_end,
-        catch_up_log=CatchUpCommitMetadata.read(
-            catch_up.offset if catch_up else None, catch_up.metadata if catch_up else ""
-        ),
+        catch_up_log=decode_catch_up_log(catch_up),
         topic_id=topic_id,
         external_live_commit=external,
     )

@@ -42,7 +42,7 @@ from kafka_liveness_dagster.core.run_ids import (
     run_id_of_instance,
     short_run_id,
 )
-from kafka_liveness_dagster.kafka.group_description import decode_partition_state
+from kafka_liveness_dagster.kafka.group_description import decode_catch_up_log, decode_partition_state
 from kafka_liveness_dagster.kafka.partition_states import with_ledger
 from kafka_liveness_dagster.runs.heartbeat import process_status_of
 from kafka_liveness_dagster.runs.tags import (
@@ -311,18 +311,26 @@ def _read_states(
 ) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
-    marks = {tp: decode_partition_state(commit, None).live_metadata for tp, commit in first.items()}
-    owing = [tp for tp, mark in marks.items() if mark and mark.pending]
+    live = {tp: decode_partition_state(first.get(tp), None) for tp in tps}
+    owing = [tp for tp, one in live.items() if one.live_metadata and one.live_metadata.pending]
     # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
     # were
-    vouched = all((mark := marks.get(tp)) is not None and mark.origin is not None for tp in tps)
+    vouched = all(one.is_committed_by_this_package for one in live.values())
     if not (must_ask or owing) and vouched:
         witness = None
     owing = owing if witness is None else tps
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {tp: decode_partition_state(first.get(tp), second.get(tp), bounds[tp]) for tp in tps}
+    facts = {
+        tp: replace(
+            one,
+            log_start=bounds[tp][0],
+            log_end=bounds[tp][1],
+            catch_up_log=decode_catch_up_log(second.get(tp)),
+        )
+        for tp, one in live.items()
+    }
     if witness is not None:  # last: what is committed was written before that
         check_target(group_id, facts, witness.target)
         ids = cluster.topic_ids(topics)

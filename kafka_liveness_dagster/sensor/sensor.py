@@ -167,6 +167,7 @@ class _GroupSensor:
     def tick(
         self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLedgerReader | None
     ) -> dg.SensorResult:
+        set_up()
         return _Tick(self, context, cluster, table).run()
 
     @property
@@ -208,7 +209,6 @@ class _Tick:
 
     def run(self) -> dg.SensorResult:
         """Do all steps, in an order in which each needs only what those before it found."""
-        set_up()
         self._find_coordinators()
         self._find_what_is_due()
         self._observe_group()

@@ -70,7 +70,10 @@ class GroupView:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the group has let this consumer in, and has not put it out again since."""
+        """Whether the group has let this consumer in, and has not put it out again since.
+
+        A rebalance may wait for others' batches or dead sessions.
+        """
         lane = self._session.planner
         return lane is not None and lane.member.is_joined and lane.member.fenced_by is None
 
@@ -322,7 +325,6 @@ class LivenessConsumer(BatchConsumer, GroupView):
                 lane. Nothing was lost.
         """
         if not isinstance(done, Batch):
-            self._fence.check()
             return self._offset_commits.commit(done)
         handed_over = self._session.commit_batch(done)
         self._rotation.committed = done.rotation_start

@@ -275,6 +275,7 @@ class OffsetCommits:
             FencedError: this process may not commit any more.
             CommitRefusedError: the broker refused, or an offset belongs to neither lane. Nothing was lost.
         """
+        self._session.fence.check()
         held = dict(self._session.owned)
         new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
         facts = self._cluster.partition_states(self._group_id, list(new))
