@@ -116,8 +116,7 @@ def test_a_run_gives_signs_of_life_while_its_op_is_at_work(instance, monkeypatch
     """
     monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
     seen = []
-    add_tags = heartbeat.add_tags
-    first_tags = Mock(side_effect=add_tags)
+    first_tags = Mock(wraps=heartbeat.add_tags)
     monkeypatch.setattr(heartbeat, "add_tags", first_tags)
 
     def work(context):

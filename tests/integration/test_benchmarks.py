@@ -36,10 +36,9 @@ def commands():
 
 def test_a_benchmark_takes_the_options_that_it_declares():
     """A renamed option is found before somebody waits for services; click passes options by name."""
-    declared = {name: {one.name for one in command.params} for name, command in commands().items()}
-    taken = {
-        name: set(inspect.signature(command.callback).parameters) for name, command in commands().items()
-    }
+    found = commands()
+    declared = {name: {one.name for one in command.params} for name, command in found.items()}
+    taken = {name: set(inspect.signature(command.callback).parameters) for name, command in found.items()}
     assert declared["benchmarks.live_throughput"] >= {"records", "svg_file"}
     assert declared == taken
 

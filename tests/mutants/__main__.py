@@ -142,4 +142,5 @@ def main() -> None:
     sys.exit(1 if left or not chosen else 0)
 
 
-main()
+if __name__ == "__main__":
+    main()
