@@ -88,7 +88,7 @@ def main(repetitions: int, file: Path | None) -> None:
 
 
 def _scene(services: Services, session: SparkSession) -> tuple[str, dict[int, IcebergTable]]:
-    """Create a topic that is consumed to its end, and the tables; the second log names the one that fits."""
+    """Create a topic that is consumed to its end, and the tables; the catch-up log names one of them."""
     topic = new_topic(services.bootstrap_servers, PARTITIONS)
     fill(services.bootstrap_servers, topic, PARTITIONS, PARTITIONS * COMMITTED)
     topic_id = Cluster(KafkaSettings(services.bootstrap_servers)).topic_ids([topic])[topic]

@@ -3,8 +3,8 @@
 A group owes four million orders in all, on 1, 2 or 4 partitions. One run of the catch-up lane for all of
 them, as a backfill of a single run starts it, against one plain Spark pass over the same ranges, split into
 as many tasks, with the same options of Spark's Kafka source and the same table properties, in turns on one
-warm server. Every table is looked at afterwards: each offset once. The second commit log must say that all is
-done.
+warm server. Every table is looked at afterwards: each offset once. The catch-up commit log must say that all
+is done.
 
     python -m benchmarks.drain_crash_lag --write benchmarks/RESULTS.md
 """

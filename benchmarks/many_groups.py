@@ -148,7 +148,7 @@ def _is_led(admin: AdminClient, topic: str, partitions: int) -> bool:
 
 
 def caught_up(group: WatchedGroup, bootstrap_servers: str, partitions: int) -> None:
-    """Leave the first commit log as a run leaves it that has read all."""
+    """Leave the live commit log as a run leaves it that has read all."""
     mark = LiveCommitMetadata(OwnerState.RELEASED, short_run_id(group.run_id)).encode()
     topic = group.asset.topics[0]
     every = [KafkaTopicPartition(topic, number, LOG_END, mark) for number in range(partitions)]

@@ -106,8 +106,8 @@ def _ways(scene: Scene) -> dict[str, Callable[[], object]]:
         "plan, fair": lambda: plan_ranges(pending, bound, scene.last),
         "plan, greedy": lambda: plan_ranges(pending, bound, scene.last, greedy=True),
         BOUND: lambda: tuple((*tp, *spans[0]) for tp, spans in sorted(pending.items())),
-        "first log, both ways": lambda: [LiveCommitMetadata.decode(mark.encode()) for mark in marks],
-        "second log, both ways": lambda: [
+        "live commit log, both ways": lambda: [LiveCommitMetadata.decode(mark.encode()) for mark in marks],
+        "catch-up commit log, both ways": lambda: [
             CatchUpCommitMetadata.decode(log.watermark, log.encode()) for log in logs
         ],
         JSON: lambda: [
@@ -146,8 +146,8 @@ def _times(seconds: dict[int, dict[str, list[float]]]) -> Table:
     peers = {
         "plan, fair": BOUND,
         "plan, greedy": BOUND,
-        "first log, both ways": JSON,
-        "second log, both ways": JSON,
+        "live commit log, both ways": JSON,
+        "catch-up commit log, both ways": JSON,
     }
     for name, runs in found.items():
         median, quarters = spread([1000 * one for one in runs], ",.0f")

@@ -3,9 +3,9 @@
 1, 10 and 100 groups on a topic of 50 partitions, then one group on topics of up to 10,000: each with commits
 in both logs and an owed range on every partition, on the embedded broker. Their sensors are evaluated one
 after the other in one process, as a code server does with one worker. The peer is
-``kafka-consumer-groups --describe`` of the same groups and their second logs, less Java's start. Requests are
-counted by librdkafka's own protocol log. Then one group that has had up to 100,000 crash lag partitions:
-their keys are never removed.
+``kafka-consumer-groups --describe`` of the same groups and their catch-up commit logs, less Java's start.
+Requests are counted by librdkafka's own protocol log. Then one group that has had up to 100,000 crash lag
+partitions: their keys are never removed.
 
     python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md
 """

@@ -29,7 +29,7 @@ class Failpoint(Enum):
     Catch-up: what was asked for is known to be owed.
     """
     AFTER_TOKEN_COMMIT = "after_token_commit"  # noqa: S105 - KIP-333's word for the two numbers of a jump
-    """Live: the jump and what it owes are in the first commit log, and nobody was told."""
+    """Live: the jump and what it owes are in the live commit log, and nobody was told."""
     AFTER_PLAN = "after_plan"
     AFTER_TABLE_COMMIT = "after_table_commit"
     AFTER_OFFSET_COMMIT = "after_offset_commit"

@@ -208,9 +208,9 @@ def group_metadata(
     ]
     if others:
         lag = sum(seen.lag for seen in others)
-        owed = sum(seen.pending_offsets for seen in others)
+        pending = sum(seen.pending_offsets for seen in others)
         rest: dict[str, str | int] = {"partition": f"{len(others):,} more", "log_end": 0, "lag": lag}
-        rest["pending"] = format_count(owed, "offset")
+        rest["pending"] = format_count(pending, "offset")
         records.append(dg.TableRecord({name: rest.get(name, "") for name in records[0].data}))
     return {
         "group": dg.MetadataValue.text(group_id),

@@ -93,7 +93,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
     [
         ({"topics": []}, "topics of asset orders is .*: wanted at least one topic"),
         ({"group_id": ""}, "group_id of asset orders is '': wanted 1 to 249 printable characters"),
-        ({"group_id": "etl.catch-up"}, "second commit log"),
+        ({"group_id": "etl.catch-up"}, "catch-up commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
         ({"table": None}, "neither of table and sink"),
         ({"sink": print}, "both of table and sink"),

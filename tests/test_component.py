@@ -389,7 +389,7 @@ def test_sql_describes_its_asset(project):
             {"sensor": {"default_status": "ON"}},
             "sensor.default_status of .* is 'ON': wanted .*RUNNING or STOPPED",
         ),
-        ({"group_id": "etl.catch-up"}, "second commit log"),
+        ({"group_id": "etl.catch-up"}, "catch-up commit log"),
         ({"table": "orders"}, "catalog.namespace.table"),
     ],
 )

@@ -116,14 +116,14 @@ def observe(cluster, instance):
 
 
 def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
-    """A range is pending while the first commit log has it as skipped and the second has it not as done."""
+    """A range is pending while the live commit log has it as skipped and the second has it not as done."""
     pending = [str(one) for one in observe(cluster, instance).pending]
-    assert pending == ["orders:3:70-100"], "without a second log all of it is pending"
+    assert pending == ["orders:3:70-100"], "without a catch-up commit log all of it is pending"
     cluster.logs[CATCH_UP] = CommittedOffset(80, "kl1 done @- 90-100")
     assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:80-90"]
 
 
-def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
+def test_a_stray_commit_in_the_catch_up_log_is_reported(cluster, instance):
     """A consumer with auto-commit in G.catch-up: without a table the pending offsets are an upper bound."""
     cluster.logs[CATCH_UP] = CommittedOffset(120, "")
     seen = observe(cluster, instance)
@@ -134,7 +134,7 @@ def test_a_stray_commit_in_the_second_log_is_reported(cluster, instance):
     )
     [line] = seen.external_commit_lines
     assert line.startswith(
-        "orders:3: an external commit replaced the second commit log (offset 120, metadata '')"
+        "orders:3: an external commit replaced the catch-up commit log (offset 120, metadata '')"
     )
     age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
     assert (age.severity, age.message) == (Severity.WARNING, f"cannot tell: {line}")

@@ -109,7 +109,7 @@ PLANTED = {
         (produced(0, 120), reported("green", 70, 100), read((1, 100))),
         ("lost", 0, 1),
     ),
-    "lost below the second log, which is processed": (
+    "lost below the catch-up commit log, which is processed": (
         (produced(0, 120), committed(80, log="catch-up"), read((0, 79))),
         ("lost", 79, 80),
     ),

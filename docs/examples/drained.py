@@ -12,5 +12,5 @@ def drain(topic, group_id, handle):
         while (batch := catch_up.poll()) is not None:                # None when all is done
             for record in catch_up.records(batch):
                 handle(record)
-            catch_up.commit(batch)                                   # to the second commit log
+            catch_up.commit(batch)                                   # to the catch-up commit log
     return pending

@@ -98,7 +98,7 @@ def kafka_asset(
 
     Args:
         topics: Kafka topics to subscribe to.
-        group_id: the consumer group of the live lane; ``<group_id>.catch-up`` is its second commit log.
+        group_id: the consumer group of the live lane; ``<group_id>.catch-up`` is its catch-up commit log.
         table: Iceberg table ``catalog.namespace.table``; created from the first batch when it is missing.
         sink: instead of ``table``, a callable of your own that writes each batch: see :class:`Sink`.
         name: of the live asset, the function's unless given; the other definitions are named after it.

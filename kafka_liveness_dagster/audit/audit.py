@@ -1,4 +1,4 @@
-"""Can it be certified that every offset of a group is in its table once? All witnesses are asked.
+"""Audit a group: read its commit logs and its ledger, and certify that every offset is in the table once.
 
 Metadata only, unless a deep look is asked for: then Spark compares rows and records too. Never joins, never
 commits, never writes a row. ``audit.certificate`` judges.
@@ -48,7 +48,7 @@ class GroupAudit:
         session: gives a Spark session of a server whose catalog has the table; called once, if at all.
         topics: only these; all that the group has committed to, and that the table has of another life,
             unless given.
-        table: instead of the one that the second commit log names.
+        table: instead of the one that the catch-up commit log names.
     """
 
     cluster: Cluster
@@ -59,7 +59,7 @@ class GroupAudit:
     table: str | None = None
 
     def certificate(self, *, deep: bool = False) -> GroupCertificate:
-        """What the witnesses say now.
+        """Return the certificate as of now.
 
         Raises:
             NothingToAuditError: nobody says what to audit; with what helps.
@@ -131,7 +131,7 @@ class GroupAudit:
 
         The broker has deleted the commits with the topic, but the table knows.
         """
-        known = {tp.topic: account.topic_id for tp, account in seen.ledger.entries.items()}
+        known = {tp.topic: entry.topic_id for tp, entry in seen.ledger.entries.items()}
         rest = sorted(set(known) - {tp.topic for tp in commits} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
         ids = self.cluster.topic_ids([topic for topic in rest if topic in there])
@@ -197,7 +197,7 @@ class GroupAudit:
 
 
 def _audited_target(group_id: str, commits: Mapping[TopicPartition, PartitionState]) -> str:
-    """Where the rows go, as the second commit log says."""
+    """Where the rows go, as the catch-up commit log says."""
     named = sorted({one.catch_up_log.target for one in commits.values() if one.catch_up_log.target})
     if len(named) == 1:
         return named[0]
@@ -205,7 +205,7 @@ def _audited_target(group_id: str, commits: Mapping[TopicPartition, PartitionSta
     if not named and replaced:
         raise NothingToAuditError(
             f"no commit of group {group_id} names the table that its rows go to: external commits replaced "
-            f"the second commit log, {group_id}{CATCH_UP_SUFFIX} "
+            f"the catch-up commit log, {group_id}{CATCH_UP_SUFFIX} "
             f"({join_some([f'{tp}, {one}' for tp, one in replaced.items()])}). Fix: name the table with "
             "--table; or start a live run, which rewrites the log of a group with a table"
         )

@@ -1,13 +1,13 @@
-"""Is every offset in the table once, and by whose word? The witnesses' facts of a group, as a certificate.
+"""Judge whether every offset of a group is in the table once, from the states of its partitions.
 
-Told, never asking: who fetches the facts, the table's snapshots and its rows is outside of here.
+Reads nothing: ``audit.audit`` fetches the states, the ledger's commits and the rows.
 
 >>> from kafka_liveness_dagster.core.commit_metadata import GroupOrigin, LiveCommitMetadata, OwnerState
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
->>> mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
+>>> metadata = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 100),), origin=GroupOrigin(0))
 >>> entry = LedgerEntry((Span(0, 70), Span(100, 120)), first_offset=0)
->>> facts = PartitionState(120, mark, log_start=0, log_end=120, ledger_entry=entry)
->>> print(PartitionCertificate(TopicPartition("orders", 3), facts).verdict)
+>>> state = PartitionState(120, metadata, log_start=0, log_end=120, ledger_entry=entry)
+>>> print(PartitionCertificate(TopicPartition("orders", 3), state).verdict)
 every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
 """
 
@@ -38,7 +38,7 @@ class PartitionCertificate:
     """One partition.
 
     Attributes:
-        state: what the witnesses say; without an account where there is no table to ask.
+        state: its records; without a ledger entry where there is no ledger to read.
         rewritten: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
         group_id: the group that is audited; empty where only its commits are known.
@@ -125,7 +125,7 @@ class PartitionCertificate:
 
     @property
     def done(self) -> tuple[Span, ...]:
-        """What some witness says is done, in the table and beyond the commit too."""
+        """Offsets that a record proves done, in the table and beyond the commit too."""
         return union((*self._find_done, *self.by_commits_only))
 
     @cached_property
@@ -170,20 +170,20 @@ class PartitionCertificate:
         return self.state.ledger_entry.written if self.state.ledger_entry else ()
 
     def _find_faults(self) -> Iterator[str]:
-        facts = self.state
+        state = self.state
         try:
-            check_identity(self.topic_partition, facts)
-            check_offset_in_log(self.topic_partition, facts.committed or 0, 0, log_end=facts.log_end)
+            check_identity(self.topic_partition, state)
+            check_offset_in_log(self.topic_partition, state.committed or 0, 0, log_end=state.log_end)
         except TopicRecreatedError as error:
             yield str(error)
             return
-        if facts.committed is None and self.start is not None:
+        if state.committed is None and self.start is not None:
             yield (
                 f"nothing is committed, though the group began at {self.start} and the table has "
                 f"{format_spans(self._find_done)}: "
                 "its offsets were deleted, or expired. The next live run goes on from the table"
             )
-        if facts.committed is not None and self.start is None:
+        if state.committed is not None and self.start is None:
             yield (
                 "nobody says where the group's life on it began: a lane without a table or another program "
                 "committed last, or this is not the group's table. Run the live lane once; name the table "
@@ -224,7 +224,7 @@ class PartitionCertificate:
                     rewritten = ""
                 else:
                     rewritten = ", which the next run rewrites"
-                yield f"{by} replaced the second commit log ({one}){rewritten}"
+                yield f"{by} replaced the catch-up commit log ({one}){rewritten}"
         if self.by_commits_only and self.state.ledger_entry is not None:
             sentence = "the table's history that would say so was expired"
             yield f"{format_spans(self.by_commits_only)} by the commit logs' word alone: {sentence}"

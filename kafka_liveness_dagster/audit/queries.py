@@ -73,7 +73,7 @@ class ComparisonScope:
     Attributes:
         start: the first offset that the group answers for.
         committed: above it nothing is expected.
-        done: what some witness says is done.
+        done: offsets that a record proves done.
         topic_offsets: log start and log end, asked after the table.
         compacted: as its topic's cleanup.policy says.
     """

@@ -55,7 +55,7 @@ class RowComparison:
 
     Attributes:
         rows: how many the table has.
-        outside: offsets with rows of which no witness says that they are done.
+        outside: offsets with rows that no record proves done.
         unrecorded: offsets with rows between log start and log end, of which the topic has no record.
         without_rows: records that are done and have no row: the transform dropped them, or somebody deleted
             rows.

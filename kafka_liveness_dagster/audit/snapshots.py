@@ -55,7 +55,7 @@ class SnapshotRecord:
         Raises:
             UnknownLedgerFormatError: its text cannot be read.
         """
-        return {tp: account.written for tp, account in decode_summary(self.snapshot_id, self.text).items()}
+        return {tp: entry.written for tp, entry in decode_summary(self.snapshot_id, self.text).items()}
 
 
 def find_overlaps(history: Iterable[SnapshotRecord]) -> dict[TopicPartition, tuple[Span, ...]]:

@@ -59,11 +59,11 @@ class Adoption:
         seen = table_history(session, IcebergTable(table))
         groups: dict[str, frozenset[str]] = {}
         offsets: dict[str, int] = {}
-        for tp, account in seen.ledger.entries.items():
+        for tp, entry in seen.ledger.entries.items():
             wrote = seen.ledger.entry(tp).groups
             if wrote - {group_id} and (not topics or tp.topic in topics):
                 groups[tp.topic] = wrote
-                offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in account.written)
+                offsets[tp.topic] = offsets.get(tp.topic, 0) + sum(span.size for span in entry.written)
         if not groups or seen.snapshot_id is None:
             raise InvalidSettingError(
                 f"Table {table} has no rows{' of these topics' if topics else ''} that another group than "
@@ -103,12 +103,12 @@ class Adoption:
             (former,) = self.groups[topic]
             if copied := copy_commits(self.cluster, former, self.group_id, topics=[topic]):
                 yield f"{topic}: copied the commits of {format_count(len(copied), 'partition')} from {former}"
-        accounts = {
-            tp: replace(account, groups=frozenset({self.group_id})) if tp.topic in self.groups else account
-            for tp, account in self.ledger.entries.items()
+        entries = {
+            tp: replace(entry, groups=frozenset({self.group_id})) if tp.topic in self.groups else entry
+            for tp, entry in self.ledger.entries.items()
         }
         summary = {
-            TOTAL_KEY: encode_entries(accounts, complete=self.ledger.is_complete),
+            TOTAL_KEY: encode_entries(entries, complete=self.ledger.is_complete),
             TOTAL_AS_OF_KEY: str(self.snapshot_id),
         }
         table = IcebergTable(self.table)

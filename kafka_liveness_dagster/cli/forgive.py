@@ -1,4 +1,4 @@
-"""Close crash lag by hand: record it in Dagster first, then in the second commit log.
+"""Close crash lag by hand: record it in Dagster first, then in the catch-up commit log.
 
 Nothing is written of a range that is not owed. An event that stands without its commit says so in a second
 event; a commit without its event there is not.
@@ -58,9 +58,9 @@ class ForgiveRequest:
 
     def lines(self) -> list[str]:
         """A line for each range, with what is left of its data, and for each partition that is closed."""
-        owed = [f"{r}: {r.size:,} offsets pending, {self._remaining_data(r)}" for r in self.ranges]
+        pending = [f"{r}: {r.size:,} offsets pending, {self._remaining_data(r)}" for r in self.ranges]
         return [
-            *owed,
+            *pending,
             *(f"{key}: processed before; the former rows stay in the table" for key in self.kept_keys),
         ]
 
@@ -99,7 +99,7 @@ def validate(
     Raises:
         InvalidSettingError: a range is mistyped, is not owed (``NotPendingError``), or is done already; no
             reason.
-        ExternalCommitError: an external commit replaced the second log, so what is done is unknown.
+        ExternalCommitError: an external commit replaced the catch-up commit log, so what is done is unknown.
     """
     check_group_id(group_id)
     if not reason.strip():
@@ -114,22 +114,22 @@ def validate(
     cluster.partitions(sorted({tp.topic for tp in involved}))
     second = CatchUpCommitLog(kafka, group_id, _CLIENT_ID)
     try:
-        facts = cluster.partition_states(group_id, involved)
-        check_catch_up_log(cluster, group_id, facts)
-        second.require_pending(asked, facts)
+        states = cluster.partition_states(group_id, involved)
+        check_catch_up_log(cluster, group_id, states)
+        second.require_pending(asked, states)
     finally:
         second.close()
     for key in kept:
         tp = parse_key(key).topic_partition
         span = parse_key(key).span
-        if owed := difference(intersection(facts[tp].outstanding, (span,)), asked.get(tp, ())):
+        if pending := difference(intersection(states[tp].outstanding, (span,)), asked.get(tp, ())):
             raise InvalidSettingError(
-                f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in owed])} of it is "
+                f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in pending])} of it is "
                 "owed. Nothing was written. Fix: materialize the partitions of what is owed first, or name "
                 "these ranges, too."
             )
     for key, one in named.items():
-        if intersection(facts[one.topic_partition].outstanding, (one.span,)):
+        if intersection(states[one.topic_partition].outstanding, (one.span,)):
             continue
         if not record.has_failed_again(key):
             raise InvalidSettingError(
@@ -140,9 +140,9 @@ def validate(
     forgiven = []
     expired = []
     for tp, spans in asked.items():
-        found = intersection(facts[tp].outstanding, spans)
+        found = intersection(states[tp].outstanding, spans)
         forgiven += [OffsetRange(*tp, *span) for span in found]
-        expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, facts[tp].log_start)])]
+        expired += [OffsetRange(*tp, *span) for span in intersection(found, [Span(0, states[tp].log_start)])]
     return ForgiveRequest(
         group_id, reason.strip(), tuple(forgiven), expired=tuple(expired), kept_keys=tuple(kept)
     )
@@ -280,7 +280,7 @@ class DagsterRecord:
 
 
 def write_off(kafka: KafkaSettings, request: ForgiveRequest, record: DagsterRecord) -> None:
-    """Write the event, then the second commit log; then close the partitions that are kept as they are.
+    """Write the event, then the catch-up commit log; then close the partitions that are kept as they are.
 
     Raises:
         CommitRefusedError: the broker refused; the ranges stay owed, and a second event says so.

@@ -97,8 +97,8 @@ def status(
         raise click.UsageError("--by-partition is of --prometheus: all else shows each partition anyway")
     cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
     with lazy_session(spark) as session:
-        witness = _read_ledger(table, session) if table else None
-        look = functools.partial(group_status.group_status, cluster, group, topics, ledger=witness)
+        ledger = _read_ledger(table, session) if table else None
+        look = functools.partial(group_status.group_status, cluster, group, topics, ledger=ledger)
         if watch is not None:
             with contextlib.suppress(KeyboardInterrupt):
                 status_output.watch_status(look, watch)

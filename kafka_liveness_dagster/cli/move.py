@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def change_target(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
-    """Have the second commit log say ``target``; gives what to tell.
+    """Have the catch-up commit log say ``target``; gives what to tell.
 
     Raises:
         InvalidSettingError: the name has a blank, the group is at work, or its commits name no other table.

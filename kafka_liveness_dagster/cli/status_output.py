@@ -165,17 +165,17 @@ def _partitions_table(found: GroupStatus) -> _StatusTable:
     )
     for p in found.partitions:
         seen = p.snapshot
-        mark = p.snapshot.live_metadata
+        metadata = p.snapshot.live_metadata
         table.add(
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",
             _or_dash(seen.committed),
-            f"{mark.owner_state.value} {mark.run_id}" if mark else _without_owner_state(p),
+            f"{metadata.owner_state.value} {metadata.run_id}" if metadata else _without_owner_state(p),
             f"{seen.lag:,}",
             _pending_text(p),
             join_some(p.catch_up_log.done),
             _or_dash(p.committed),
-            style="dim" if mark and mark.owner_state is OwnerState.PAUSED else "",
+            style="dim" if metadata and metadata.owner_state is OwnerState.PAUSED else "",
         )
     return table
 

@@ -1,10 +1,11 @@
 """What is done and what is owed? The two commit logs of KIP-333.
 
-First log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the owed
-ranges. Second log: the committed offset of ``G.catch-up``, a watermark below which every owed offset is done,
-its metadata carrying the ranges done above it. Both say of which log they are: its topic id, and where the
-group began. This module reads and writes the metadata; ``core.resume`` decides what they mean, and neither
-talks to a broker.
+live commit log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the
+    owed
+ranges. The catch-up commit log: the committed offset of ``G.catch-up``, a watermark below which every owed
+offset is done, its metadata carrying the ranges done above it. Both say of which log they are: its topic id,
+and where the group began. This module reads and writes the metadata; ``core.resume`` decides what they mean,
+and neither talks to a broker.
 
 >>> mark = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
 >>> mark.pending, mark.origin
@@ -53,7 +54,7 @@ class ExternalCommit:
     """A commit in one of the two logs with metadata that this package does not write.
 
     Attributes:
-        log: "first" or "second".
+        log: "first", the live commit log, or "second", the catch-up commit log; as ``status --json`` has it.
         offset: the committed offset.
         metadata: the committed text; empty for kcat and for ``kafka-consumer-groups --reset-offsets``.
     """
@@ -61,6 +62,11 @@ class ExternalCommit:
     log: str
     offset: int
     metadata: str
+
+    @property
+    def log_name(self) -> str:
+        """The log's name for people."""
+        return "live commit log" if self.log == "first" else "catch-up commit log"
 
     @property
     def is_from_newer_version(self) -> bool:
@@ -98,7 +104,7 @@ class GroupOrigin:
 
 @dataclass(frozen=True)
 class LiveCommitMetadata:
-    """Metadata of the first log: the owner's mark, its run (8 hex digits), and what the live lane owes.
+    """Metadata of the live commit log: the owner's mark, its run (8 hex digits), and what the live lane owes.
 
     Attributes:
         reprocess: the group's offsets were set back: what is in the table of these offsets is to be processed
@@ -118,7 +124,7 @@ class LiveCommitMetadata:
         """Encode as ``kl1 running 0badcafe <topic id>@0 70-120,140-190``.
 
         Without an origin it is ``kl1 running 0badcafe @- 70-120``. Debts that leave no room for the origin
-        are written without it: such a commit vouches for nothing.
+        are written without it: such a commit proves nothing.
         """
         if self.fits_commit_metadata() or self.origin is None:
             return self._format()
@@ -146,11 +152,11 @@ class LiveCommitMetadata:
         if not metadata:
             return None
         found = _parse(_LIVE, metadata)
-        again, owed = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
+        again, pending = (_decode_spans(found.get(name), metadata) for name in ("again", "owed"))
         return cls(
             OwnerState(found["mark"]),
             found["run"],
-            owed,
+            pending,
             reprocess=next(iter(again), None),
             origin=_decode_origin(found, metadata),
         )
@@ -158,7 +164,7 @@ class LiveCommitMetadata:
 
 @dataclass(frozen=True)
 class CatchUpCommitMetadata:
-    """The second log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
+    """The catch-up commit log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
 
     Attributes:
         written_off: offsets that are accounted for without having been processed: forgiven, or lost and
@@ -179,23 +185,23 @@ class CatchUpCommitMetadata:
     missing: tuple[Span, ...] = ()
     external: ExternalCommit | None = field(default=None, compare=False)
 
-    def outstanding(self, owed: tuple[Span, ...]) -> tuple[Span, ...]:
+    def outstanding(self, pending: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of ``owed`` is still to be done."""
-        return difference(owed, (Span(0, self.watermark), *self.done))
+        return difference(pending, (Span(0, self.watermark), *self.done))
 
     @property
     def end(self) -> int:
         """The first offset above everything that counts as done."""
         return max(self.watermark, self.done[-1].end if self.done else 0)
 
-    def mark_done(self, owed: tuple[Span, ...], newly: tuple[Span, ...]) -> CatchUpCommitMetadata:
+    def mark_done(self, pending: tuple[Span, ...], newly: tuple[Span, ...]) -> CatchUpCommitMetadata:
         """The log after ``newly`` was done. The watermark passes only what is done or was never owed.
 
         It never passes the end of ``owed``, so a range that comes to be owed meanwhile is above it.
         """
         done = union((*self.done, *newly))
-        rest = CatchUpCommitMetadata(self.watermark, done).outstanding(owed)
-        reached = rest[0].start if rest else max((span.end for span in owed), default=self.watermark)
+        rest = CatchUpCommitMetadata(self.watermark, done).outstanding(pending)
+        reached = rest[0].start if rest else max((span.end for span in pending), default=self.watermark)
         watermark = max(self.watermark, reached)
         return replace(self, watermark=watermark, done=difference(done, (Span(0, watermark),)))
 
@@ -277,9 +283,9 @@ class CatchUpCommitMetadata:
             return cls(external=ExternalCommit("second", offset or 0, metadata))
 
 
-def committed_offset(first: int | None, owed: tuple[Span, ...]) -> int | None:
+def committed_offset(first: int | None, pending: tuple[Span, ...]) -> int | None:
     """KIP-333's ``committed()``: every offset before it is processed, in whichever lane."""
-    return owed[0].start if owed else first
+    return pending[0].start if pending else first
 
 
 def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
@@ -301,11 +307,11 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
 
 
 def fits_commit_metadata(
-    owed: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None
+    pending: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None
 ) -> bool:
-    """Whether the first log's metadata can hold these owed ranges under the longest mark."""
+    """Whether the live commit log's metadata can hold these owed ranges under the longest mark."""
     return LiveCommitMetadata(
-        OwnerState.RELEASED, "0" * 8, owed, reprocess=again, origin=origin
+        OwnerState.RELEASED, "0" * 8, pending, reprocess=again, origin=origin
     ).fits_commit_metadata()
 
 
@@ -351,20 +357,20 @@ def external_commit_error(
     """Return the error for an external commit that stops both lanes, with the command that removes it."""
     if found.is_from_newer_version:
         return ExternalCommitError(
-            f"the {found.log} commit log of group {group_id} has a commit of a newer version: {tp}, "
+            f"the {found.log_name} of group {group_id} has a commit of a newer version: {tp}, "
             f"{found}. Nothing was joined, written or committed. Fix: upgrade kafka-liveness-dagster"
         )
     command = f"kafka-consumer-groups --bootstrap-server {servers} --topic {tp}"
     if found.log == "first":
         return ExternalCommitError(
-            f"the first commit log of group {group_id} has an external commit: {tp}, {found}. It replaced "
+            f"the live commit log of group {group_id} has an external commit: {tp}, {found}. It replaced "
             "the list of pending offsets. Nothing was joined, written or committed. Fix: give the other "
             f"program its own group_id; then keep the offset and remove the metadata: `{command} --group "
             f"{group_id} --reset-offsets --to-current --execute`. With a table, the next live run finds the "
             "pending offsets again"
         )
     return ExternalCommitError(
-        f"the second commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the "
+        f"the catch-up commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the "
         "list of pending offsets that are done, and there is no ledger here to rebuild it from. Nothing "
         "was joined, written or committed. Fix: give the other program its own group_id. With a table, "
         f"start a live run: it rewrites the commit. Without one, delete it: `{command} --group "

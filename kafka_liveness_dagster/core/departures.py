@@ -139,7 +139,7 @@ class Expiry(Enum):
     EXPIRED = "expired"
 
 
-def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
+def expiry(pending: Span, log_start: int, log_end: int) -> Expiry:
     """Whether owed data still exists, and whether it will for long.
 
     >>> from kafka_liveness_dagster.core.offsets import Span
@@ -147,12 +147,12 @@ def expiry(owed: Span, log_start: int, log_end: int) -> Expiry:
     'partly expired'
     """
     # Rule 1: below the log start the broker has deleted it
-    if owed.end <= log_start:
+    if pending.end <= log_start:
         return Expiry.EXPIRED
-    if owed.start < log_start:
+    if pending.start < log_start:
         return Expiry.PARTLY
     # Rule 2: retention is at work, and this is in the oldest tenth of what it has left
-    near = log_start > 0 and (owed.start - log_start) * _NEARLY_EXPIRED_PARTS < log_end - log_start
+    near = log_start > 0 and (pending.start - log_start) * _NEARLY_EXPIRED_PARTS < log_end - log_start
     return Expiry.NEARLY if near else Expiry.SAFE
 
 
@@ -161,13 +161,13 @@ class PartitionSnapshot:
     """One partition as both commit logs, the broker and the table show it.
 
     Attributes:
-        outstanding: what is owed and not proven done by table and second log both, what was forgotten
-            included.
+        outstanding: what is owed and not proven done by table and catch-up commit log both, what was
+            forgotten included.
         forgotten_pending: what of it no commit says any more.
         missing_rows: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
         written_off: what is accounted for without rows: forgiven, or lost and told.
-        external: the commit of another client that replaced the second log.
+        external: the commit of another client that replaced the catch-up commit log.
         unrecorded: what of ``outstanding`` is in the table: a run died before it recorded that.
         is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.
     """
@@ -188,32 +188,32 @@ class PartitionSnapshot:
     unrecorded: tuple[Span, ...] = ()
 
     @classmethod
-    def from_state(cls, tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
-        """The snapshot that these facts give."""
-        missing = () if facts.committed is None else facts.missing_rows(facts.committed)
-        forgotten = () if facts.proves_loss else missing
-        unrecorded = facts.recordable
+    def from_state(cls, tp: TopicPartition, state: PartitionState) -> PartitionSnapshot:
+        """Return the snapshot of a partition in this state."""
+        missing = () if state.committed is None else state.missing_rows(state.committed)
+        forgotten = () if state.proves_loss else missing
+        unrecorded = state.recordable
         return cls(
             tp,
-            facts.committed,
-            facts.live_metadata,
-            log_end=facts.log_end,
+            state.committed,
+            state.live_metadata,
+            log_end=state.log_end,
             outstanding=intersection(
-                (*facts.outstanding, *unrecorded, *forgotten), (Span(0, facts.log_end),)
+                (*state.outstanding, *unrecorded, *forgotten), (Span(0, state.log_end),)
             ),
-            log_start=facts.log_start,
+            log_start=state.log_start,
             forgotten_pending=forgotten,
-            missing_rows=missing if facts.proves_loss else (),
-            origin=facts.origin.start if facts.origin else None,
-            written_off=facts.written_off,
-            external=facts.catch_up_log.external,
-            is_upper_bound=facts.catch_up_log.external is not None and not facts.is_catch_up_log_rebuilt,
+            missing_rows=missing if state.proves_loss else (),
+            origin=state.origin.start if state.origin else None,
+            written_off=state.written_off,
+            external=state.catch_up_log.external,
+            is_upper_bound=state.catch_up_log.external is not None and not state.is_catch_up_log_rebuilt,
             unrecorded=unrecorded,
         )
 
     @property
     def pending(self) -> tuple[Span, ...]:
-        """Offsets below the first log that are not proven done.
+        """Offsets below the live commit log that are not proven done.
 
         Crash lag, and rows that the table has lost.
         """
@@ -241,12 +241,13 @@ class PartitionSnapshot:
 
 
 def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
-    """Return a line for each partition whose second log an external commit replaced, with what repairs it.
+    """Return a line, with its fix, for each partition whose catch-up commit log was replaced.
 
     >>> from kafka_liveness_dagster.core.offsets import TopicPartition
     >>> at, found = TopicPartition("orders", 3), ExternalCommit("second", 120, "")
     >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, log_end=120, external=found)]))
-    orders:3: an external commit replaced the second commit log (offset 120, metadata ''). The next run of...
+    orders:3: an external commit replaced the catch-up commit log (offset 120, metadata ''). The next run
+    of...
     """
     return [
         f"{seen.topic_partition}: {_replaced_log_line(seen)}"
@@ -258,10 +259,10 @@ def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
 def _replaced_log_line(seen: PartitionSnapshot) -> str:
     if seen.external is not None and seen.external.is_from_newer_version:
         return (
-            f"a newer version wrote the second commit log ({seen.external}). Fix: upgrade "
+            f"a newer version wrote the catch-up commit log ({seen.external}). Fix: upgrade "
             "kafka-liveness-dagster"
         )
-    sentence = f"an external commit replaced the second commit log ({seen.external})"
+    sentence = f"an external commit replaced the catch-up commit log ({seen.external})"
     if not seen.is_upper_bound:
         return f"{sentence}. The next run of either lane rewrites it from the table's ledger"
     return (
@@ -272,12 +273,12 @@ def _replaced_log_line(seen: PartitionSnapshot) -> str:
 
 
 def ignored_pending_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
-    """Return a line for each partition whose first log lists pending offsets that cannot be pending."""
+    """Return a line for each partition whose live commit log lists pending offsets that cannot be pending."""
     found = {
         seen.topic_partition: (seen.live_metadata.pending if seen.live_metadata else (), seen.committed or 0)
         for seen in partitions
     }
-    above = {tp: difference(owed, (Span(0, committed),)) for tp, (owed, committed) in found.items()}
+    above = {tp: difference(pending, (Span(0, committed),)) for tp, (pending, committed) in found.items()}
     return [
         f"{tp}: pending offsets at or above the committed offset are ignored: {join_some(spans)}"
         for tp, spans in above.items()

@@ -163,12 +163,12 @@ class _LiveRuns:
         ]
         left = {gone.run: gone.reason for gone in group.owners_without_member if gone.run in in_progress}
         # of a static member the coordinator may show an older run's name: its marks tell who works
-        marks = {
+        running = {
             p.live_metadata.run_id
             for p in group.partitions
             if p.live_metadata is not None and p.live_metadata.owner_state is OwnerState.RUNNING
         }
-        at_work = {member.name for member in group.members} | (marks - set(left))
+        at_work = {member.name for member in group.members} | (running - set(left))
         absent = [run for run in in_progress if run not in at_work and run not in left]
         late = [run for run in absent if ages_seconds.get(run, 0.0) >= ghost_after_seconds]
         unresponsive = [run for run, reason in left.items() if reason is LeaveReason.UNRESPONSIVE]
@@ -227,16 +227,16 @@ def crash_lag_age(
         ranges_without_key: owed ranges that Dagster has no partition for: nobody knows their age.
         max_age_seconds: None for a check that only reports.
     """
-    owed = sum(p.pending_offsets for p in partitions)
+    pending = sum(p.pending_offsets for p in partitions)
     ranges = sum(len(p.outstanding) for p in partitions)
-    numbers: dict[str, int | float | str] = {"pending_offsets": owed, "pending_ranges": ranges}
+    numbers: dict[str, int | float | str] = {"pending_offsets": pending, "pending_ranges": ranges}
     if unsure := replaced_log_lines(p for p in partitions if p.is_upper_bound):
         return Verdict(Severity.WARNING, f"cannot tell: {join_some(unsure)}", numbers)
-    if not owed:
+    if not pending:
         return Verdict(Severity.FINE, "nothing is owed", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
     sentence = (
-        f"{owed:,} offsets in {_format_count(ranges, 'range')} are owed, the oldest for "
+        f"{pending:,} offsets in {_format_count(ranges, 'range')} are owed, the oldest for "
         f"{oldest_seconds:,.0f} s"
     )
     if max_age_seconds is None:
@@ -249,8 +249,8 @@ def crash_lag_age(
         return Verdict(Severity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if ranges_without_key:
         sentence = (
-            f"{join_some(ranges_without_key)} of {owed:,} owed offsets: no such partition in Dagster, so no "
-            "known age"
+            f"{join_some(ranges_without_key)} of {pending:,} owed offsets: no such partition in Dagster, so "
+            "no known age"
         )
         return Verdict(
             Severity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers
@@ -302,7 +302,7 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
 
 
 def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_reason: str) -> Verdict:
-    """Whether every offset of the group's life below the first log is in the table, owed, or told as lost.
+    """Return whether each committed offset is in the table, pending or written off.
 
     Args:
         seen: the group now.
@@ -318,11 +318,11 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
         str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.forgotten_pending
     ]
     forgotten = list(dict.fromkeys((*remembered, *forgotten)))
-    owed = sum(p.pending_offsets for p in seen.partitions)
+    pending = sum(p.pending_offsets for p in seen.partitions)
     numbers: dict[str, int | float | str] = {
         "missing_offsets": sum(span.size for p in seen.partitions for span in p.missing_rows),
         "forgotten_ranges": len(forgotten),
-        "pending_offsets": owed,
+        "pending_offsets": pending,
     }
     if missing:
         sentence = (
@@ -340,7 +340,9 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
     if replaced := replaced_log_lines(seen.partitions):
         return Verdict(Severity.WARNING, join_some(replaced), numbers)
     return Verdict(
-        Severity.FINE, f"every committed offset is in the table or accounted for; {owed:,} are owed", numbers
+        Severity.FINE,
+        f"every committed offset is in the table or accounted for; {pending:,} are owed",
+        numbers,
     )
 
 
@@ -461,11 +463,11 @@ def _readers_verdict(partitions: Sequence[PartitionSnapshot], members: int) -> V
 
 
 def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
-    owed = sum(seen.pending_offsets for seen in partitions)
-    if max_pending is None or owed <= max_pending:
-        return Verdict(Severity.FINE, f"pending offsets: {owed:,}")
+    pending = sum(seen.pending_offsets for seen in partitions)
+    if max_pending is None or pending <= max_pending:
+        return Verdict(Severity.FINE, f"pending offsets: {pending:,}")
     return Verdict(
         Severity.WARNING,
-        f"{owed:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the crash "
-        "lag asset, or let its sensor do it (auto_catch_up)",
+        f"{pending:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the "
+        "crash lag asset, or let its sensor do it (auto_catch_up)",
     )

@@ -63,7 +63,7 @@ class LedgerEntry:
 
         They are of one log, or the topic was made anew and the later id is the one that is told.
         """
-        starts = [account.first_offset for account in (self, other) if account.first_offset is not None]
+        starts = [entry.first_offset for entry in (self, other) if entry.first_offset is not None]
         return LedgerEntry(
             union((*self.written, *other.written)),
             union((*self.written_off, *other.written_off)),
@@ -80,9 +80,9 @@ LedgerEntries = Mapping[TopicPartition, LedgerEntry]
 def merge_entries(entries: Iterable[LedgerEntries]) -> dict[TopicPartition, LedgerEntry]:
     """What they say together."""
     found: dict[TopicPartition, LedgerEntry] = {}
-    for accounts in entries:
-        for tp, account in accounts.items():
-            found[tp] = found[tp] + account if tp in found else account
+    for ledger_entries in entries:
+        for tp, entry in ledger_entries.items():
+            found[tp] = found[tp] + entry if tp in found else entry
     return found
 
 
@@ -116,7 +116,7 @@ class UnknownLedgerFormatError(KafkaLivenessError):
     """A snapshot's summary says something that this version does not understand."""
 
 
-def encode_entries(accounts: LedgerEntries, *, complete: bool = True) -> str:
+def encode_entries(entries: LedgerEntries, *, complete: bool = True) -> str:
     """Encode the entries for a snapshot's summary.
 
     An example is ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``. The groups that wrote rows
@@ -125,13 +125,13 @@ def encode_entries(accounts: LedgerEntries, *, complete: bool = True) -> str:
     be more partitions. A long text is compressed.
     """
     words: list[str] = [] if complete else [_OTHERS_UNKNOWN]
-    for topic, partitions in groupby(sorted(accounts), key=lambda tp: tp.topic):
+    for topic, partitions in groupby(sorted(entries), key=lambda tp: tp.topic):
         known = list(partitions)
-        topic_id = next((accounts[tp].topic_id for tp in known if accounts[tp].topic_id), "")
-        groups = sorted(frozenset[str]().union(*(accounts[tp].groups for tp in known)))
+        topic_id = next((entries[tp].topic_id for tp in known if entries[tp].topic_id), "")
+        groups = sorted(frozenset[str]().union(*(entries[tp].groups for tp in known)))
         writers = "/".join(quote(group, safe="") for group in groups)
         words.append(f"{topic}/{topic_id}/{writers}" if writers else f"{topic}/{topic_id}")
-        words += [f"{tp.partition}{_decode_entry(accounts[tp])}" for tp in known]
+        words += [f"{tp.partition}{_decode_entry(entries[tp])}" for tp in known]
     text = " ".join(words)
     return text if len(text) <= COMPRESS_ABOVE_CHARS else _encode_sizes(text)
 
@@ -142,7 +142,7 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
     Raises:
         UnknownLedgerFormatError: a newer version wrote it.
     """
-    accounts: dict[TopicPartition, LedgerEntry] = {}
+    entries: dict[TopicPartition, LedgerEntry] = {}
     topic = topic_id = ""
     groups = frozenset[str]()
     for word in decompress(text).split():
@@ -158,9 +158,9 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
             raise _unknown_format(text)
         start = None if one["start"] is None else int(one["start"])
         at = TopicPartition(topic, int(one["partition"]))
-        if at in accounts or at.partition > MAX_PARTITION or (start or 0) > MAX_OFFSET:
+        if at in entries or at.partition > MAX_PARTITION or (start or 0) > MAX_OFFSET:
             raise _unknown_format(text)
-        accounts[at] = LedgerEntry(
+        entries[at] = LedgerEntry(
             written=_decode_spans(one["done"], text),
             written_off=_decode_spans(one["told"], text),
             first_offset=start,
@@ -168,14 +168,14 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
             is_complete=not one["unknown"],
             groups=groups,
         )
-    return accounts
+    return entries
 
 
-def _decode_entry(account: LedgerEntry) -> str:
-    start = "" if account.is_complete else "?"
-    start += "" if account.first_offset is None else f"@{account.first_offset}"
-    reported = f"!{_encode_spans(account.written_off)}" if account.written_off else ""
-    return f"{start}:{_encode_spans(account.written)}{reported}"
+def _decode_entry(entry: LedgerEntry) -> str:
+    start = "" if entry.is_complete else "?"
+    start += "" if entry.first_offset is None else f"@{entry.first_offset}"
+    reported = f"!{_encode_spans(entry.written_off)}" if entry.written_off else ""
+    return f"{start}:{_encode_spans(entry.written)}{reported}"
 
 
 def _encode_spans(spans: Collection[Span]) -> str:
@@ -302,9 +302,9 @@ class Ledger:
     def _topics(self) -> Mapping[str, tuple[str, frozenset[str]]]:
         """The id of each topic, and the groups that wrote rows of any of its partitions."""
         found: dict[str, tuple[str, frozenset[str]]] = {}
-        for tp, account in self.entries.items():
-            topic_id, groups = found.get(tp.topic, (account.topic_id, frozenset[str]()))
-            found[tp.topic] = topic_id, groups | account.groups
+        for tp, entry in self.entries.items():
+            topic_id, groups = found.get(tp.topic, (entry.topic_id, frozenset[str]()))
+            found[tp.topic] = topic_id, groups | entry.groups
         return found
 
 
@@ -410,7 +410,7 @@ def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int 
 def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Lineage:
     """Walk back from the current snapshot; needs no texts, ``had`` need only be empty or not.
 
-    A sum is believed when its ``total_as_of`` is an ancestor, or is gone from the table. Where it is there
+    A total counts when its ``total_as_of`` is an ancestor, or is gone from the table. Where it is there
     and no ancestor, the table was rolled back under the writer: what it had summed up is not in the table any
     more.
     """
@@ -446,14 +446,14 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
     sums = [decode_summary(i, snapshots[i].total) for i in found.totals]
     complete = found.is_complete and all(names_all_partitions(snapshots[i].total) for i in found.totals)
     had = Ledger(merge_entries(sums), complete)
-    accounts = dict(had.entries)
+    entries = dict(had.entries)
     for tp, wrote in merge_entries(
         decode_summary(i, snapshots[i].written) for i in reversed(found.path)
     ).items():
-        accounts[tp] = had.entry(tp) + wrote
+        entries[tp] = had.entry(tp) + wrote
     if not found.is_complete:
-        accounts = {tp: replace(one, is_complete=False) for tp, one in accounts.items()}
-    return Ledger(accounts, complete)
+        entries = {tp: replace(one, is_complete=False) for tp, one in entries.items()}
+    return Ledger(entries, complete)
 
 
 def _ancestors(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Iterable[int]:

@@ -204,7 +204,7 @@ PENDING_TOPIC = NameRule(
     _is_pending_topic,
 )
 GROUP_ID = NameRule(
-    f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the second commit log", _is_group_id
+    f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the catch-up commit log", _is_group_id
 )
 MEMBER_ID = NameRule(_ID, _is_id)
 TABLE = NameRule(
@@ -231,7 +231,7 @@ REMOTE = NameRule(
 
 
 def check_group_id(group_id: str) -> None:
-    """Refuse a group id that a client could not take, or that could not be told from a second log.
+    """Refuse a group id that a client could not take, or that could not be told from a catch-up commit log.
 
     Raises:
         InvalidSettingError: with what was wanted.

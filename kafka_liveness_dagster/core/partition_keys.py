@@ -113,13 +113,13 @@ def new_keys(
 
 def _ranges_by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, list[Span]]:
     found: dict[TopicPartition, list[Span]] = {}
-    for owed in sorted(ranges):
-        found.setdefault(owed.topic_partition, []).append(owed.span)
+    for pending in sorted(ranges):
+        found.setdefault(pending.topic_partition, []).append(pending.span)
     return found
 
 
-def _unused_key(owed: OffsetRange, existing: Collection[str]) -> str:
+def _unused_key(pending: OffsetRange, existing: Collection[str]) -> str:
     again = 1
-    while (key := partition_key(owed, again)) in existing:
+    while (key := partition_key(pending, again)) in existing:
         again += 1
     return key

@@ -1,6 +1,6 @@
-"""Derive what is proven of one partition from its witnesses.
+"""Derive the progress of one partition from its three records and the broker's log bounds.
 
-They are both commit logs, the broker, and the table. An offset is done because a witness says so, never
+The records are both commit logs and the ledger. An offset is done because a record proves it, never
 because nobody remembers that it is owed. Told, never asking: who decides what follows is ``core.resume``.
 
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
@@ -66,7 +66,7 @@ class RowsMissingError(KafkaLivenessError):
     """The table has lost rows of offsets that were committed: it was dropped, replaced or rolled back.
 
     Attributes:
-        ranges: the offsets; the run records them in the second log before it ends.
+        ranges: the offsets; the run records them in the catch-up commit log before it ends.
     """
 
     def __init__(self, message: str, ranges: Collection[OffsetRange] = ()) -> None:
@@ -87,28 +87,28 @@ class SinkLedger(Protocol):
         None: it cannot be asked now, which says nothing of what is there.
         """
 
-    def add_known(self, accounts: LedgerEntries) -> None:
+    def add_known(self, entries: LedgerEntries) -> None:
         """What the lane knows besides, to be told with its next writes.
 
         Where its life began, what was lost.
         """
 
-    def assume_written(self, accounts: LedgerEntries) -> None:
+    def assume_written(self, entries: LedgerEntries) -> None:
         """All that is there of these partitions, by the commit logs: the witness could not tell."""
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """What the witnesses say of one partition; offsets of ``read_committed``.
+    """The three records of one partition, and its log bounds; offsets of ``read_committed``.
 
     Attributes:
-        committed, live_metadata: the first log.
-        catch_up_log: the second log.
+        committed, live_metadata: the live commit log.
+        catch_up_log: the catch-up commit log.
         ledger_entry: what the table says, None where there is none to ask (a sink of the user's own, a plain
             consumer).
         topic_id: the topic's, as the broker tells it now; empty where it does not.
         external_live_commit: what another client committed to the live commit log, in the place of metadata.
-        remembered_pending: what the asker knows to be owed since it wrote it itself.
+        remembered_pending: pending offsets that this process committed itself.
     """
 
     committed: int | None
@@ -130,7 +130,7 @@ class PartitionState:
 
     @property
     def pending_by_live_log(self) -> tuple[Span, ...]:
-        """What the first log says is owed; under a stranger's commit, what the asker remembers of it.
+        """Pending offsets by the live commit log; under an external commit, those of this process.
 
         Without ``pending_beyond_commit``, which the live lane reads anyway.
         """
@@ -142,13 +142,13 @@ class PartitionState:
 
     @property
     def pending_beyond_commit(self) -> tuple[Span, ...]:
-        """Pending offsets in the first log at or above its own commit: no live lane skipped them."""
-        owed = self.live_metadata.pending if self.live_metadata else ()
-        return difference(owed, (Span(0, self.committed or 0),)) if owed else ()
+        """Pending offsets in the live commit log at or above its own commit: no live lane skipped them."""
+        pending = self.live_metadata.pending if self.live_metadata else ()
+        return difference(pending, (Span(0, self.committed or 0),)) if pending else ()
 
     @property
     def is_catch_up_log_rebuilt(self) -> bool:
-        """Whether the ledger takes the place of an external commit in the second log."""
+        """Whether the ledger takes the place of an external commit in the catch-up commit log."""
         external = self.catch_up_log.external
         return external is not None and not external.is_from_newer_version and self.ledger_entry is not None
 
@@ -159,10 +159,10 @@ class PartitionState:
 
     @property
     def unrecorded(self) -> tuple[Span, ...]:
-        """Owed offsets whose rows are in the table, but which no catch-up run has recorded in the second log.
+        """Pending offsets whose rows are in the table, and which the catch-up commit log lacks.
 
-        Their writer died in between, so it may have skipped whatever comes after the table's commit. A second
-        log that was deleted or has expired proves nothing.
+        Their writer died in between, so it may have skipped whatever follows the table's commit. A deleted
+        or expired catch-up commit log proves nothing.
         """
         if self.ledger_entry is None or self.catch_up_log.origin is None:
             return ()
@@ -173,7 +173,7 @@ class PartitionState:
 
     @property
     def done_in_rebuilt_log(self) -> tuple[Span, ...]:
-        """Owed offsets that are done in a rebuilt second log.
+        """Owed offsets that are done in a rebuilt catch-up commit log.
 
         Their writer may have died before it recorded them.
         """
@@ -183,9 +183,10 @@ class PartitionState:
 
     @property
     def recordable(self) -> tuple[Span, ...]:
-        """The unrecorded offsets, if the metadata limit of the second log allows a record of them; else none.
+        """The unrecorded offsets, if the metadata limit allows a record of them; else none.
 
-        Without a record they would stay owed indefinitely, though they are done.
+        Without a record in the catch-up commit log they would stay pending indefinitely, though they are
+        done.
         """
         found = self.unrecorded
         return found if found and self.can_record(found) else ()
@@ -199,7 +200,7 @@ class PartitionState:
         return found if not found or self.can_record(found) else self.recordable or found
 
     def can_record(self, done: tuple[Span, ...]) -> bool:
-        """Whether the metadata limit allows a record in the second log that these owed offsets are done."""
+        """Return whether the catch-up commit log's metadata limit allows a record that these are done."""
         log = self.catch_up_log.mark_done(self.pending_by_live_log, done)
         log = replace(log, origin=log.origin or self.origin)
         return CatchUpCommitMetadata.decode(log.watermark, log.encode()).done == log.done
@@ -213,7 +214,7 @@ class PartitionState:
     def origin(self) -> GroupOrigin | None:
         """Where the group's life on this log began.
 
-        Its own word, else the witness's who knows the longest.
+        The live commit log's, else the earliest of the other two records.
         """
         if self.live_metadata is not None and self.live_metadata.origin is not None:
             return self.live_metadata.origin
@@ -261,20 +262,20 @@ class PartitionState:
         judged = self.ledger_scope
         by_table = difference(intersection(spans, judged), in_table)
         elsewhere = difference(spans, (*judged, *in_table))
-        owed = self.catch_up_log.outstanding(intersection(elsewhere, self.pending_by_live_log))
+        pending = self.catch_up_log.outstanding(intersection(elsewhere, self.pending_by_live_log))
         forgotten = difference(elsewhere, (*self.pending_by_live_log, *self._done_by_last_commit))
         again = (self.live_metadata.reprocess,) if self.live_metadata and self.live_metadata.reprocess else ()
         redone = self.catch_up_log.outstanding(
             intersection(intersection(spans, self.pending_by_live_log), again)
         )
-        return difference((*by_table, *owed, *forgotten, *redone), self.written_off)
+        return difference((*by_table, *pending, *forgotten, *redone), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
         """Return the offsets below ``position`` that are neither in the table, owed, nor told as lost.
 
         Only offsets of the group's life count. Where ``proves_loss`` the table has lost it; else nobody
-        remembers what became of it. A table that cannot tell disproves nothing that is vouched for, but what
-        an earlier run found missing stays so until its rows are there.
+        remembers what became of it. A table that cannot tell disproves nothing that this package committed,
+        but what an earlier run found missing stays so until its rows are there.
         """
         if self.ledger_entry is None or self.origin is None:
             return ()
@@ -311,23 +312,23 @@ class PartitionState:
         return difference((Span(begun.start if begun else 0, self.committed),), self.pending_by_live_log)
 
 
-def rebuild_catch_up_log(facts: PartitionState) -> CatchUpCommitMetadata:
-    """Return the second log as the table's ledger has it, in the place of an external commit.
+def rebuild_catch_up_log(state: PartitionState) -> CatchUpCommitMetadata:
+    """Return the catch-up commit log as the table's ledger has it, in the place of an external commit.
 
     Pending offsets whose rows are in the table are done, unless the group was reset below them. A newer
     version's log stays as it is.
     """
-    if not facts.is_catch_up_log_rebuilt or facts.ledger_entry is None:
-        return facts.catch_up_log
-    again = (facts.live_metadata.reprocess,) if facts.live_metadata and facts.live_metadata.reprocess else ()
-    done = difference(intersection(facts.pending_by_live_log, facts.ledger_entry.written), again)
+    if not state.is_catch_up_log_rebuilt or state.ledger_entry is None:
+        return state.catch_up_log
+    again = (state.live_metadata.reprocess,) if state.live_metadata and state.live_metadata.reprocess else ()
+    done = difference(intersection(state.pending_by_live_log, state.ledger_entry.written), again)
     empty = CatchUpCommitMetadata(
-        written_off=facts.ledger_entry.written_off, origin=facts.origin, external=facts.catch_up_log.external
+        written_off=state.ledger_entry.written_off, origin=state.origin, external=state.catch_up_log.external
     )
-    return empty.mark_done(facts.pending_by_live_log, done)
+    return empty.mark_done(state.pending_by_live_log, done)
 
 
-def check_identity(tp: TopicPartition, facts: PartitionState) -> None:
+def check_identity(tp: TopicPartition, state: PartitionState) -> None:
     """Whether the topic is still the one whose offsets were committed, or are in the table.
 
     Raises:
@@ -335,18 +336,18 @@ def check_identity(tp: TopicPartition, facts: PartitionState) -> None:
             remedy.
     """
     origins = (
-        (facts.live_metadata.origin if facts.live_metadata else None, "the first commit log"),
-        (facts.catch_up_log.origin, "the second commit log"),
+        (state.live_metadata.origin if state.live_metadata else None, "the live commit log"),
+        (state.catch_up_log.origin, "the catch-up commit log"),
     )
     ids = [(origin.topic_id, where) for origin, where in origins if origin is not None]
-    if facts.ledger_entry is not None:
-        ids.append((facts.ledger_entry.topic_id, "the table"))
+    if state.ledger_entry is not None:
+        ids.append((state.ledger_entry.topic_id, "the table"))
     for topic_id, where in ids:
-        if topic_id and facts.topic_id and topic_id != facts.topic_id:
-            raise TopicRecreatedError(topic_recreated_message(tp, topic_id, facts.topic_id, where=where))
+        if topic_id and state.topic_id and topic_id != state.topic_id:
+            raise TopicRecreatedError(topic_recreated_message(tp, topic_id, state.topic_id, where=where))
 
 
-def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionState], target: str) -> None:
+def check_target(group_id: str, states: Mapping[TopicPartition, PartitionState], target: str) -> None:
     """Whether the group's commits are about the table that this run writes to.
 
     Raises:
@@ -354,7 +355,7 @@ def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionState], 
     """
     others = {
         one.catch_up_log.target: tp
-        for tp, one in facts.items()
+        for tp, one in states.items()
         if one.catch_up_log.target not in {None, target}
     }
     if others:
@@ -367,7 +368,7 @@ def check_target(group_id: str, facts: Mapping[TopicPartition, PartitionState], 
         )
 
 
-def check_groups(group_id: str, accounts: Mapping[TopicPartition, LedgerEntry | None], target: str) -> None:
+def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | None], target: str) -> None:
     """Check that no other group wrote rows of these topics to the table.
 
     The rows of two groups have the same topic, partition and offset, so each write replaces the other group's
@@ -376,13 +377,11 @@ def check_groups(group_id: str, accounts: Mapping[TopicPartition, LedgerEntry | 
     Raises:
         GroupMismatchError: with the groups, the offsets, and the command for a deliberate successor.
     """
-    for tp, account in sorted(accounts.items()):
-        others = sorted(account.groups - {group_id}) if account else []
-        if account and others:
+    for tp, entry in sorted(entries.items()):
+        others = sorted(entry.groups - {group_id}) if entry else []
+        if entry and others:
             groups = ", ".join(others)
-            offsets = (
-                f", among them {tp}:{', '.join(map(str, account.written[:3]))}" if account.written else ""
-            )
+            offsets = f", among them {tp}:{', '.join(map(str, entry.written[:3]))}" if entry.written else ""
             raise GroupMismatchError(
                 f"Table {target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. Rows "
                 f"of group {group_id} would replace them. This run wrote and committed nothing more. Fix: "
@@ -426,16 +425,16 @@ def check_offset_in_log(tp: TopicPartition, offset: int, log_start: int, log_end
 
 def rows_missing_error(
     tp: TopicPartition,
-    facts: PartitionState,
+    state: PartitionState,
     missing: tuple[Span, ...],
     outcome: str = "Nothing was written or committed",
 ) -> RowsMissingError:
     """The error for a table that has lost what was committed, with what to do about it."""
-    gone = size(intersection(missing, (Span(0, facts.log_start),)))
+    gone = size(intersection(missing, (Span(0, state.log_start),)))
     ranges = [OffsetRange(*tp, *span) for span in missing]
     return RowsMissingError(
         f"the table lacks {join_some(ranges)}, {size(missing):,} offsets that were committed after their "
-        f"rows were written (committed {facts.committed}): it was dropped, replaced or rolled back. The "
+        f"rows were written (committed {state.committed}): it was dropped, replaced or rolled back. The "
         f"broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, or set "
         "on_missing_rows='crash_lag': what the broker has becomes crash lag partitions, the rest is "
         "reported as lost",

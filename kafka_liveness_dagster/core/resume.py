@@ -8,8 +8,8 @@ The worked example: committed 70, crashed at 100, log end 120 on return.
 >>> from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> from kafka_liveness_dagster.core.partition_state import PartitionState
->>> facts = PartitionState(70, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe"), log_start=0, log_end=120)
->>> decide_resume(TopicPartition("orders", 3), facts, ResumePolicy(enable_parallel_rebalance=True))
+>>> state = PartitionState(70, LiveCommitMetadata(OwnerState.RUNNING, "0badcafe"), log_start=0, log_end=120)
+>>> decide_resume(TopicPartition("orders", 3), state, ResumePolicy(enable_parallel_rebalance=True))
 ResumeDecision(position=120, pending=(Span(start=70, end=120),), skipped=Span(start=70, end=120))
 """
 
@@ -104,8 +104,8 @@ class ResumeDecision:
     ``written_uncommitted``: rows of a dead run that were never committed and are not written again.
     ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
     ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten_pending`` what
-    is owed again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the first log's mark
-    and the second log say from now on.
+    is owed again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the live commit log's
+    mark and the catch-up commit log say from now on.
     """
 
     position: int
@@ -156,13 +156,13 @@ class OwnedPartition:
 
 
 def decide_resume(
-    tp: TopicPartition, facts: PartitionState, policy: ResumePolicy, poison: tuple[Span, ...] = ()
+    tp: TopicPartition, state: PartitionState, policy: ResumePolicy, poison: tuple[Span, ...] = ()
 ) -> ResumeDecision:
     """What an assignment of ``tp`` means (KIP-333, Design). The caller commits the answer before any record.
 
     Args:
         tp: the partition.
-        facts: what the broker and the table say of it.
+        state: its records and its log bounds.
         policy: what the user chose.
         poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes
             it.
@@ -171,77 +171,79 @@ def decide_resume(
         NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log is not where it was left.
         RowsMissingError: the table is not as it was left.
     """
-    check_identity(tp, facts)
-    found = _decide_resume(tp, facts, policy)
+    check_identity(tp, state)
+    found = _decide_resume(tp, state, policy)
     stuck = next((span for span in poison if span.start == found.position), None)
-    owed = found.pending if stuck is None else union((*found.pending, stuck))
-    if stuck is None or not fits_commit_metadata(owed, found.origin, found.reprocess):
+    pending = found.pending if stuck is None else union((*found.pending, stuck))
+    if stuck is None or not fits_commit_metadata(pending, found.origin, found.reprocess):
         return found
-    # The second log may say of another pass over these offsets that this one is done
-    return replace(found, position=stuck.end, pending=owed, catch_up_log=found.catch_up_log.reopen((stuck,)))
+    # The catch-up commit log may say of another pass over these offsets that this one is done
+    return replace(
+        found, position=stuck.end, pending=pending, catch_up_log=found.catch_up_log.reopen((stuck,))
+    )
 
 
-def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> ResumeDecision:
+def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePolicy) -> ResumeDecision:
     # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
     start, lost = (
-        _skip_expired(tp, facts, policy)
-        if facts.committed is not None
-        else (_reset_position(tp, facts, policy), ())
+        _skip_expired(tp, state, policy)
+        if state.committed is not None
+        else (_reset_position(tp, state, policy), ())
     )
-    origin = _origin(facts, start)
-    again = _ranges_to_reprocess(facts, start)
-    landed = _written_uncommitted(facts, again)
+    origin = _origin(state, start)
+    again = _ranges_to_reprocess(state, start)
+    landed = _written_uncommitted(state, again)
     lost = difference(lost, landed)
     # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
-    missing = difference(facts.missing_rows(start), lost)
-    if missing and facts.proves_loss and policy.on_missing_rows == "raise":
-        raise rows_missing_error(tp, facts, missing)
-    gone = intersection(missing, (Span(0, facts.log_start),))
-    if gone and (facts.is_committed_by_this_package or policy.on_data_loss == "write_off"):
+    missing = difference(state.missing_rows(start), lost)
+    if missing and state.proves_loss and policy.on_missing_rows == "raise":
+        raise rows_missing_error(tp, state, missing)
+    gone = intersection(missing, (Span(0, state.log_start),))
+    if gone and (state.is_committed_by_this_package or policy.on_data_loss == "write_off"):
         missing = difference(missing, gone)
         lost = union((*lost, *gone))
-    second = _updated_catch_up_log(facts, origin, start, missing_and_lost=(missing, lost))
-    owed = intersection(pending_to_keep(facts), (Span(0, start),))
-    if missing and not _fits_commit_metadata(union((*owed, *missing)), policy, origin, again=again):
-        back = max(missing[0].start, facts.log_start)  # in order from there: dear, but nothing is left out
-        owed = intersection(owed, (Span(0, back),))
+    second = _updated_catch_up_log(state, origin, start, missing_and_lost=(missing, lost))
+    pending = intersection(pending_to_keep(state), (Span(0, start),))
+    if missing and not _fits_commit_metadata(union((*pending, *missing)), policy, origin, again=again):
+        back = max(missing[0].start, state.log_start)  # in order from there: dear, but nothing is left out
+        pending = intersection(pending, (Span(0, back),))
         overflow = Span(back, start)
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
-        expired = intersection(landed, (Span(0, facts.log_start),))
+        expired = intersection(landed, (Span(0, state.log_start),))
         found = ResumeDecision(
             back,
-            owed,
+            pending,
             overflow=overflow,
             lost=lost,
             reprocess=again,
             catch_up_log=second,
             written_uncommitted=expired,
         )
-        return replace(found, paused=facts.is_paused)
-    owed = union((*owed, *missing))
+        return replace(found, paused=state.is_paused)
+    pending = union((*pending, *missing))
     # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it
     expired = intersection(landed, (Span(0, start),))
     found = ResumeDecision(
         start,
-        owed,
+        pending,
         lost=lost,
         forgotten_pending=missing,
         reprocess=again,
         catch_up_log=second,
         written_uncommitted=expired,
     )
-    lag = Span(start, facts.log_end)
+    lag = Span(start, state.log_end)
     left = difference((lag,), landed)
     # Rule 3: what was paused stays so, whoever owns it and however its owner ended
-    if facts.is_paused:
+    if state.is_paused:
         return replace(found, paused=True)
     # Rule 4: a handover is not a crash
-    crashed = facts.live_metadata is not None and facts.live_metadata.owner_state is OwnerState.RUNNING
+    crashed = state.live_metadata is not None and state.live_metadata.owner_state is OwnerState.RUNNING
     # Rule 5: below min_crash_lag the backlog costs less than a backfill
     if not (policy.enable_parallel_rebalance and crashed and size(left) >= max(1, policy.min_crash_lag)):
         return found
     # Rule 6: a token that does not fit may not be half written
-    jumped = union((*owed, *left))
+    jumped = union((*pending, *left))
     if not _fits_commit_metadata(jumped, policy, origin, again=again):
         return replace(found, overflow=lag)
     # Rule 7: the live lane is fresh, the lag is owed
@@ -250,100 +252,100 @@ def _decide_resume(tp: TopicPartition, facts: PartitionState, policy: ResumePoli
     )
 
 
-def _written_uncommitted(facts: PartitionState, again: Span | None) -> tuple[Span, ...]:
+def _written_uncommitted(state: PartitionState, again: Span | None) -> tuple[Span, ...]:
     """Return offsets that a dead run had written and not committed: their rows need not be written again."""
-    if facts.ledger_entry is None or facts.committed is None:
+    if state.ledger_entry is None or state.committed is None:
         return ()
     redone = [
         span
-        for span in (again, facts.live_metadata.reprocess if facts.live_metadata else None)
+        for span in (again, state.live_metadata.reprocess if state.live_metadata else None)
         if span is not None
     ]
     return difference(
-        intersection(facts.ledger_entry.written, (Span(facts.committed, facts.log_end),)), redone
+        intersection(state.ledger_entry.written, (Span(state.committed, state.log_end),)), redone
     )
 
 
 def _skip_expired(
-    tp: TopicPartition, facts: PartitionState, policy: ResumePolicy
+    tp: TopicPartition, state: PartitionState, policy: ResumePolicy
 ) -> tuple[int, tuple[Span, ...]]:
     """The live lane's first offset that was not deleted, and what was deleted before it.
 
     Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
     """
-    assert facts.committed is not None  # noqa: S101 - asked for committed partitions only
-    if policy.on_data_loss == "raise" or facts.committed >= facts.log_start:
-        check_offset_in_log(tp, facts.committed, facts.log_start, log_end=facts.log_end)
-        return facts.committed, ()
-    return facts.log_start, (Span(facts.committed, facts.log_start),)
+    assert state.committed is not None  # noqa: S101 - asked for committed partitions only
+    if policy.on_data_loss == "raise" or state.committed >= state.log_start:
+        check_offset_in_log(tp, state.committed, state.log_start, log_end=state.log_end)
+        return state.committed, ()
+    return state.log_start, (Span(state.committed, state.log_start),)
 
 
-def _origin(facts: PartitionState, start: int) -> GroupOrigin:
+def _origin(state: PartitionState, start: int) -> GroupOrigin:
     """Where the life of the group begins that is written down from now on."""
     # A stranger's commit, and nobody to hold it against: what lies below it is not ours to answer for
-    known = None if facts.ledger_entry is None and facts.live_metadata is None else facts.origin
-    topic_id = facts.topic_id or (known.topic_id if known else "")
+    known = None if state.ledger_entry is None and state.live_metadata is None else state.origin
+    topic_id = state.topic_id or (known.topic_id if known else "")
     return GroupOrigin(start if known is None else min(known.start, start), topic_id)
 
 
-def _ranges_to_reprocess(facts: PartitionState, start: int) -> Span | None:
+def _ranges_to_reprocess(state: PartitionState, start: int) -> Span | None:
     """What is to be processed although it was done: the group's offsets were set back, by whomever."""
     known = (
         []
-        if facts.live_metadata is None or facts.live_metadata.reprocess is None
-        else [facts.live_metadata.reprocess]
+        if state.live_metadata is None or state.live_metadata.reprocess is None
+        else [state.live_metadata.reprocess]
     )
-    if facts.live_metadata is None and facts.ledger_entry is not None and facts.ledger_entry.written:
-        known.append(Span(start, facts.ledger_entry.written[-1].end))
-    if facts.catch_up_log.end > start:
-        known.append(Span(start, facts.catch_up_log.end))
-    known = [span for span in known if span.end > start or intersection((span,), facts.outstanding)]
+    if state.live_metadata is None and state.ledger_entry is not None and state.ledger_entry.written:
+        known.append(Span(start, state.ledger_entry.written[-1].end))
+    if state.catch_up_log.end > start:
+        known.append(Span(start, state.catch_up_log.end))
+    known = [span for span in known if span.end > start or intersection((span,), state.outstanding)]
     if not known:
         return None
     return Span(min(span.start for span in known), max(span.end for span in known))
 
 
 def _updated_catch_up_log(
-    facts: PartitionState,
+    state: PartitionState,
     origin: GroupOrigin,
     start: int,
     missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]],
 ) -> CatchUpCommitMetadata:
-    """The second log as it must be before the first one says the same.
+    """The catch-up commit log as it must be before the first one says the same.
 
     Nothing that is owed from now on is done.
     """
     missing, lost = missing_and_lost
-    ahead = (Span(start, facts.catch_up_log.end),) if facts.catch_up_log.end > start else ()
-    log = facts.catch_up_log.reopen((*missing, *ahead)) if missing or ahead else facts.catch_up_log
-    if log.missing and facts.ledger_entry is not None:  # rows that are there again
-        log = replace(log, missing=difference(log.missing, facts.ledger_entry.written))
+    ahead = (Span(start, state.catch_up_log.end),) if state.catch_up_log.end > start else ()
+    log = state.catch_up_log.reopen((*missing, *ahead)) if missing or ahead else state.catch_up_log
+    if log.missing and state.ledger_entry is not None:  # rows that are there again
+        log = replace(log, missing=difference(log.missing, state.ledger_entry.written))
     return replace(log, written_off=union((*log.written_off, *lost)), origin=origin)
 
 
 def _fits_commit_metadata(
-    owed: tuple[Span, ...], policy: ResumePolicy, origin: GroupOrigin, again: Span | None
+    pending: tuple[Span, ...], policy: ResumePolicy, origin: GroupOrigin, again: Span | None
 ) -> bool:
     most = policy.max_owed_ranges
-    return fits_commit_metadata(owed, origin, again) and (most is None or len(owed) <= most)
+    return fits_commit_metadata(pending, origin, again) and (most is None or len(pending) <= most)
 
 
-def pending_to_keep(facts: PartitionState) -> tuple[Span, ...]:
-    """Return the pending ranges that the first log must keep: those that are not done.
+def pending_to_keep(state: PartitionState) -> tuple[Span, ...]:
+    """Return the pending ranges that the live commit log must keep: those that are not done.
 
     Return all of them where those would not fit. A range with done islands is more ranges than before, and
-    what is done may stay in the first log. Offsets that only the table has stay until a catch-up run has
-    recorded them: it repeats what their dead writer may have skipped.
+    what is done may stay in the live commit log. Offsets that only the table has stay until a catch-up run
+    has recorded them: it repeats what their dead writer may have skipped.
     """
-    rest = union((*facts.outstanding, *facts.recordable))
-    reprocess = facts.live_metadata.reprocess if facts.live_metadata else None
-    return rest if fits_commit_metadata(rest, facts.origin, reprocess) else facts.pending_by_live_log
+    rest = union((*state.outstanding, *state.recordable))
+    reprocess = state.live_metadata.reprocess if state.live_metadata else None
+    return rest if fits_commit_metadata(rest, state.origin, reprocess) else state.pending_by_live_log
 
 
-def _reset_position(tp: TopicPartition, facts: PartitionState, policy: ResumePolicy) -> int:
+def _reset_position(tp: TopicPartition, state: PartitionState, policy: ResumePolicy) -> int:
     if policy.auto_offset_reset == "error":
         raise NoCommittedOffsetError(
-            f"{tp} has no committed offset and auto_offset_reset is 'error': commit one ({facts.log_start} "
-            f"is the log start, {facts.log_end} the log end) or choose 'earliest' or 'latest'"
+            f"{tp} has no committed offset and auto_offset_reset is 'error': commit one ({state.log_start} "
+            f"is the log start, {state.log_end} the log end) or choose 'earliest' or 'latest'"
         )
-    return facts.log_end if policy.auto_offset_reset == "latest" else facts.log_start
+    return state.log_end if policy.auto_offset_reset == "latest" else state.log_start

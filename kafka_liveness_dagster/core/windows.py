@@ -158,8 +158,8 @@ def _window_span(
 def _describe_unprocessed(left: Mapping[TopicPartition, int], partitions: Sequence[PartitionSnapshot]) -> str:
     """The partition that is worst off, and the others in one number."""
     worst = max(left, key=lambda tp: left[tp])
-    owed = next(size(one.outstanding) for one in partitions if one.topic_partition == worst)
+    pending = next(size(one.outstanding) for one in partitions if one.topic_partition == worst)
     others = [count for tp, count in left.items() if count and tp != worst]
     text = f"{left[worst]:,} offsets of {worst}"
-    text += f", {min(owed, left[worst]):,} of them owed" if owed else ""
+    text += f", {min(pending, left[worst]):,} of them owed" if pending else ""
     return text + (f"; {sum(others):,} offsets of {len(others):,} more partitions" if others else "")

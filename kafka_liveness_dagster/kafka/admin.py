@@ -205,10 +205,11 @@ class Cluster:
     ) -> dict[TopicPartition, PartitionState]:
         """Both commit logs, the log bounds and the topic's id of these partitions.
 
-        An external commit in the second log marks no offset as done: see ``CatchUpCommitMetadata.external``.
+        An external commit in the catch-up commit log marks no offset as done: see
+        ``CatchUpCommitMetadata.external``.
 
         Raises:
-            ExternalCommitError: the first log has an external commit with metadata.
+            ExternalCommitError: the live commit log has an external commit with metadata.
         """
         if not partitions:
             return {}

@@ -55,15 +55,15 @@ class PartitionStatus:
         """Every offset before it is processed, in whichever lane (KIP-333)."""
         return commit_metadata.committed_offset(self.snapshot.committed, self.snapshot.pending)
 
-    def expiry(self, owed: Span) -> Expiry:
+    def expiry(self, pending: Span) -> Expiry:
         """How near the broker's retention is to what of an owed range needs its records."""
-        needed = intersection((owed,), self.snapshot.unprocessed)
+        needed = intersection((pending,), self.snapshot.unprocessed)
         return expiry(needed[0], self.snapshot.log_start, self.snapshot.log_end) if needed else Expiry.SAFE
 
     def as_json(self) -> dict[str, Any]:
         """Both logs apart, then what they mean together."""
         seen = self.snapshot
-        mark = self.snapshot.live_metadata
+        metadata = self.snapshot.live_metadata
         return {
             "topic": seen.topic_partition.topic,
             "partition": seen.topic_partition.partition,
@@ -71,8 +71,8 @@ class PartitionStatus:
             "log_end": seen.log_end,
             "first_log": {
                 "committed": seen.committed,
-                "owner_state": mark.owner_state.value if mark else None,
-                "run": mark.run_id if mark else None,
+                "owner_state": metadata.owner_state.value if metadata else None,
+                "run": metadata.run_id if metadata else None,
             },
             "second_log": {
                 "watermark": self.catch_up_log.watermark,
@@ -169,8 +169,8 @@ def group_status(
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
     first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    facts = _states_of_same_topics(
-        cluster, first, second, topics=topics, asked=asked if ledger else (), witness=ledger
+    states = _states_of_same_topics(
+        cluster, first, second, topics=topics, asked=asked if ledger else (), ledger=ledger
     )
     if not (members or first or second):
         of = f" for {', '.join(topics)}" if topics else ""
@@ -186,16 +186,16 @@ def group_status(
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
     partitions = tuple(
-        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], facts=facts.get(tp))
+        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], state=states.get(tp))
         for tp in wanted
     )
-    marks = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
+    metadata_of = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
     held = open_transactions(cluster, group_id, {tp: end for tp, (_, end) in bounds.items()})
     by = ledger.target if ledger else None
     return GroupStatus(
         group_id,
         partitions,
-        tuple(MemberStatus(m, _run_ids(m, marks)) for m in members),
+        tuple(MemberStatus(m, _run_ids(m, metadata_of)) for m in members),
         open_transactions=held,
         table=by,
     )
@@ -207,7 +207,7 @@ def _states_of_same_topics(  # noqa: PLR0917
     second: Mapping[TopicPartition, CommittedOffset],
     topics: Sequence[str],
     asked: Sequence[TopicPartition],
-    witness: SinkLedger | None,
+    ledger: SinkLedger | None,
 ) -> dict[TopicPartition, PartitionState]:
     """Both commit logs and the table, of topics that are still those that they are of.
 
@@ -215,10 +215,10 @@ def _states_of_same_topics(  # noqa: PLR0917
     """
     known = sorted({*first, *second, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
-    facts = {
+    states = {
         tp: decode_partition_state(first.get(tp), second.get(tp), topic_id=ids[tp.topic]) for tp in known
     }
-    found = with_ledger(facts, witness) if witness else facts
+    found = with_ledger(states, ledger) if ledger else states
     for tp, one in found.items():
         if not topics or tp.topic in topics:
             check_identity(tp, one)
@@ -229,10 +229,10 @@ def _partition_status(
     tp: TopicPartition,
     commits: tuple[CommittedOffset | None, CommittedOffset | None],
     bounds: tuple[int, int],
-    facts: PartitionState | None,
+    state: PartitionState | None,
 ) -> PartitionStatus:
     committed = decode_partition_state(*commits, bounds)
-    found = replace(facts or committed, log_start=committed.log_start, log_end=committed.log_end)
+    found = replace(state or committed, log_start=committed.log_start, log_end=committed.log_end)
     return PartitionStatus(
         PartitionSnapshot.from_state(tp, found), committed.catch_up_log, committed.external_commits
     )
@@ -249,7 +249,9 @@ def _run_ids(
     if member.group_instance_id is not None:
         found = (short_run_ids.get(tp) for tp in member.partitions)
         runs = {
-            mark.run_id for mark in found if mark is not None and mark.owner_state is not OwnerState.RELEASED
+            metadata.run_id
+            for metadata in found
+            if metadata is not None and metadata.owner_state is not OwnerState.RELEASED
         }
         if runs or not run_id_of_instance(member.group_instance_id):
             return tuple(sorted(runs))

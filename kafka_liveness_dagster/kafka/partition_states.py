@@ -1,4 +1,4 @@
-"""What do all witnesses of a group say? Both commit logs, the broker, and last the place that the rows go to.
+"""Read the states of a group's partitions: both commit logs, the log bounds, and last the ledger.
 
 The seam between the commit logs and the table, which never meet. Asks, and decides nothing.
 """
@@ -23,36 +23,37 @@ if TYPE_CHECKING:
 
 
 def partition_states_with_ledger(
-    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], witness: SinkLedger | None
+    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], ledger: SinkLedger | None
 ) -> dict[TopicPartition, PartitionState]:
-    """Both commit logs, the log bounds, and what the witness says, if it is the one that they are about.
+    """Both commit logs, the log bounds, and the ledger, if they are about its target.
 
-    The witness is asked last: what is committed before it is asked was written before that. In the place of
-    an external commit the second log is rebuilt from the witness.
+    The ledger is read last: what was committed before was written before that. Where an external commit
+    replaced the catch-up commit log, it is rebuilt from the ledger.
 
     Raises:
-        ExternalCommitError: a commit of the group is not ours, and no witness can rebuild the second log.
+        ExternalCommitError: a commit of the group is not ours, and no ledger can rebuild the catch-up commit
+            log.
         TableMismatchError: it is another table's.
         GroupMismatchError: the table contains rows of these topics that another group wrote.
     """
-    facts = cluster.partition_states(group_id, partitions)
-    if witness is not None:
-        check_target(group_id, facts, witness.target)
-        facts = with_ledger(facts, witness)
-        check_groups(group_id, {tp: one.ledger_entry for tp, one in facts.items()}, witness.target)
-    check_catch_up_log(cluster, group_id, facts)
-    return facts
+    states = cluster.partition_states(group_id, partitions)
+    if ledger is not None:
+        check_target(group_id, states, ledger.target)
+        states = with_ledger(states, ledger)
+        check_groups(group_id, {tp: one.ledger_entry for tp, one in states.items()}, ledger.target)
+    check_catch_up_log(cluster, group_id, states)
+    return states
 
 
 def check_catch_up_log(
-    cluster: Cluster, group_id: str, facts: Mapping[TopicPartition, PartitionState]
+    cluster: Cluster, group_id: str, states: Mapping[TopicPartition, PartitionState]
 ) -> None:
-    """Check that no external commit replaced the second log where no ledger can rebuild it.
+    """Check that no external commit replaced the catch-up commit log where no ledger can rebuild it.
 
     Raises:
         ExternalCommitError: with group, partition, offset, text and the command that removes the commit.
     """
-    for tp, one in facts.items():
+    for tp, one in states.items():
         if one.catch_up_log.external is not None and not one.is_catch_up_log_rebuilt:
             raise external_commit_error(
                 group_id, tp, one.catch_up_log.external, servers=cluster.settings.bootstrap_servers
@@ -60,24 +61,24 @@ def check_catch_up_log(
 
 
 def with_ledger(
-    facts: Mapping[TopicPartition, PartitionState], witness: SinkLedger
+    states: Mapping[TopicPartition, PartitionState], ledger: SinkLedger
 ) -> dict[TopicPartition, PartitionState]:
-    """The same facts with what the witness says now."""
-    if not facts:
+    """Return the same states with the ledger as of now."""
+    if not states:
         return {}
-    accounts = witness.entries(
-        {tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in facts.items()}
+    entries = ledger.entries(
+        {tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in states.items()}
     )
-    if accounts is None:
-        return dict(facts)
-    return with_ledger_entries(facts, accounts)
+    if entries is None:
+        return dict(states)
+    return with_ledger_entries(states, entries)
 
 
 def with_ledger_entries(
-    facts: Mapping[TopicPartition, PartitionState], accounts: LedgerEntries
+    states: Mapping[TopicPartition, PartitionState], entries: LedgerEntries
 ) -> dict[TopicPartition, PartitionState]:
-    """The same facts with these accounts; the second log is rebuilt from them where it was replaced."""
-    known = {tp: replace(one, ledger_entry=accounts.get(tp, LedgerEntry())) for tp, one in facts.items()}
+    """Return the states with these ledger entries; a replaced catch-up commit log is rebuilt from them."""
+    known = {tp: replace(one, ledger_entry=entries.get(tp, LedgerEntry())) for tp, one in states.items()}
     return {
         tp: replace(one, catch_up_log=rebuild_catch_up_log(one)) if one.is_catch_up_log_rebuilt else one
         for tp, one in known.items()

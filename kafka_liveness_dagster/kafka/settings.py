@@ -216,8 +216,8 @@ class LiveSettings:
         is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares
             otherwise.
         ledger: who knows what is in the table, None where nobody does.
-        recommit_seconds: how often the second log is committed anew, so that it does not expire under a live
-            run.
+        recommit_seconds: how often the catch-up commit log is committed anew, so that it does not expire
+            under a live run.
     """
 
     topics: tuple[str, ...]

@@ -44,7 +44,8 @@ def copy_commits(
 ) -> list[TopicPartition]:
     """Copy both logs of ``from_group``, with their metadata, for topics of which ``to_group`` has no commit.
 
-    The second log is copied first, so that the first log never claims more than both logs record.
+    The catch-up commit log is copied first, so that the live commit log never claims more than both logs
+    record.
 
     Returns:
         The partitions whose first-log commit was copied.

@@ -257,45 +257,45 @@ def processed_ranges(
     Raises:
         InvalidSettingError: the group has committed nothing.
         DataExpiredError: the broker has deleted records, maybe some of the window's.
-        ExternalCommitError: an external commit replaced the second log; the next run with a table rewrites
-            it.
+        ExternalCommitError: an external commit replaced the catch-up commit log; the next run with a table
+            rewrites it.
     """
     known = cluster.partitions(list(topics) or cluster.topics())
-    facts = cluster.partition_states(group_id, sorted(cluster.commits(group_id, known)))
-    check_catch_up_log(cluster, group_id, facts)
-    if not facts:
+    states = cluster.partition_states(group_id, sorted(cluster.commits(group_id, known)))
+    check_catch_up_log(cluster, group_id, states)
+    if not states:
         raise InvalidSettingError(
             f"group {group_id} has committed nothing{' of these topics' if topics else ''}"
         )
     first: Mapping[TopicPartition, int | None]
-    behind: Mapping[TopicPartition, int | None] = dict.fromkeys(facts)
+    behind: Mapping[TopicPartition, int | None] = dict.fromkeys(states)
     if end_ms is None:
-        first = offsets_for_times(cluster, facts, begin_ms)
+        first = offsets_for_times(cluster, states, begin_ms)
     else:
-        first, behind = window_bounds(cluster, list(facts), begin_ms, end_ms)
-    spans = {tp: _window_span(first[tp], behind[tp], one.log_end) for tp, one in facts.items()}
-    new = cluster.log_bounds(tp for tp in known if topics and tp not in facts)
+        first, behind = window_bounds(cluster, list(states), begin_ms, end_ms)
+    spans = {tp: _window_span(first[tp], behind[tp], one.log_end) for tp, one in states.items()}
+    new = cluster.log_bounds(tp for tp in known if topics and tp not in states)
     if not allow_expired:
-        _require_whole(facts, spans)
+        _require_whole(states, spans)
     return ProcessedRanges(
-        tuple(OffsetRange(*tp, *span) for tp, one in facts.items() for span in _done_spans(one, spans[tp])),
+        tuple(OffsetRange(*tp, *span) for tp, one in states.items() for span in _done_spans(one, spans[tp])),
         tuple(
             OffsetRange(*tp, *s)
-            for tp, one in facts.items()
+            for tp, one in states.items()
             for s in intersection(one.outstanding, (spans[tp],))
         ),
-        sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in facts.items())
+        sum(max(0, spans[tp].end - max(spans[tp].start, one.committed or 0)) for tp, one in states.items())
         + sum(end - start for start, end in new.values()),
     )
 
 
 def _require_whole(
-    facts: Mapping[TopicPartition, PartitionState], spans: Mapping[TopicPartition, Span]
+    states: Mapping[TopicPartition, PartitionState], spans: Mapping[TopicPartition, Span]
 ) -> None:
-    cut = [tp for tp, one in facts.items() if 0 < one.log_start == spans[tp].start]
+    cut = [tp for tp, one in states.items() if 0 < one.log_start == spans[tp].start]
     if cut:
         raise DataExpiredError(
-            f"the broker has deleted the first {facts[cut[0]].log_start:,} offsets of {cut[0]}"
+            f"the broker has deleted the first {states[cut[0]].log_start:,} offsets of {cut[0]}"
             f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether "
             "some of them are of this time too"
         )

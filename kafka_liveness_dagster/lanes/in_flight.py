@@ -157,7 +157,7 @@ class InFlightWrites(deque[InFlightWrite]):
         """Commit, oldest first, until one failed or ``check_deadline`` raises.
 
         So no other member does it again. Caller: the lane's poll, in the run's thread, when partitions are
-        about to go. Affects: the table and the first commit log; raises nothing. What failed stays in flight,
+        about to go. Affects: the table and the live commit log; raises nothing. What failed stays in flight,
         and is told where the run lands it.
         """
         try:

@@ -96,10 +96,10 @@ def _delete(work: TableMaintenance, settings: Settings) -> dict[str, dg.Metadata
 
 def _compactable_ranges(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[OffsetRange]:
     """What neither lane writes again, by both commit logs."""
-    facts = cluster.partition_states(group_id, cluster.partitions(topics))
+    states = cluster.partition_states(group_id, cluster.partitions(topics))
     return [
         OffsetRange(*tp, *span)
-        for tp, one in facts.items()
+        for tp, one in states.items()
         for span in compactable_ranges(one.committed, one.outstanding)
     ]
 

@@ -262,11 +262,11 @@ def run_catch_up_lane(
         offsets=asset.offsets.subset(CatchUpSettings.used_fields["offsets"]),
         ledger=pipeline.ledger,
     ) as lane:
-        owed = lane.outstanding_ranges()
+        pending = lane.outstanding_ranges()
         storage = storage_of(context)
         storage.log.info("a batch may take %s", lane.budget)
         storage.log.info(
-            "%s; still owed: %s", format_count(len(ranges), "range"), join_some(owed) or "nothing"
+            "%s; still owed: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
         )
         if reprocess:
             storage.log.info("processed again, whatever is owed of them: %s", join_some(reprocess))
@@ -290,7 +290,7 @@ def run_catch_up_lane(
         fix = f"Fix: correct the transform, and materialize *Failed and missing*; or {remedy}"
         raise BadRecordError(bad, "", f"{state}. {fix}. The records are in {asset.table}_dead_letters")
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
-    return CatchUpResult(owed, lost, tally)
+    return CatchUpResult(pending, lost, tally)
 
 
 def _skipped_message(
@@ -306,11 +306,11 @@ def _skipped_message(
         kept: those that were processed before; the others are owed.
         keys: partitions of the crash lag asset; none for a run of complete windows.
     """
-    owed = merge_ranges(one for one in left_out if one not in kept)
+    pending = merge_ranges(one for one in left_out if one not in kept)
     state = "All else of these partitions is done. "
-    state += "They stay failed until the offsets are done" if owed else ""
+    state += "They stay failed until the offsets are done" if pending else ""
     if kept:
-        state += "; the former rows" if owed else "The former rows"
+        state += "; the former rows" if pending else "The former rows"
         state += f" of {join_some(merge_ranges(kept))} are still in the table"
     if kept and not keys:
         return (
@@ -318,8 +318,8 @@ def _skipped_message(
             "keep the former rows by *Report materialization events*, in the menu beside Materialize",
         )
     of_kept = [key for key in keys if any(parse_key(key).overlaps(one) for one in kept)]
-    named = [*map(str, owed), *of_kept][:_MAX_NAMED]
-    given_up = "give the offsets up" if owed else "keep the former rows"
+    named = [*map(str, pending), *of_kept][:_MAX_NAMED]
+    given_up = "give the offsets up" if pending else "keep the former rows"
     return state, f'{given_up} by `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
 
 

@@ -229,14 +229,14 @@ class KafkaLivenessResource(SecuredKafkaResource):
 
         Args:
             topics: what to subscribe to.
-            group_id: the consumer group, ``G``; ``G.catch-up`` is its second commit log.
+            group_id: the consumer group, ``G``; ``G.catch-up`` is its catch-up commit log.
             context: the op's or asset's context, None in scripts and tests.
             max_poll_records: at most this many offsets in a batch (KIP-41); 500 unless set.
             max_batch_seconds: the budget of a batch, before every other source of it.
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             batching: how a batch is shared out: its ``allocation``.
             crash_lag: what is resumed in order instead of owed: its ``min_offsets`` and ``max_ranges``.
-            offsets: what to do where offsets, or what the witness has of them, are not as they should be.
+            offsets: what to do where offsets, or what the ledger has of them, are not as they should be.
                 What was lost and passed is found in ``lost``.
             membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark
                 assets send one for each finished task.

@@ -79,9 +79,9 @@ def group_observations(
         if (run := observed.run_of_mark(name)) is not None
     }
     lag = sum(p.lag for p in seen.partitions)
-    owed = sum(p.pending_offsets for p in seen.partitions)
+    pending = sum(p.pending_offsets for p in seen.partitions)
     group_size = format_count(seen.size, "member")
-    quiet = f"group {group_id} is {seen.state.value}: {group_size}, lag {lag:,}, {owed:,} offsets pending"
+    quiet = f"group {group_id} is {seen.state.value}: {group_size}, lag {lag:,}, {pending:,} offsets pending"
     return [
         dg.AssetObservation(
             topic_key(topic),
@@ -132,8 +132,8 @@ def crash_lag_observations(
     """
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
-        mark = observed.partitions[parse_key(key).topic_partition].live_metadata
-        jumps.setdefault(mark.run_id if mark else None, []).append(key)
+        metadata = observed.partitions[parse_key(key).topic_partition].live_metadata
+        jumps.setdefault(metadata.run_id if metadata else None, []).append(key)
     return [
         _jump_observation(instance, asset, group_id, keys=found, look=observed, by=by)
         for by, found in jumps.items()
@@ -171,9 +171,9 @@ def _jump_observation(  # noqa: PLR0917 - one call
     tags = (instance.get_run_by_id(finder.run_id) or finder).tags if finder else {}
     cause = _jump_cause(tags, by)
     crashed = look.run_of_mark(tags.get(CAUSE_RUN_TAG))
-    owed = [parse_key(key) for key in keys]
+    pending = [parse_key(key) for key in keys]
     alone = len(keys) == 1
-    offsets = sum(one.size for one in owed)
+    offsets = sum(one.size for one in pending)
     these = "this partition is" if alone else "these partitions are"
     return dg.AssetObservation(
         asset,
@@ -186,7 +186,7 @@ def _jump_observation(  # noqa: PLR0917 - one call
             "group": group_id,
             "offsets": offsets,
             "crash_lag_partitions": len(keys),
-            "ranges": range_table(owed),
+            "ranges": range_table(pending),
             _KEYS: dg.MetadataValue.json(list(keys)),
             "cause": cause or "unknown",
             **({"crashed_run": dg.MetadataValue.dagster_run(crashed.run_id)} if crashed else {}),

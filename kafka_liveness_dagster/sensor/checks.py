@@ -217,14 +217,16 @@ class GroupChecks:
         self, look: GroupObservation, instance: dg.DagsterInstance, waiting: Sequence[str]
     ) -> float | None:
         """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
-        owed = look.still_pending(waiting)
-        if not owed:
+        pending = look.still_pending(waiting)
+        if not pending:
             return None
-        alone = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=owed[:_MAX_KEYS])
+        alone = dg.AssetRecordsFilter(asset_key=self.crash_lag, asset_partitions=pending[:_MAX_KEYS])
         found = [one.timestamp for one in instance.fetch_observations(alone, limit=1, ascending=True).records]
         newest = instance.fetch_observations(self.crash_lag, limit=_MAX_OBSERVATIONS).records
         of_these = [
-            one.timestamp for one in newest if not jumped_partitions(one.asset_observation).isdisjoint(owed)
+            one.timestamp
+            for one in newest
+            if not jumped_partitions(one.asset_observation).isdisjoint(pending)
         ]
         if not of_these and not found and len(newest) == _MAX_OBSERVATIONS:
             of_these = [newest[-1].timestamp]  # it was longer ago than all these

@@ -220,13 +220,13 @@ class GroupObservation:
             topics: what it consumes.
             recent_runs: how many runs to look at, at least.
             ledger: the table.
-            must_read_ledger: ask it even where all commits vouch for themselves and nothing is owed: then it
+            must_read_ledger: read it even where this package committed last and nothing is pending: then it
                 could only tell of rows that it has lost, which waits for the next look that must.
 
         Raises:
             BrokerUnreachableError: no broker answered: nothing is known of the group.
             TopicRecreatedError: the offsets are of a topic that was deleted.
-            TableMismatchError: the group's commits are about another table than the witness.
+            TableMismatchError: the group's commits are about another table than the ledger.
             GroupMismatchError: the table contains rows of these topics that another group wrote.
         """
         in_progress = split_by_lane(instance.get_run_records(in_progress_filter(group_id)))
@@ -234,7 +234,7 @@ class GroupObservation:
             dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
         )
         records = merge_newest_first(recent, in_progress["live"])
-        partitions, group = _read_states(cluster, group_id, topics, witness=ledger, must_ask=must_read_ledger)
+        partitions, group = _read_states(cluster, group_id, topics, ledger=ledger, must_ask=must_read_ledger)
         members = mark_other_instances(
             instance, map(_member_snapshot, group.members), group.members, records=records
         )
@@ -292,13 +292,13 @@ class GroupObservation:
 
         With those of paused partitions, or without.
         """
-        owed = {
+        pending = {
             tp: seen.outstanding
             for tp, seen in self.partitions.items()
             if (paused or not seen.paused) and not seen.is_upper_bound
         }
         asked = ((key, parse_key(key)) for key in keys)
-        return [key for key, one in asked if intersection([one.span], owed.get(one.topic_partition, ()))]
+        return [key for key, one in asked if intersection([one.span], pending.get(one.topic_partition, ()))]
 
     def run_of_mark(self, mark: str | None) -> dg.DagsterRun | None:
         """The run of a mark, None when Dagster does not list it any more."""
@@ -307,7 +307,7 @@ class GroupObservation:
 
 
 def _read_states(
-    cluster: Cluster, group_id: str, topics: Sequence[str], witness: SinkLedger | None, *, must_ask: bool
+    cluster: Cluster, group_id: str, topics: Sequence[str], ledger: SinkLedger | None, *, must_ask: bool
 ) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)
@@ -315,14 +315,14 @@ def _read_states(
     owing = [tp for tp, one in live.items() if one.live_metadata and one.live_metadata.pending]
     # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
     # were
-    vouched = all(one.is_committed_by_this_package for one in live.values())
-    if not (must_ask or owing) and vouched:
-        witness = None
-    owing = owing if witness is None else tps
+    recorded = all(one.is_committed_by_this_package for one in live.values())
+    if not (must_ask or owing) and recorded:
+        ledger = None
+    owing = owing if ledger is None else tps
     second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
-    facts = {
+    states = {
         tp: replace(
             one,
             log_start=bounds[tp][0],
@@ -331,18 +331,18 @@ def _read_states(
         )
         for tp, one in live.items()
     }
-    if witness is not None:  # last: what is committed was written before that
-        check_target(group_id, facts, witness.target)
+    if ledger is not None:  # last: what is committed was written before that
+        check_target(group_id, states, ledger.target)
         ids = cluster.topic_ids(topics)
-        facts = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in with_ledger(facts, witness).items()}
-        check_groups(group_id, {tp: one.ledger_entry for tp, one in facts.items()}, witness.target)
-    return tuple(_partition_snapshot(tp, one) for tp, one in facts.items()), group
+        states = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in with_ledger(states, ledger).items()}
+        check_groups(group_id, {tp: one.ledger_entry for tp, one in states.items()}, ledger.target)
+    return tuple(_partition_snapshot(tp, one) for tp, one in states.items()), group
 
 
-def _partition_snapshot(tp: TopicPartition, facts: PartitionState) -> PartitionSnapshot:
+def _partition_snapshot(tp: TopicPartition, state: PartitionState) -> PartitionSnapshot:
     """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
-    check_identity(tp, facts)
-    return PartitionSnapshot.from_state(tp, facts)
+    check_identity(tp, state)
+    return PartitionSnapshot.from_state(tp, state)
 
 
 def _group_state(group: GroupDescription) -> GroupState:

@@ -138,7 +138,7 @@ class RunRequests:
                 tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
         lag = sum(p.lag for p in seen.partitions)
-        owed = sum(p.pending_offsets for p in seen.partitions)
+        pending = sum(p.pending_offsets for p in seen.partitions)
         why = "nothing to read"
         if wanted:
             why = f"waiting after {failures} failures in a row"
@@ -146,7 +146,7 @@ class RunRequests:
             queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in observed.live_in_progress)
             of_queue = f", {queued} of them waiting in Dagster's queue" if queued else ""
             why = f"{in_progress} of {self.max_live_runs} already in progress{of_queue}"
-        return [], f"no live run: {why}; lag {lag:,}, {owed:,} offsets pending"
+        return [], f"no live run: {why}; lag {lag:,}, {pending:,} offsets pending"
 
     def catch_up_run(
         self,
@@ -170,12 +170,12 @@ class RunRequests:
         records = instance.get_run_records(dg.RunsFilter(tags=dict(tags)), limit=_RECENT_RUNS)
         if _restart_delay(records, now)[1]:
             return []
-        owed = observed.still_pending(missing(), paused=False)
-        if not owed:
+        pending = observed.still_pending(missing(), paused=False)
+        if not pending:
             return []
         # A partition that fails every time must not keep the younger ones from being processed
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed_in_a_row(records))
-        oldest = min(owed, key=lambda key: failed[key])
+        oldest = min(pending, key=lambda key: failed[key])
         return [
             dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})
         ]

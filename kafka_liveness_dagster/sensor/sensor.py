@@ -79,7 +79,7 @@ def build_group_sensor(
         sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to
             the checks.
         checks: asset checks to evaluate with the observations.
-        table: the Iceberg table; with it looks hold the first commit log against what the table says it has.
+        table: the Iceberg table; with it looks hold the live commit log against what the table says it has.
         windows: those of an asset with ``complete_every``; needs ``table``.
         resources: the keys of both resources; Spark's is needed with ``table``.
     """

@@ -81,10 +81,10 @@ class TableLedgerReader:
         )
         return found or PendingDeadLetters()
 
-    def add_known(self, accounts: LedgerEntries) -> None:
+    def add_known(self, entries: LedgerEntries) -> None:
         """A look tells nothing."""
 
-    def assume_written(self, accounts: LedgerEntries) -> None:
+    def assume_written(self, entries: LedgerEntries) -> None:
         """Nor does it keep anything."""
 
     def _query(self, ask: Callable[[], _Answer]) -> _Answer | None:
@@ -109,7 +109,7 @@ class TableLedgerReader:
                 return f"{why} {FIX}"
         return ""
 
-    def _pending_letters(self, owed: Sequence[OffsetRange]) -> PendingDeadLetters:
+    def _pending_letters(self, pending: Sequence[OffsetRange]) -> PendingDeadLetters:
         from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
 
@@ -117,7 +117,7 @@ class TableLedgerReader:
         with connection_of(session).abort_after(
             QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"
         ):
-            return DeadLetterTable.of_table(session, self.target).pending(owed)
+            return DeadLetterTable.of_table(session, self.target).pending(pending)
 
     def _read_ledger(self, asked: Mapping[TopicPartition, Span]) -> LedgerEntries:
         from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy

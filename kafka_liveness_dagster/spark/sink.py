@@ -130,15 +130,15 @@ class SinkLedgerAdapter:
         held = {tp: found.get(tp, LedgerEntry(is_complete=ranges_held is not None)) for tp in partitions}
         return {tp: one + self._known[tp] if tp in self._known else one for tp, one in held.items()}
 
-    def add_known(self, accounts: LedgerEntries) -> None:
+    def add_known(self, entries: LedgerEntries) -> None:
         """A sink is told nothing: the reported offsets are known while this process runs."""
         self._known.update(
             merge_entries(
-                (self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in accounts.items()})
+                (self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in entries.items()})
             )
         )
 
-    def assume_written(self, accounts: LedgerEntries) -> None:
+    def assume_written(self, entries: LedgerEntries) -> None:
         """A sink is told nothing."""
 
 

@@ -80,10 +80,10 @@ def measure_topics(
             cluster, group_id, positions, ends={one.topic_partition: one.log_end for one in seen}
         )
         first = {one.topic_partition: at for one in seen if (at := _first_pending(one)) is not None}
-        owed = timestamps(cluster, group_id, first) if first else {}
+        pending = timestamps(cluster, group_id, first) if first else {}
         waits = [one for one in open_transactions if one.topic_partition.topic == topic]
         ages = [one.open_seconds for one in waits if one.open_seconds is not None]
-        since = min(owed.values()) / 1000 if owed else None
+        since = min(pending.values()) / 1000 if pending else None
         found[topic] = TopicTimes(
             behind, since, sum(one.offsets for one in waits), open_transaction_seconds=max(ages, default=None)
         )

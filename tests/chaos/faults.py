@@ -138,7 +138,7 @@ def _power_loss(stage, seconds, lot):
 
 
 def _stray_commit(stage, seconds, lot):
-    """What kcat with auto-commit, or a tool that resets all groups, leaves in the second commit log."""
+    """What kcat with auto-commit, or a tool that resets all groups, leaves in the catch-up commit log."""
     offsets = [KafkaTopicPartition("orders", p, end) for p, end in stage.ends().items()]
     config = {"bootstrap.servers": stage.judged.bootstrap_servers, "group.id": f"{GROUP}.catch-up"}
     client = Consumer({**config, "enable.auto.commit": False})
@@ -232,7 +232,7 @@ FAULTS = (
         "Spark silent", *_OVER, "budget, 30 s until the run ends, a run", (3, 30), _silence("spark", "resume")
     ),
     Fault("Spark's connections lost", *_OVER, "the same", (3, 30), _silence("spark", "forget")),
-    Fault("stray commit in the second log", *_RUN, "a look; start, batch", (0, 0), _stray_commit),
+    Fault("stray commit in the catch-up commit log", *_RUN, "a look; start, batch", (0, 0), _stray_commit),
     Fault(
         "table rolled back", *_NEXT, "the run fails, the next one finds the rows missing", (0, 0), _roll_back
     ),

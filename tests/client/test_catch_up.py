@@ -40,8 +40,8 @@ class Broker:
     Attributes:
         topic_id: the topic's id at the broker.
         facts_now: both commit logs and the log bounds.
-        loses: whether another run's write replaces each write to the second log.
-        written: ``(offset, metadata)`` of each write to the second log.
+        loses: whether another run's write replaces each write to the catch-up commit log.
+        written: ``(offset, metadata)`` of each write to the catch-up commit log.
     """
 
     settings = SimpleNamespace(bootstrap_servers="broker-1:9092")
@@ -132,7 +132,7 @@ def opened(monkeypatch, broker, table):
         lane.close()
 
 
-def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_second_log(opened, broker, table):
+def test_crash_lag_is_done_once_it_is_in_the_table_and_in_the_catch_up_log(opened, broker, table):
     """The lane ends then, and leaves nothing to do."""
     lane = opened()
     batch = lane.poll()
@@ -258,7 +258,7 @@ def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, broker, t
 
 
 def test_a_record_that_another_run_has_replaced_is_outstanding(opened, broker):
-    """Without a witness the second log alone proves that a range is done."""
+    """Without a witness the catch-up commit log alone proves that a range is done."""
     lane = opened(ledger=None)
     lane.commit(lane.poll())
     assert lane.poll() is None
@@ -375,7 +375,7 @@ def test_a_batch_is_not_written_once_the_run_is_fenced(opened):
         lane.confirm(batch)
 
 
-def test_an_external_commit_in_the_second_log_is_rewritten_at_the_first_poll(opened, broker, table, caplog):
+def test_an_external_commit_in_the_catch_up_log_is_rewritten_at_the_first_poll(opened, broker, table, caplog):
     """From the table: what is there is done, the rest is not, whatever offset the other client committed.
 
     The writer of these rows may have died, so its side effects are repeated before the log says that they are

@@ -1,4 +1,4 @@
-"""The second log has many writers, the last one wins.
+"""The catch-up commit log has many writers, the last one wins.
 
 What is told is told again when another's write took it away.
 """
@@ -67,7 +67,7 @@ class Broker:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """A second log, and the broker that it writes to: ``opened(late)``."""
+    """A catch-up commit log, and the broker that it writes to: ``opened(late)``."""
 
     def make(late=0):
         broker = Broker(late)
@@ -81,7 +81,7 @@ def opened(monkeypatch):
 
 @pytest.fixture
 def told(opened):
-    """The second log after so many late writes of another run."""
+    """The catch-up commit log after so many late writes of another run."""
 
     def tell(late):
         log, broker = opened(late)
@@ -131,7 +131,7 @@ def test_rows_that_were_found_missing_are_recorded(opened, late):
 def test_missing_rows_whose_record_does_not_last_are_in_the_log(opened, caplog):
     """The run ends with the error that names them."""
     opened(99)[0].mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
-    assert "could not be recorded in the second commit log: it lost 5 writes to other runs" in caplog.text
+    assert "could not be recorded in the catch-up commit log: it lost 5 writes to other runs" in caplog.text
 
 
 def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog):
@@ -143,7 +143,7 @@ def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog
 
     monkeypatch.setattr(broker, "partition_states", refuse)
     log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
-    assert "The missing rows could not be recorded in the second commit log" in caplog.text
+    assert "The missing rows could not be recorded in the catch-up commit log" in caplog.text
 
 
 def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):
@@ -161,7 +161,7 @@ def test_an_expired_log_is_renewed_as_it_was_read_last(opened, monkeypatch):
     assert written == [expected, expected], "an expired log is renewed"
 
 
-def test_the_second_log_is_a_group_of_its_own(monkeypatch):
+def test_the_catch_up_log_is_a_group_of_its_own(monkeypatch):
     """In the live group a commit of crash lag would move the live lane."""
     configs = []
     client = SimpleNamespace(close=lambda: None, commit=lambda offsets, asynchronous: offsets)
@@ -188,7 +188,7 @@ OURS = CatchUpCommitMetadata(
 
 
 def replaced(log, broker, *, was_read=True):
-    """Commit like kcat in the second log, which this process has read and written before, or has not."""
+    """Commit like kcat in the catch-up commit log, which this process has used before, or has not."""
     if was_read:
         log.write({AT: (OURS, OURS)})
     broker.facts_now = replace(broker.facts_now, catch_up_log=CatchUpCommitMetadata(external=KCAT))
@@ -228,7 +228,7 @@ def test_what_was_never_read_is_not_written_over(opened, write):
     log, broker = opened()
     replaced(log, broker, was_read=False)
     with pytest.raises(
-        ExternalCommitError, match=r"the second commit log of group orders-etl .* orders:3, offset 1000000"
+        ExternalCommitError, match=r"the catch-up commit log of group orders-etl .* orders:3, offset 1000000"
     ):
         write(log)
     assert broker.facts_now.catch_up_log.external == KCAT, "nothing was written"

@@ -36,7 +36,7 @@ class Table:
 
 
 class Logs:
-    """The first log is at 120 with 70-100 pending; the second has done 70-80 of it; the log is 10-200."""
+    """The live commit log is at 120 with 70-100 pending; catch-up has done 70-80 of it; the log is 10-200."""
 
     def partition_states(self, _group_id, _partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", (Span(70, 100),), origin=ORIGIN)

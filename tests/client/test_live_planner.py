@@ -32,12 +32,12 @@ SKIP = ResumePolicy(on_data_loss="write_off")
 
 
 class RecordedCalls:
-    """Everything that the lane does, in order: the broker, the member, the second log and the table in one.
+    """All that the lane does, in order: broker, member, catch-up commit log and table in one.
 
     Attributes:
         bounds: log start and log end.
         topic_id: the topic's id at the broker; empty for a broker without topic ids.
-        committed: the group's offset; ``second``: its second log.
+        committed: the group's offset; ``second``: its catch-up commit log.
         is_ours: whether the last commit is of this package, or of another client.
         in_table: the end of what the table has.
         done: the steps.
@@ -82,12 +82,14 @@ class RecordedCalls:
         return {tp: LedgerEntry((Span(0, self.in_table),), first_offset=0) for tp in partitions}
 
     def commit_start_positions(self, resumed):
-        self.done.append(("first log", {tp: one.committed for tp, one in resumed.items()}))
+        self.done.append(("live commit log", {tp: one.committed for tp, one in resumed.items()}))
         self.owned.update(resumed)
 
     def write(self, logs):
         [(_, self.second)] = logs.values()
-        self.done.append(("second log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs}))
+        self.done.append(
+            ("catch-up commit log", {tp: self.second.outstanding((Span(0, 120),)) for tp in logs})
+        )
 
     def write_off(self, ranges):
         self.done.append(("reported as lost", ranges))
@@ -142,7 +144,7 @@ def test_offsets_that_expired_under_a_live_member_end_the_run(steps, lane):
 
 
 def test_exactly_the_expired_offsets_are_passed_and_reported(steps, lane):
-    """By the second log and the table, before any offset behind them is planned."""
+    """By the catch-up commit log and the table, before any offset behind them is planned."""
     steps.owned[AT] = OwnedPartition(70, 70)
     steps.bounds = (100, 120)
     live = lane()
@@ -165,12 +167,14 @@ def test_a_partition_with_an_open_batch_is_not_passed(steps, lane):
     assert steps.done == []
 
 
-def test_the_second_log_is_written_before_the_first(steps, lane):
+def test_the_catch_up_log_is_written_before_the_live_one(steps, lane):
     """A former life of the group had 70-120 done: a crash between the two writes would lose these offsets."""
     steps.pending[AT] = 1
     lane(ResumePolicy(enable_parallel_rebalance=True)).resume_assigned()
-    assert [what for what, _ in steps.done][:2] == ["second log", "first log"], "the second log comes first"
-    assert steps.done[:2] == [("second log", {AT: (Span(70, 120),)}), ("first log", {AT: 120})]
+    assert [what for what, _ in steps.done][:2] == ["catch-up commit log", "live commit log"], (
+        "the catch-up commit log comes first"
+    )
+    assert steps.done[:2] == [("catch-up commit log", {AT: (Span(70, 120),)}), ("live commit log", {AT: 120})]
 
 
 @pytest.mark.parametrize(
@@ -277,11 +281,11 @@ def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane
 EXTERNAL = CatchUpCommitMetadata(external=ExternalCommit("second", 10**6, ""))
 
 
-def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
-    """From the table, before the first log; a warning names group, log, partition and text."""
+def test_an_external_commit_in_the_catch_up_log_is_rewritten(steps, lane, caplog):
+    """From the table, before the live commit log; a warning names group, log, partition and text."""
     steps.pending[AT], steps.second = 1, EXTERNAL
     lane(ResumePolicy(enable_parallel_rebalance=True)).resume_assigned()
-    assert [step for step, _ in steps.done[:2]] == ["second log", "first log"]
+    assert [step for step, _ in steps.done[:2]] == ["catch-up commit log", "live commit log"]
     assert (steps.second.target, steps.second.origin, steps.owned[AT].pending) == (
         "lake.shop.orders",
         GroupOrigin(0),
@@ -290,19 +294,19 @@ def test_an_external_commit_in_the_second_log_is_rewritten(steps, lane, caplog):
     assert steps.second.outstanding((Span(70, 120),)) == (Span(70, 120),)
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"][:1]
     assert warning == (
-        "Rewrote the second commit log of group orders-etl (orders-etl.catch-up), 1 external commits had "
+        "Rewrote the catch-up commit log of group orders-etl (orders-etl.catch-up), 1 external commits had "
         "replaced it: orders:3, offset 1000000, metadata ''"
     )
 
 
 def test_an_external_commit_under_a_live_member_is_rewritten(steps, lane, monkeypatch):
-    """At the next time that done ranges are dropped from the first log."""
+    """At the next time that done ranges are dropped from the live commit log."""
     live = lane()
     steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))
     steps.second = EXTERNAL
     monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
     live.prune_pending()
-    assert [step for step, _ in steps.done] == ["table", "second log"]
+    assert [step for step, _ in steps.done] == ["table", "catch-up commit log"]
     assert steps.second.target == "lake.shop.orders"
 
 
@@ -331,12 +335,12 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
         monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
         live.prune_pending()
     steps_of_it = [one for one in steps.done if one[0] != "table"][:2]
-    in_order = ["side effects", "second log"]
+    in_order = ["side effects", "catch-up commit log"]
     assert [step for step, _ in steps_of_it] == in_order, "side effects come before the rebuilt log"
     assert steps_of_it[0][1] == [OffsetRange("orders", 3, 70, 100)]
 
 
-def test_what_was_forgiven_is_learned_while_the_second_log_says_so(steps, lane, monkeypatch):
+def test_what_was_forgiven_is_learned_while_the_catch_up_log_says_so(steps, lane, monkeypatch):
     """An external commit may replace the only record of it."""
     live = lane()
     steps.owned[AT] = OwnedPartition(120, 120, (Span(70, 120),), origin=GroupOrigin(0))

@@ -34,7 +34,7 @@ class Lane:
         position: of the live lane.
 
     Attributes:
-        first: spans that were committed to the first log.
+        first: spans that were committed to the live commit log.
         second: ranges that were recorded in the second.
     """
 
@@ -105,7 +105,7 @@ def commits_of(lane, found=None):
     ],
 )
 def test_an_offset_goes_to_the_log_whose_range_it_lies_in(lane, commits, offset, first, second):
-    """KIP-333 splits them so: crash lag to the second commit log, everything else to the first."""
+    """KIP-333 splits them so: crash lag to the catch-up commit log, everything else to the first."""
     commits.commit({AT: offset})
     assert (lane.first, lane.second) == (first, second)
 

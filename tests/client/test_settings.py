@@ -94,7 +94,9 @@ def test_no_broker_is_a_named_error_within_seconds():
             {"max_poll_records": 0}, "max_poll_records of .* is 0: wanted a whole number", id="no room"
         ),
         pytest.param({"group_id": ""}, "group_id of .* is '': wanted 1 to 249", id="no group"),
-        pytest.param({"group_id": "orders.catch-up"}, "second commit log", id="the name of a second log"),
+        pytest.param(
+            {"group_id": "orders.catch-up"}, "catch-up commit log", id="the name of a catch-up commit log"
+        ),
     ],
 )
 def test_a_live_lane_that_cannot_work_is_refused(settings, words):

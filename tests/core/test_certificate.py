@@ -49,7 +49,7 @@ def certificate(*args, external=None, rows=None, **kwargs):
     return PartitionCertificate(ORDERS, state, rows=rows)
 
 
-REPLACED = "an external commit replaced the second commit log (offset 120, metadata '')"
+REPLACED = "an external commit replaced the catch-up commit log (offset 120, metadata '')"
 EXPIRED = "the table's history that would say so was expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
@@ -75,7 +75,7 @@ CERTIFIED = {
         certificate(second=replace(SECOND, written_off=(Span(70, 120),))),
         ONCE,
     ),
-    "drained, and the first log has not dropped it yet": (certificate(mark=OWING), ONCE),
+    "drained, and the live commit log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
         certificate(mark=replace(OURS, pending=(Span(70, 120),), reprocess=Span(70, 120))),
         f"{ONCE}, but for 50 pending (70-120)",
@@ -85,13 +85,13 @@ CERTIFIED = {
         certificate(mark=None, external=ExternalCommit("first", 120, "theirs")),
         f"{ONCE}; another program's metadata is committed: 'theirs'",
     ),
-    "an external commit in the second log": (
+    "an external commit in the catch-up commit log": (
         certificate(second=CatchUpCommitMetadata(external=ExternalCommit("second", 120, ""))),
         f"{ONCE}; {REPLACED}, which the next run rewrites",
     ),
-    "a newer version's second log": (
+    "a newer version's catch-up commit log": (
         certificate(second=CatchUpCommitMetadata(external=ExternalCommit("second", 120, "kl3 done"))),
-        f"{ONCE}; a newer version replaced the second commit log (offset 120, metadata 'kl3 done')",
+        f"{ONCE}; a newer version replaced the catch-up commit log (offset 120, metadata 'kl3 done')",
     ),
     "its history was expired": (
         certificate(account=UNKNOWN),

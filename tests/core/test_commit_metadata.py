@@ -124,7 +124,7 @@ def paused(*owed):
         ),
     ],
 )
-def test_the_first_logs_text(mark, text):
+def test_the_live_logs_text(mark, text):
     """Operators read it with kafka-consumer-groups: the format is a promise."""
     assert (mark.encode(), LiveCommitMetadata.decode(text)) == (text, mark)
 
@@ -198,7 +198,7 @@ def test_what_we_did_not_write_is_not_guessed_at(text):
 
 
 @given(TEXTS)
-def test_reading_a_first_log_never_fails_otherwise(text):
+def test_reading_a_live_log_never_fails_otherwise(text):
     """Any text at all is a mark, no mark, or a ExternalCommitError."""
     try:
         mark = LiveCommitMetadata.decode(text)
@@ -208,7 +208,7 @@ def test_reading_a_first_log_never_fails_otherwise(text):
 
 
 @given(st.none() | st.integers(0, 2**62), TEXTS)
-def test_reading_a_second_log_never_fails_otherwise(offset, text):
+def test_reading_a_catch_up_log_never_fails_otherwise(offset, text):
     """Any offset with any text is a log or a ExternalCommitError; nothing committed is nothing done."""
     try:
         log = CatchUpCommitMetadata.decode(offset, text)
@@ -261,7 +261,7 @@ def test_no_missing_offset_is_left_out(done, told, missing):
     assert read.missing == missing or not (read.done or read.written_off)
 
 
-def test_the_second_logs_text():
+def test_the_catch_up_logs_text():
     """Operators read this one too."""
     assert CatchUpCommitMetadata(120, spans((150, 160))).encode() == "kl1 done @- 150-160"
     assert CatchUpCommitMetadata(120).encode() == "kl1 done @-"
@@ -281,7 +281,8 @@ def test_the_second_logs_text():
         CatchUpCommitMetadata.decode(120, "kl1 done @- written-off 30-40")
 
 
-# --- the second log -----------------------------------------------------------------------------------------
+# --- the catch-up commit log
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -349,12 +350,12 @@ def test_the_second_logs_text():
     ],
 )
 def test_record_by_example(log, owed, newly, after):
-    """What the second log says after a range was done."""
+    """What the catch-up commit log says after a range was done."""
     assert log.mark_done(spans(*owed), spans(*newly)) == after
 
 
 @given(SPANS, st.lists(SPANS, max_size=6))
-def test_the_second_log_never_covers_what_is_not_done(owed, steps):
+def test_the_catch_up_log_never_covers_what_is_not_done(owed, steps):
     """After any history, what is outstanding is exactly owed minus done."""
     log, done = CatchUpCommitMetadata(), set()
     for step in steps:
@@ -401,7 +402,7 @@ def test_a_later_crash_is_never_covered_by_an_earlier_backfill(owed, steps, gap,
 
 
 @given(SPANS, st.lists(SPANS, max_size=4))
-def test_forgetting_what_is_done_in_the_first_log_changes_nothing(owed, steps):
+def test_forgetting_what_is_done_in_the_live_log_changes_nothing(owed, steps):
     """The live lane drops done ranges when it is assigned; the backfills that go on agree on what is left."""
     log = CatchUpCommitMetadata()
     for step in steps:
@@ -617,8 +618,8 @@ def test_a_poisoned_offset_that_cannot_be_owed_is_not_passed():
     assert (found.position, found.pending) == (2 * 10**9, full)
 
 
-def test_a_second_log_from_before_a_reset_is_not_believed():
-    """Its watermark is never above the first log.
+def test_a_catch_up_log_from_before_a_reset_is_not_believed():
+    """Its watermark is never above the live commit log.
 
     Where it is, the group was reset and nothing of it is done.
     """
@@ -628,7 +629,7 @@ def test_a_second_log_from_before_a_reset_is_not_believed():
     assert answer.catch_up_log.outstanding(answer.pending) == answer.pending
 
 
-def test_a_second_log_from_before_a_reset_does_not_swallow_a_quarantined_offset():
+def test_a_catch_up_log_from_before_a_reset_does_not_swallow_a_quarantined_offset():
     """With the mode off too: the offset that is passed is owed, whatever an earlier life says is done."""
     answer = decide_resume(
         TP,
@@ -647,7 +648,7 @@ def test_a_second_log_from_before_a_reset_does_not_swallow_a_quarantined_offset(
     lag=st.integers(0, 50),
     policy=st.builds(ResumePolicy, st.booleans(), st.just("earliest"), st.integers(0, 60)),
 )
-def test_nothing_below_the_first_log_is_forgotten(owed, done, mark, lag, policy):
+def test_nothing_below_the_live_log_is_forgotten(owed, done, mark, lag, policy):
     """Owed before, or skipped now, and not done: owed after. Live and owed offsets are disjoint."""
     at = max((s.end for s in owed), default=0)
     second = CatchUpCommitMetadata().mark_done(owed, intersection(owed, done))
@@ -718,7 +719,7 @@ def test_committed_never_passes_an_owed_offset(owed, extra):
     ],
 )
 def test_whose_commit_it_is(offset, done):
-    """KIP-333, commitSync(): within a lag created by a crash it is the second log's, else the first's."""
+    """KIP-333, commitSync(): within a lag created by a crash it is for the catch-up commit log."""
     assert pending_before(offset, spans((70, 120), (140, 190))) == (done and Span(*done))
     assert pending_before(offset, ()) is None
 
@@ -739,8 +740,8 @@ def test_what_a_live_lane_read_begins_where_it_began(offset, done):
 
 
 @pytest.mark.parametrize("group_id", ["", "orders.catch-up"])
-def test_a_group_that_could_be_taken_for_a_second_log_is_refused(group_id):
-    """The second log has a reserved name."""
+def test_a_group_that_could_be_taken_for_a_catch_up_log_is_refused(group_id):
+    """The catch-up commit log has a reserved name."""
     with pytest.raises(
         InvalidSettingError, match=r"wanted 1 to 249 printable .*, not ending in '\.catch-up'"
     ):
@@ -911,20 +912,23 @@ def test_an_external_commit_marks_no_pending_offset_as_done(text):
 
 
 @pytest.mark.parametrize(
-    ("log", "command"),
+    ("log", "name", "command"),
     [
-        ("first", "--topic orders:3 --group orders-etl --reset-offsets --to-current --execute`"),
-        ("second", "--topic orders:3 --group orders-etl.catch-up --delete-offsets`"),
+        (
+            "first",
+            "live commit log",
+            "--topic orders:3 --group orders-etl --reset-offsets --to-current --execute`",
+        ),
+        ("second", "catch-up commit log", "--topic orders:3 --group orders-etl.catch-up --delete-offsets`"),
     ],
 )
-def test_the_error_names_the_commit_and_the_command_that_removes_it(log, command):
+def test_the_error_names_the_commit_and_the_command_that_removes_it(log, name, command):
     """Group, log, partition, offset and text; the text is shortened to a line."""
     text = str(
         external_commit_error("orders-etl", TP, ExternalCommit(log, 120, "x" * 3_000), "broker-1:9092")
     )
     assert text.startswith(
-        f"the {log} commit log of group orders-etl has an external commit: orders:3, offset 120, metadata "
-        "'xxx"
+        f"the {name} of group orders-etl has an external commit: orders:3, offset 120, metadata 'xxx"
     )
     assert "Fix: give the other program its own group_id" in text
     assert f"`kafka-consumer-groups --bootstrap-server broker-1:9092 {command}" in text
@@ -947,7 +951,7 @@ def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
     found = ExternalCommit(log, 120, text)
     error = str(external_commit_error("orders-etl", TP, found, "broker-1:9092"))
     assert found.is_from_newer_version is is_newer
-    assert (f"the {log} commit log of group orders-etl has a commit of a newer version" in error) is is_newer
+    assert (f"the {found.log_name} of group orders-etl has a commit of a newer version" in error) is is_newer
     assert ("upgrade" in error) is is_newer
 
 

@@ -194,7 +194,7 @@ def test_one_departure_names_all_its_partitions():
     ],
 )
 def test_lag(committed, log_end, lag, why):
-    """Lag counts from the first log, or from the log start."""
+    """Lag counts from the live commit log, or from the log start."""
     assert PartitionSnapshot(P0, committed, None, log_end=log_end, log_start=10).lag == lag, why
 
 
@@ -301,12 +301,12 @@ def test_partitions_with_text_of_other_clients_are_named():
     )
     table, sink = replaced_log_lines([rebuilt, unsure, odd, snapshot()])
     assert table == (
-        "orders:0: an external commit replaced the second commit log (offset 120, metadata ''). The next "
+        "orders:0: an external commit replaced the catch-up commit log (offset 120, metadata ''). The next "
         "run of either lane rewrites it from the table's ledger"
     )
     newer = ExternalCommit("second", 120, "kl3 done")
     [upgrade] = replaced_log_lines([replace(rebuilt, external=newer, is_upper_bound=True)])
-    assert upgrade.startswith("orders:0: a newer version wrote the second commit log")
+    assert upgrade.startswith("orders:0: a newer version wrote the catch-up commit log")
     assert "Some of the 40 pending offsets may be done" in sink
     assert ignored_pending_lines([unsure, odd]) == [
         "orders:0: pending offsets at or above the committed offset are ignored: 70-9223372036854775807"

@@ -172,7 +172,7 @@ def test_lag_below(bound, partitions, gravity, says):
 
 
 KCAT = ExternalCommit("second", 200, "")
-REPLACED = "orders:0: an external commit replaced the second commit log (offset 200, metadata '')"
+REPLACED = "orders:0: an external commit replaced the catch-up commit log (offset 200, metadata '')"
 OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(140, 150)))
 
 

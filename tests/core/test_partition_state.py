@@ -90,7 +90,7 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
     ],
 )
 def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, missing):
-    """Crash lag and what the table has lost, apart and together; both lie below the first log."""
+    """Crash lag and what the table has lost, apart and together; both lie below the live commit log."""
     seen = PartitionSnapshot.from_state(TP, found)
     assert (seen.outstanding, seen.missing_rows) == (spans(*outstanding), spans(*missing))
     assert seen.pending == union((*seen.outstanding, *seen.missing_rows))
@@ -109,7 +109,7 @@ def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, mis
             facts(120, mark(), account((0, 70)), second=CatchUpCommitMetadata(120, origin=BEGUN, target="t")),
             [(70, 120)],
             [(70, 120)],
-            id="the second log says so, and the table was rolled back since",
+            id="the catch-up commit log says so, and the table was rolled back since",
         ),
         pytest.param(facts(120, mark(), account((0, 70), told=[(70, 120)])), [(70, 120)], [], id="forgiven"),
         pytest.param(
@@ -247,7 +247,7 @@ def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     )
 
 
-def test_what_is_missing_after_an_external_commit_in_the_second_log_is_owed_again():
+def test_what_is_missing_after_an_external_commit_in_the_catch_up_log_is_owed_again():
     """The commit may have replaced the only record that the offsets were forgiven, so it proves no loss."""
     found = facts(120, mark(), account((0, 70)), second=EXTERNAL)
     found = replace(found, catch_up_log=rebuild_catch_up_log(found))
@@ -313,7 +313,7 @@ def test_what_cannot_be_owed_is_processed_in_order():
 
 
 def test_what_is_processed_in_order_is_done_by_no_log():
-    """The second log had a part of it as done, and the table has lost that too."""
+    """The catch-up commit log had a part of it as done, and the table has lost that too."""
     second = CatchUpCommitMetadata(0, spans((80, 90)), spans((60, 65)), origin=BEGUN, target="t")
     found = facts(120, mark((80, 100)), account((0, 50)), second=second)
     answer = decide_resume(TP, found, replace(OWE, max_owed_ranges=1))
@@ -328,7 +328,7 @@ def test_no_commit_and_latest_owe_what_was_never_read():
 
 
 def test_offsets_that_were_set_back_are_processed_again():
-    """Though the table has them: the second log is rewritten, and a crash on the way owes them."""
+    """Though the table has them: the catch-up commit log is rewritten, and a crash on the way owes them."""
     second = CatchUpCommitMetadata(90, origin=BEGUN, target="t")
     back = decide_resume(TP, facts(0, None, account((0, 120)), second=second), PARALLEL)
     assert (back.position, back.pending, back.reprocess, back.catch_up_log.end) == (0, (), Span(0, 120), 0)
@@ -416,7 +416,7 @@ RECORDED = CatchUpCommitMetadata(90, origin=BEGUN, target="t")
         pytest.param(
             facts(120, mark((70, 120)), account((0, 120)), second=CatchUpCommitMetadata()),
             [],
-            id="no second log",
+            id="no catch-up commit log",
         ),
         pytest.param(
             facts(120, mark((70, 120), again=(0, 100)), account((0, 120))),
@@ -426,7 +426,7 @@ RECORDED = CatchUpCommitMetadata(90, origin=BEGUN, target="t")
     ],
 )
 def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecorded):
-    """The first log carries it, or no run would know that its writer died."""
+    """The live commit log carries it, or no run would know that its writer died."""
     assert found.unrecorded == spans(*unrecorded)
     assert difference(found.unrecorded, pending_to_keep(found)) == ()
     assert found.recordable == found.unrecorded
@@ -434,7 +434,7 @@ def test_what_only_the_table_has_stays_owed_until_it_is_recorded(found, unrecord
     assert seen.unprocessed == difference(seen.outstanding, found.unrecorded)
 
 
-def test_what_the_second_log_has_no_room_for_is_not_owed_for_its_record():
+def test_what_the_catch_up_log_has_no_room_for_is_not_owed_for_its_record():
     """It would be owed indefinitely."""
     islands = [(n, n + 1) for n in range(1_000_000, 1_000_900, 3)]
     second = replace(OURS, done=spans(*islands))
@@ -462,11 +462,11 @@ def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole()
     ("found", "where"),
     [
         pytest.param(
-            facts(120, mark(origin=GroupOrigin(0, "old")), None), "the first commit log", id="first log"
+            facts(120, mark(origin=GroupOrigin(0, "old")), None), "the live commit log", id="live commit log"
         ),
         pytest.param(
             facts(120, None, None, second=CatchUpCommitMetadata(origin=GroupOrigin(0, "old"))),
-            "the second commit log",
+            "the catch-up commit log",
             id="second",
         ),
         pytest.param(
@@ -517,8 +517,8 @@ def test_a_group_begins_where_it_first_stands():
     ).origin == GroupOrigin(100, ID)
 
 
-def test_what_is_done_is_dropped_from_the_first_log_only_with_proof():
-    """The table's, where it tells: the second log alone would drop what was rolled back."""
+def test_what_is_done_is_dropped_from_the_live_log_only_with_proof():
+    """The table's, where it tells: the catch-up commit log alone would drop what was rolled back."""
     second = CatchUpCommitMetadata(120, origin=BEGUN, target="t")
     assert pending_to_keep(facts(120, mark((70, 120)), account((0, 70)), second=second)) == spans((70, 120))
     assert (
@@ -547,7 +547,7 @@ def test_only_a_commit_of_a_lane_with_a_table_vouches_for_rows():
     assert facts(120, LiveCommitMetadata(OwnerState.RELEASED, RUN), account((0, 70))).done_by_commit(()) == ()
 
 
-def test_how_often_the_second_log_is_committed_anew():
+def test_how_often_the_catch_up_log_is_committed_anew():
     """A quarter of the time the broker keeps it, and an hour at most."""
     assert BrokerLimits(6_000, 60_000).recommit_seconds == 3_600
     assert BrokerLimits(6_000, 60_000, offsets_retention_seconds=120).recommit_seconds == 30
@@ -575,10 +575,11 @@ def test_rows_of_another_group_are_refused():
         check_groups("orders-etl", {TP: replace(theirs, written=())}, "lake.shop.orders")
 
 
-# --- an external commit in the second log -------------------------------------------------------------------
+# --- an external commit in the catch-up commit log
+# -------------------------------------------------------------------
 
 
-def test_the_second_log_is_rebuilt_from_the_ledger():
+def test_the_catch_up_log_is_rebuilt_from_the_ledger():
     """Rows that are there are done; what was written off stays so.
 
     The text of the other client does not count.

@@ -1,7 +1,8 @@
 """Record a pipeline from outside: Kafka's clients, pyiceberg, Dagster's event log, an audit's JSON.
 
 It changes nothing: it joins no group and commits nothing. It depends on four things of the product that users
-see: the suffix of the second commit log, partition keys, the metadata key ``processed``, and the JSON keys of
+see: the suffix of the catch-up commit log, partition keys, the metadata key ``processed``, and the JSON keys
+    of
 the audit.
 """
 

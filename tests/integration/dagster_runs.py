@@ -234,7 +234,7 @@ class DagsterRuns:
         wait_for(lambda: not self.members())
         return time.monotonic() - since
 
-    def first_log(self):
+    def live_log(self):
         """Committed offset and its metadata, None without a commit."""
         found = self.cluster.commits(self.case.group_id, [TopicPartition(self.case.topic, 0)]).values()
         return next(((commit.offset, LiveCommitMetadata.decode(commit.metadata)) for commit in found), None)
@@ -249,7 +249,7 @@ class DagsterRuns:
         assert wait_for(lambda: self.busy_at(run_id)) < LAST - 1
         # The first batch has landed
         wait_for(
-            lambda: self.first_log() == (FIRST, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run_id)))
+            lambda: self.live_log() == (FIRST, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run_id)))
         )
         assert len(self.members()) == 1
 

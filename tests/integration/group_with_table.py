@@ -165,16 +165,16 @@ class GroupWithTable:
         assert (self.committed(), self.pending_by_live_log()) == (120, [(70, 120)])
         assert self.offsets() == written_rows(0, 70)
 
-    def commit_externally(self, offset, metadata="", *, of_second_log=False):
+    def commit_externally(self, offset, metadata="", *, of_catch_up_log=False):
         """A program without any idea of us, in a group that has no member just now.
 
         A reset tool, kcat, a console.
         """
-        self._commit(self.group + (".catch-up" if of_second_log else ""), offset, metadata)
+        self._commit(self.group + (".catch-up" if of_catch_up_log else ""), offset, metadata)
 
-    def join_externally(self, *, of_second_log=False):
+    def join_externally(self, *, of_catch_up_log=False):
         """A consumer with auto-commit that has the group's partitions for a while."""
-        group = self.group + (".catch-up" if of_second_log else "")
+        group = self.group + (".catch-up" if of_catch_up_log else "")
         config = {"bootstrap.servers": self.servers, "group.id": group, "auto.offset.reset": "latest"}
         consumer = Consumer({**config, "auto.commit.interval.ms": 100, "session.timeout.ms": 6000})
         consumer.subscribe([self.topic])
@@ -186,19 +186,19 @@ class GroupWithTable:
             consumer.close()
 
     def write_off(self, start, end):
-        """What ``kafka-liveness write-off`` writes into the second commit log."""
+        """What ``kafka-liveness write-off`` writes into the catch-up commit log."""
         log = CatchUpCommitLog(self.kafka.settings(), self.group, "forgive")
         try:
             log.write_off({self.tp: (Span(start, end),)})
         finally:
             log.close()
 
-    def delete_offsets(self, *, of_second_log=False):
+    def delete_offsets(self, *, of_catch_up_log=False):
         """What ``kafka-consumer-groups --delete --group`` does.
 
         Also what is left when all commits expired.
         """
-        group = self.group + (".catch-up" if of_second_log else "")
+        group = self.group + (".catch-up" if of_catch_up_log else "")
         self.admin.delete_consumer_groups([group])[group].result()
 
     def expire(self, log_start):
@@ -242,7 +242,7 @@ class GroupWithTable:
         return self.kafka.cluster().commits(f"{self.group}.catch-up", [self.tp]).get(self.tp)
 
     def pending_by_live_log(self):
-        """What the first commit log says is owed."""
+        """What the live commit log says is owed."""
         return [tuple(span) for span in self._partition_state().pending_by_live_log]
 
     def offsets(self):

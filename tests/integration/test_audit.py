@@ -149,13 +149,13 @@ def test_another_programs_metadata_is_no_obstacle(world, audit):
     assert "another program's metadata is committed: 'their own words'" in found["partitions"][0]["sentence"]
 
 
-def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
+def test_a_stray_commit_in_the_catch_up_log_is_named(world, audit, refused):
     """It has replaced the table's name: that is said, and not that the group has no table."""
     world.crash_and_resume_at_120()
-    world.join_externally(of_second_log=True)
+    world.join_externally(of_catch_up_log=True)
     why = refused(world.group)
     assert (
-        f"external commits replaced the second commit log, {world.group}.catch-up ({world.tp}, offset 120"
+        f"external commits replaced the catch-up commit log, {world.group}.catch-up ({world.tp}, offset 120"
         in why
     )
     assert "without table" not in why
@@ -166,7 +166,7 @@ def test_a_stray_commit_in_the_second_log_is_named(world, audit, refused):
         [[70, 120]],
         [{"log": "second", "offset": 120, "metadata": ""}],
     )
-    assert "an external commit replaced the second commit log (offset 120, metadata '')" in one["sentence"]
+    assert "an external commit replaced the catch-up commit log (offset 120, metadata '')" in one["sentence"]
 
 
 def test_a_summary_of_another_writer_is_named(world, refused):
@@ -381,7 +381,7 @@ def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatc
     assert "has no catalog 'nowhere'" in refused(world.group, "--table", "nowhere.shop.orders")
     assert "no Spark Connect server answered" in refused(world.group, "--spark", "sc://localhost:1")
     world.commit_externally(10)
-    world.delete_offsets(of_second_log=True)
+    world.delete_offsets(of_catch_up_log=True)
     assert "says where its rows go" in refused(world.group)
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
     assert "the embedded Spark does not run" in refused(

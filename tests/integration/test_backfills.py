@@ -158,7 +158,7 @@ class GroupWithCrashLag:
                 range(log_end)
             )
             assert facts[tp].outstanding == ()
-            assert facts[tp].catch_up_log.outstanding(OWED) == (), "the second log has both ranges"
+            assert facts[tp].catch_up_log.outstanding(OWED) == (), "the catch-up commit log has both ranges"
         assert self.instance.get_materialized_partitions(self.asset.crash_lag.key) >= set(
             self.keys(*partitions)
         )

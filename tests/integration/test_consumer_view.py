@@ -31,7 +31,7 @@ def at_work(crashed):
         yield crashed, consumer
 
 
-def second_log(w):
+def catch_up_log(w):
     """Watermark and metadata as the broker has them, but for the topic's id.
 
     None while nothing is committed.
@@ -42,7 +42,7 @@ def second_log(w):
 
 def both_logs(w):
     """All that a commit may change."""
-    return w.live_log(), second_log(w)
+    return w.live_log(), catch_up_log(w)
 
 
 # --- committed(), position(), commit() ----------------------------------------------------------------------
@@ -101,14 +101,14 @@ def test_position_is_the_live_lanes(at_work):
 def test_commit_splits_offsets_into_both_logs(at_work):
     """KIP-333.
 
-    What is within a lag created by a crash goes to the second log, the remaining ones to the first.
+    What is within a lag created by a crash goes to the catch-up commit log, the remaining ones to the first.
     """
     w, consumer = at_work
     other = TopicPartition(w.topic, 0)
     w._produce(w.kafka.bootstrap_servers, w.topic, 0, map(str, range(10)))
     wait_for(lambda: (consumer.poll(0.2), consumer.position(*other))[1] == 10)
     consumer.commit({w.tp: 100, other: 10})
-    assert second_log(w) == (100, "kl1 done")
+    assert catch_up_log(w) == (100, "kl1 done")
     assert w.live_log() == (
         120,
         LiveCommitMetadata(OwnerState.RUNNING, consumer._run_context.short_run_id, (Span(70, 120),)),
@@ -147,7 +147,7 @@ def test_commit_counts_each_range_for_itself(crashed):
         join(w, consumer)
         consumer.commit({w.tp: 170})
         assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120), (170, 190)]
-        assert second_log(w) == (70, "kl1 done 140-170")
+        assert catch_up_log(w) == (70, "kl1 done 140-170")
 
 
 @pytest.mark.parametrize("offset", [60, 70, 119 + 12, 10_000])
@@ -168,7 +168,7 @@ def test_a_commit_of_what_is_not_in_hand_changes_nothing(at_work, offset):
 
 
 def test_an_owed_commit_does_not_pass_beside_a_refused_one(at_work):
-    """The second log is not written either when the first may not be."""
+    """The catch-up commit log is not written either when the first may not be."""
     w, consumer = at_work
     before = both_logs(w)
     with pytest.raises(CommitRefusedError, match="nothing was committed, in either log"):
@@ -285,7 +285,7 @@ def test_other_partitions_go_on_beside_a_paused_one(at_work):
 
 @pytest.mark.parametrize("failure", [None, ZeroDivisionError])
 def test_a_pause_survives_restart_and_crash(world, failure):
-    """The mark stands in the first log.
+    """The mark stands in the live commit log.
 
     The next owner holds too, makes no crash lag of it, and resumes in order.
     """

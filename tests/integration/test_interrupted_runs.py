@@ -35,12 +35,12 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     story = story("stopped", protocol)
     run = story.launch_live(busy=True)
     story.is_busy(run)
-    worker, before = story.worker(run), story.first_log()
+    worker, before = story.worker(run), story.live_log()
     stop(worker, story.instance)
     wait_for(lambda: not story.members())
     story.go_on(run)
     wait_for(lambda: len(story.offsets()) == LAST)
-    assert story.first_log() == before
+    assert story.live_log() == before
     worker.resume()
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
     batch = f"{story.case.topic}:0:{FIRST}-{LAST}"
@@ -51,7 +51,7 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     assert LOST in refused
     assert committed.startswith(f"committed {batch}: ")
     assert story.worker(run) == worker
-    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
+    assert story.live_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST))
 
 
@@ -69,7 +69,7 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     other = story.launch_live()
     assert story.end(other) is dg.DagsterRunStatus.SUCCESS
     taken_over = (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(other)))
-    assert story.first_log() == taken_over
+    assert story.live_log() == taken_over
     produce(story.world.services.bootstrap_servers, story.case.topic, 0, map(str, range(20)))
     worker.resume()  # no member is there to refuse it a commit
     story.go_on(run)
@@ -79,7 +79,7 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     assert [
         text for text in story.log_messages(run) if text.startswith(f"committed {story.case.topic}:0:{FIRST}")
     ] == []
-    assert story.first_log() == (LAST + 20, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
+    assert story.live_log() == (LAST + 20, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST + 20))
     assert story.writers() == [run, other]  # what was done again is the other's: it had the partition
 
@@ -87,13 +87,13 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
 def orphans_leave(story, run, worker):
     """Kill a run worker in the middle of its step's batch; all that the step must do then."""
     story.is_busy(run)
-    step, before = story.step(run), story.first_log()
+    step, before = story.step(run), story.live_log()
     killed_at = time.monotonic()
     worker.kill()
     assert story.seconds_to_leave(killed_at) <= LEAVES_WITHIN
     wait_for(lambda: not is_alive(step))
     assert story.has_stopped(run)
-    assert story.first_log() == before
+    assert story.live_log() == before
     assert story.offsets() == list(range(FIRST))
 
 
@@ -134,7 +134,7 @@ def test_a_step_whose_run_worker_died_before_it_joined_leaves_too(story):
     worker.kill()
     wait_for(lambda: not is_alive(step))
     assert story.members() == ()
-    assert story.first_log() in (None, (0, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run))))
+    assert story.live_log() in (None, (0, LiveCommitMetadata(OwnerState.RUNNING, short_run_id(run))))
 
 
 @pytest.mark.parametrize("protocol", CONSUMER)
@@ -149,14 +149,14 @@ def test_a_run_canceled_in_the_ui_releases_its_partitions(story, protocol):
     canceled_at = time.monotonic()
     story.world.ui.terminate_run(run)
     assert story.seconds_to_leave(canceled_at) <= LEAVES_WITHIN
-    assert story.first_log() == (FIRST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
+    assert story.live_log() == (FIRST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.end(run) is dg.DagsterRunStatus.CANCELED
     assert story.has_stopped(run)
     following = story.finish()
     assert following.success
     (made,) = following.asset_materializations_for_node(story.case.name)
     assert "crash_lag_found" not in made.metadata
-    assert story.first_log() == (
+    assert story.live_log() == (
         LAST,
         LiveCommitMetadata(OwnerState.RELEASED, short_run_id(following.run_id)),
     )

@@ -116,7 +116,7 @@ def offsets(rows, tp):
 
 
 def check_invariants(location, rows, meanwhile=lambda: None):
-    """Every offset below the first log is in the table or owed; no offset is there twice.
+    """Every offset below the live commit log is in the table or owed; no offset is there twice.
 
     The table is read last: what a dead run left with Spark may land at any time, and is owed no more from
     then on.

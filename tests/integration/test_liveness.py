@@ -51,7 +51,7 @@ class Group:
     def members(self):
         return self.kafka.cluster().members(self.group_id)
 
-    def first_log(self):
+    def live_log(self):
         commits = self.kafka.cluster().commits(
             self.group_id, [TopicPartition(self.topic, p) for p in range(4)]
         )
@@ -190,7 +190,7 @@ def test_a_batch_may_take_longer_than_the_session(group):
         work(3 * SESSION + 0.2)
         consumer.commit(batch)
         assert len(group.members()) == 1
-        assert {offset for offset, _ in group.first_log().values()} == {50}
+        assert {offset for offset, _ in group.live_log().values()} == {50}
 
 
 def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
@@ -206,9 +206,9 @@ def test_after_expiry_a_commit_raises_and_the_next_poll_rejoins(group):
         assert again.ranges == batch.ranges
         with pytest.raises(FencedError, match="planned before the consumer rejoined"):
             consumer.commit(batch)
-        assert {offset for offset, _ in group.first_log().values()} == {0}
+        assert {offset for offset, _ in group.live_log().values()} == {0}
         consumer.commit(again)
-        assert {offset for offset, _ in group.first_log().values()} == {50}
+        assert {offset for offset, _ in group.live_log().values()} == {50}
         assert {m.member_id for m in before}.isdisjoint(m.member_id for m in group.members())
 
 
@@ -243,7 +243,7 @@ def test_in_poll_mode_a_rebalance_waits_for_the_batch(group):
             assert other.got_after > 2.5 * SESSION
             assert first.crash_lag == []
         assert other.failed is None
-    assert {offset for offset, _ in group.first_log().values()} == {50}
+    assert {offset for offset, _ in group.live_log().values()} == {50}
 
 
 def test_a_commit_waits_for_a_rebalance_that_another_member_holds_up(group):
@@ -274,7 +274,7 @@ def test_in_progress_mode_a_rebalance_does_not_wait(group):
         with Other(group) as other:
             wait_for(lambda: other.got_after is not None)
             first.commit(batch)  # what it still owns; the rest is processed again by the other
-            wait_for(lambda: {offset for offset, _ in group.first_log().values()} == {50})
+            wait_for(lambda: {offset for offset, _ in group.live_log().values()} == {50})
             assert first.crash_lag == []
         assert other.failed is None
 
@@ -353,7 +353,7 @@ def test_a_static_member_that_stays_away_is_replaced_after_its_session(group):
     """
     with group.consumer(membership=STATIC) as static:
         static.commit(whole_topic(static))
-    assert {mark for _, mark in group.first_log().values()} == {OwnerState.RELEASED}
+    assert {mark for _, mark in group.live_log().values()} == {OwnerState.RELEASED}
     assert len(group.members()) == 1
     with group.consumer() as other:
         assert seconds_until(lambda: other.poll(0.1) or len(other.assignment()) == 4) < SESSION + 3 * SLACK

@@ -74,7 +74,7 @@ def sensor_of(story):
 
 def has_joined(story):
     """Wait until a run is a member and has its mark on what it owns."""
-    wait_for(lambda: any(member.partitions for member in story.members()) and story.first_log())
+    wait_for(lambda: any(member.partitions for member in story.members()) and story.live_log())
 
 
 def test_a_run_that_times_out_is_frozen_and_ends_well(story, tmp_path):
@@ -206,7 +206,7 @@ def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
     assert f"takes the place of run {short_run_id(first)}, which is gone" in "".join(
         story.log_messages(third)
     )
-    assert story.first_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(third)))
+    assert story.live_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(third)))
     assert story.members() == (), "who is done leaves at once"
     assert story.offsets() == list(range(LAST))
 

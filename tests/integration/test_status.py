@@ -111,7 +111,7 @@ def test_a_probe_that_cannot_ask_says_neither(world, run):
 
 
 def test_status_as_json_has_both_logs_and_the_members(crashed, run):
-    """One object: the first log, the second, what they mean together, and who is a member."""
+    """One object: the live commit log, the second, what they mean together, and who is a member."""
     w = crashed
     with w.live() as consumer:
         join(w, consumer)
@@ -226,13 +226,14 @@ def test_status_names_what_another_program_committed(world, run):
     told = run("status", w.group)
     assert told.exit_code == 0
     assert (
-        f"{w.tp}: an external commit replaced the second commit log (offset 5, metadata 'theirs too')"
+        f"{w.tp}: an external commit replaced the catch-up commit log (offset 5, metadata 'theirs too')"
         in told.stdout
     )
     refused = run("write-off", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
     assert refused.exit_code == 1
     assert (
-        f"the second commit log of group {w.group} has an external commit: {w.tp}, offset 5" in refused.stderr
+        f"the catch-up commit log of group {w.group} has an external commit: {w.tp}, offset 5"
+        in refused.stderr
     )
 
 
@@ -293,7 +294,7 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
 # --- write-off ----------------------------------------------------------------------------------------------
 
 
-def test_forgive_closes_a_range_in_the_second_log(owing, run):
+def test_forgive_closes_a_range_in_the_catch_up_log(owing, run):
     """After a yes the range counts as done; without Dagster it says that only the broker knows."""
     w = owing
     told = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")

@@ -108,23 +108,24 @@ def test_a_stray_consumer_with_auto_commit_costs_nothing(restarted_broker):
 
 
 @on_both_protocols
-def test_a_stray_consumer_in_the_second_log_costs_nothing(restarted_broker):
+def test_a_stray_consumer_in_the_catch_up_log_costs_nothing(restarted_broker):
     """Both lanes write the log anew from the table; the sensor goes on, and reports what it found."""
     world = restarted_broker()
     world.crash_and_resume_at_120()
-    world.join_externally(of_second_log=True)
+    world.join_externally(of_catch_up_log=True)
     stray = world.catch_up_log()
     assert (stray.offset, stray.metadata) == (120, ""), "above all pending offsets, and without a word"
     _, exact = told(world.tick(), "")
     assert (
-        f"{world.topic}:0: an external commit replaced the second commit log (offset 120" in exact.description
+        f"{world.topic}:0: an external commit replaced the catch-up commit log (offset 120"
+        in exact.description
     )
     assert (exact.passed, exact.severity, world.keys()) == (False, dg.AssetCheckSeverity.WARN, [(70, 120)])
     assert world.catch_up((70, 120)) is None
     assert world.offsets() == written_rows(0, 120)
     done = world.catch_up_log()
     assert (done.offset, done.metadata.split(" ")[:2]) == (120, ["kl1", "done"])
-    world.commit_externally(0, "not ours", of_second_log=True)
+    world.commit_externally(0, "not ours", of_catch_up_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
     assert world.catch_up_log().metadata.endswith(f" target {world.table}")
@@ -139,14 +140,14 @@ def test_without_a_ledger_a_stray_commit_is_removed_by_hand(restarted_broker):
     world.crash_at_70()
     world.grow_to(120)
     assert world.live() is None
-    world.join_externally(of_second_log=True)
+    world.join_externally(of_catch_up_log=True)
     for error in (world.live(), world.catch_up((70, 120))):
         assert isinstance(error, kl.ExternalCommitError), error
         assert f"has an external commit: {world.tp}, offset 120, metadata ''" in str(error)
         assert f"--topic {world.tp} --group {world.group}.catch-up --delete-offsets" in str(error)
     tick = world.tick()
     assert (tick.dynamic_partitions_requests, tick.run_requests) == ([], []), "neither is known to be of use"
-    world.delete_offsets(of_second_log=True)
+    world.delete_offsets(of_catch_up_log=True)
     given.clear()
     assert world.live() is None
     assert world.pending_by_live_log() == [(70, 120)]
@@ -154,7 +155,7 @@ def test_without_a_ledger_a_stray_commit_is_removed_by_hand(restarted_broker):
     assert [str(r.span) for r in given] == ["70-120"]
 
 
-def test_text_of_another_program_in_the_first_log_is_removed_by_hand(restarted_broker):
+def test_text_of_another_program_in_the_live_log_is_removed_by_hand(restarted_broker):
     """The error names it; at the same offset without metadata the table brings pending offsets back."""
     world = restarted_broker()
     world.crash_and_resume_at_120()
@@ -162,7 +163,7 @@ def test_text_of_another_program_in_the_first_log_is_removed_by_hand(restarted_b
     for error in (world.live(), world.catch_up((70, 120))):
         assert isinstance(error, kl.ExternalCommitError), error
         assert (
-            f"the first commit log of group {world.group} has an external commit: {world.tp}, offset 120"
+            f"the live commit log of group {world.group} has an external commit: {world.tp}, offset 120"
             in str(error)
         )
         assert f"--topic {world.tp} --group {world.group} --reset-offsets --to-current --execute" in str(
@@ -173,20 +174,20 @@ def test_text_of_another_program_in_the_first_log_is_removed_by_hand(restarted_b
 
 
 @on_both_protocols
-@pytest.mark.parametrize("of_second_log", [False, True], ids=["first log", "second log"])
-def test_the_offsets_of_either_group_may_be_deleted(restarted_broker, of_second_log):
+@pytest.mark.parametrize("of_second_log", [False, True], ids=["live commit log", "catch-up commit log"])
+def test_the_offsets_of_either_group_may_be_deleted(restarted_broker, of_catch_up_log):
     """Or expire: what is owed stays owed, and what is done is not owed again."""
     world = restarted_broker()
     world.crash_and_resume_at_120()
-    world.delete_offsets(of_second_log=of_second_log)
+    world.delete_offsets(of_catch_up_log=of_catch_up_log)
     is_exact_once_drained(world, (70, 120))
-    world.delete_offsets(of_second_log=of_second_log)
+    world.delete_offsets(of_catch_up_log=of_catch_up_log)
     assert world.live() is None
     assert world.pending_by_live_log() == []
 
 
 @on_both_protocols
-def test_an_expired_first_log_does_not_skip_to_the_latest(restarted_broker):
+def test_an_expired_live_log_does_not_skip_to_the_latest(restarted_broker):
     """With ``latest`` a plain consumer would never read what came while the pipeline stood still."""
     world = restarted_broker(offsets=kl.Offsets(auto_offset_reset="latest"))
     world.grow_to(10)
@@ -391,7 +392,7 @@ def test_after_the_last_commit_nothing_can_make_a_crash_of_a_run(restarted_broke
 
 
 def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(restarted_broker, monkeypatch):
-    """The second log alone said it until then; the run learned it, and writes it into the ledger."""
+    """The catch-up commit log alone said it until then; the run learned it, and writes it into the ledger."""
     world = restarted_broker(max_poll_records=10)
     world.crash_and_resume_at_120()
     monkeypatch.setattr(planner, "PRUNE_INTERVAL_SECONDS", 0.0)
@@ -403,7 +404,7 @@ def test_what_was_forgiven_stays_so_after_an_external_commit_under_a_live_run(re
         if len(seen) == 1:
             world.write_off(70, 120)
         if len(seen) == 2:
-            world.commit_externally(150, of_second_log=True)
+            world.commit_externally(150, of_catch_up_log=True)
 
     assert world.live(befalls) is None
     assert world.live() is None
@@ -420,7 +421,7 @@ def test_what_was_forgiven_and_is_known_to_nobody_is_owed_again(restarted_broker
     world.write_off(70, 120)
     assert world.live() is None
     assert world.pending_by_live_log() == []
-    world.commit_externally(150, of_second_log=True)
+    world.commit_externally(150, of_catch_up_log=True)
     world.grow_to(150)
     is_exact_once_drained(world, (70, 120))
 
@@ -476,7 +477,7 @@ def test_two_tables_are_two_groups(restarted_broker):
 
 
 @on_both_protocols
-def test_the_second_log_may_go_while_a_live_run_is_at_work(restarted_broker):
+def test_the_catch_up_log_may_go_while_a_live_run_is_at_work(restarted_broker):
     """What was caught up before is not owed again, and no row is missing."""
     world = restarted_broker(max_poll_records=10)
     world.crash_and_resume_at_120()
@@ -487,7 +488,7 @@ def test_the_second_log_may_go_while_a_live_run_is_at_work(restarted_broker):
     def delete(_batch):
         seen.append(len(seen))
         if len(seen) == 2:
-            world.delete_offsets(of_second_log=True)
+            world.delete_offsets(of_catch_up_log=True)
 
     assert world.live(delete) is None
     assert world.live() is None
@@ -656,7 +657,7 @@ def test_without_a_witness_a_standing_partition_is_processed_again(restarted_bro
 
 
 @on_both_protocols
-def test_the_second_log_is_committed_anew_under_a_live_member(restarted_broker):
+def test_the_catch_up_log_is_committed_anew_under_a_live_member(restarted_broker):
     """A group without members loses its offsets after a while: what was seen of it last is written again."""
     world = restarted_broker()
     world.grow_to(10)
@@ -664,7 +665,7 @@ def test_the_second_log_is_committed_anew_under_a_live_member(restarted_broker):
         consumer.settings = replace(consumer.settings, recommit_seconds=0.0)
         consumer.commit(consumer.poll(120))
         before = world.catch_up_log()
-        world.delete_offsets(of_second_log=True)
+        world.delete_offsets(of_catch_up_log=True)
         assert world.catch_up_log() is None
         assert consumer.poll(0.0) is None
         assert world.catch_up_log() == before
@@ -697,11 +698,11 @@ def test_status_names_a_topic_made_anew(restarted_broker, services):
 
 
 @on_both_protocols
-def test_a_quarantined_offset_is_not_lost_to_a_second_log_of_an_earlier_life(restarted_broker):
+def test_a_quarantined_offset_is_not_lost_to_a_catch_up_log_of_an_earlier_life(restarted_broker):
     """With the mode off too: what passed the live lane is processed, though that log says that it is done."""
     world = restarted_broker()
     world.grow_to(50)
-    world.commit_externally(200, "kl1 done @-", of_second_log=True)
+    world.commit_externally(200, "kl1 done @-", of_catch_up_log=True)
     live = {"topics": [world.topic], "group_id": world.group, "max_poll_records": 20}
     with world.kafka.consumer(**live) as consumer:
         consumer.commit(consumer.poll(120))

@@ -415,7 +415,7 @@ def test_a_crash_before_the_offset_commit_hides_no_late_record(made, dying):
 
 
 def test_a_crash_in_the_catch_up_lane_hides_no_late_record(made, dying):
-    """Crash lag is in the table and not in the second log.
+    """Crash lag is in the table and not in the catch-up commit log.
 
     The next run of its partition has nothing left to write.
     """

@@ -26,9 +26,9 @@ _RECORD = "        self._catch_up_log.mark_done(batch.processed, self._watchdog.
 _WROTE = "        self._completion.mark_written(batch.processed)\n"
 _PUT = """\
         self._catch_up_log().write(
-            {tp: (facts[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
+            {tp: (states[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
         )
-        self._warn_about_external_commits(facts)
+        self._warn_about_external_commits(states)
 """
 _ADOPT = """\
         self.member.commit_start_positions(
@@ -105,9 +105,9 @@ MUTANTS: tuple[Mutant, ...] = (
         killed_by=f"{_COMMITS}a_member_does_not_fetch_its_partitions",
         invariant="assigned partitions are paused",
     ),
-    # The second log
+    # The catch-up commit log
     Mutant(
-        name="an expired second log is not renewed",
+        name="an expired catch-up commit log is not renewed",
         file="kafka/catch_up/commit_log.py",
         old="self._commit({tp: self._last_written[tp] for tp in partitions if tp in self._last_written})",
         new="self._commit({tp: now[tp] for tp in partitions if tp in now})",
@@ -118,12 +118,12 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a record is not read back",
         file="kafka/catch_up/commit_log.py",
         old=(
-            "                {tp: replace(log, origin=log.origin or facts[tp].origin)"
+            "                {tp: replace(log, origin=log.origin or states[tp].origin)"
             " for tp, log in logs.items()}\n"
             "            )"
         ),
         new=(
-            "                {tp: replace(log, origin=log.origin or facts[tp].origin)"
+            "                {tp: replace(log, origin=log.origin or states[tp].origin)"
             " for tp, log in logs.items()}\n"
             "            )\n"
             "            return"
@@ -132,11 +132,11 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="the record has to last",
     ),
     Mutant(
-        name="the second log is committed to the live group",
+        name="the catch-up commit log is committed to the live group",
         file="kafka/catch_up/commit_log.py",
         old="config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, ",
         new="config = kafka.committer_config(group_id, ",
-        killed_by=f"{_SECOND}the_second_log_is_a_group_of_its_own",
+        killed_by=f"{_SECOND}the_catch_up_log_is_a_group_of_its_own",
         invariant="['orders-etl'] == ['orders-etl.catch-up']",
     ),
     # The fence
@@ -210,16 +210,16 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the last check does not query the table",
         file="kafka/catch_up/completion.py",
-        old="        facts = self.read_all()\n        without = spans_by_partition(left_out)\n",
-        new="        facts = self.read_commits()\n        without = spans_by_partition(left_out)\n",
+        old="        states = self.read_all()\n        without = spans_by_partition(left_out)\n",
+        new="        states = self.read_commits()\n        without = spans_by_partition(left_out)\n",
         killed_by=f"{_CATCH_UP}rows_that_the_table_lost_after_the_commit_end_the_run",
         invariant="DID NOT RAISE RowsMissingError",
     ),
     Mutant(
         name="the offset at the log start counts as lost",
         file="kafka/catch_up/consumer.py",
-        old="left = {tp: difference(spans, (Span(0, facts[tp].log_start),))",
-        new="left = {tp: difference(spans, (Span(0, facts[tp].log_start + 1),))",
+        old="left = {tp: difference(spans, (Span(0, states[tp].log_start),))",
+        new="left = {tp: difference(spans, (Span(0, states[tp].log_start + 1),))",
         killed_by=f"{_CATCH_UP}exactly_the_offsets_below_the_log_start_are_lost",
         invariant="OffsetRange(topic='orders', partition=3, start=101, end=120)",
     ),
@@ -273,12 +273,12 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="DID NOT RAISE DataExpiredError",
     ),
     Mutant(
-        name="the first log is written before the second",
+        name="the live commit log is written before the catch-up commit log",
         file="kafka/live/planner.py",
         old=_PUT + _ADOPT,
         new=_ADOPT + _PUT,
-        killed_by=f"{_LIVE}the_second_log_is_written_before_the_first",
-        invariant="the second log comes first",
+        killed_by=f"{_LIVE}the_catch_up_log_is_written_before_the_live_one",
+        invariant="the catch-up commit log comes first",
     ),
     Mutant(
         name="the live lane plans a topic that was recreated",
@@ -461,7 +461,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the side effects of recovered rows are skipped in the live lane",
         file="kafka/live/planner.py",
-        old="        self._recover(facts, {tp: r.written_uncommitted for tp, r in resumed.items()})\n",
+        old="        self._recover(states, {tp: r.written_uncommitted for tp, r in resumed.items()})\n",
         new="",
         killed_by=f"{_LIVE}recovered_rows_are_not_committed_without_their_side_effects",
         invariant="DID NOT RAISE ZeroDivisionError",
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the side effects of recovered rows are skipped in the catch-up lane",
         file="kafka/catch_up/consumer.py",
         old=(
-            "        if self._recover_unrecorded(facts):\n            facts = "
+            "        if self._recover_unrecorded(states):\n            states = "
             "self._completion.read_commits()\n"
         ),
         new="",
@@ -496,9 +496,9 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="DID NOT RAISE PausedPartitionError",
     ),
     Mutant(
-        name="a second log is rebuilt under a live member without the side effects",
+        name="a catch-up commit log is rebuilt under a live member without the side effects",
         file="kafka/live/planner.py",
-        old="            self._recover(facts, {})\n",
+        old="            self._recover(states, {})\n",
         new="",
         killed_by=f"{_LIVE}rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log[live]",
         invariant="side effects come before the rebuilt log",
@@ -514,8 +514,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="pending offsets whose rows are missing stay done",
         file="kafka/catch_up/commit_log.py",
-        old="    log = facts.catch_up_log.reopen(intersection(committed, facts.pending_by_live_log))\n",
-        new="    log = facts.catch_up_log\n",
+        old="    log = state.catch_up_log.reopen(intersection(committed, state.pending_by_live_log))\n",
+        new="    log = state.catch_up_log\n",
         killed_by=f"{_SECOND}rows_that_were_found_missing_are_recorded[0]",
         invariant="missing rows are not done",
     ),
@@ -632,7 +632,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="crash lag of a paused partition counts as done",
         file="kafka/catch_up/consumer.py",
-        old="[tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)]",
+        old="[tp for tp in left if states[tp].is_paused and (left[tp] or tp in self._unrecovered)]",
         new="[]",
         killed_by=f"{_CATCH_UP}crash_lag_of_a_paused_partition_ends_the_run_with_an_error",
         invariant="DID NOT RAISE PausedPartitionError",
@@ -648,8 +648,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a replay does not end",
         file="kafka/catch_up/consumer.py",
-        old="(*self._written.get(tp, ()), *facts[tp].written_off)",
-        new="facts[tp].written_off",
+        old="(*self._written.get(tp, ()), *states[tp].written_off)",
+        new="states[tp].written_off",
         killed_by=f"{_CATCH_UP}a_range_that_is_replayed_is_processed_once",
         invariant="a range is replayed once",
     ),

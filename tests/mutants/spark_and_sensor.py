@@ -17,7 +17,7 @@ _GROUP_LOOKS = "tests/test_group_observation.py::"
 
 _SENSOR = (
     Mutant(
-        name="the sensor does not read the second commit log",
+        name="the sensor does not read the catch-up commit log",
         file="sensor/observation.py",
         old="second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}",
         new="second = {}",
@@ -25,12 +25,12 @@ _SENSOR = (
         invariant="assert ['orders:3:70-100'] == ['orders:3:80-90']",
     ),
     Mutant(
-        name="the sensor reads the first commit log twice",
+        name="the sensor reads the live commit log twice",
         file="sensor/observation.py",
         old="second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}",
         new="second = cluster.commits(group_id, owing) if owing else {}",
         killed_by=f"{_GROUP_LOOKS}test_offsets_that_the_second_commit_log_has_as_done_are_not_pending",
-        invariant="without a second log all of it is pending",
+        invariant="without a catch-up commit log all of it is pending",
     ),
     Mutant(
         name="lag on paused partitions requests a live run",
@@ -43,8 +43,8 @@ _SENSOR = (
     Mutant(
         name="crash lag of a paused partition requests a run",
         file="sensor/run_requests.py",
-        old="owed = observed.still_pending(missing(), paused=False)",
-        new="owed = observed.still_pending(missing())",
+        old="pending = observed.still_pending(missing(), paused=False)",
+        new="pending = observed.still_pending(missing())",
         killed_by=f"{_GROUP_LOOKS}test_crash_lag_of_a_paused_partition_is_not_caught_up",
         invariant="assert ['orders:3:70-100'] == []",
     ),
@@ -666,8 +666,8 @@ _LETTER = (
     Mutant(
         name="the letter at the end of a range counts as pending",
         file="spark/table/dead_letters.py",
-        old='(letters["offset"] < owed["end"])',
-        new='(letters["offset"] <= owed["end"])',
+        old='(letters["offset"] < pending["end"])',
+        new='(letters["offset"] <= pending["end"])',
         killed_by=f"{_LETTERS}test_a_letter_is_pending_while_its_offset_is_in_a_pending_range",
         invariant="AssertionError: the end of a range is part of it",
     ),
@@ -783,8 +783,8 @@ _REST = (
     Mutant(
         name="a partition that fails is caught up again before the others",
         file="sensor/run_requests.py",
-        old="oldest = min(owed, key=lambda key: failed[key])",
-        new="oldest = owed[0]",
+        old="oldest = min(pending, key=lambda key: failed[key])",
+        new="oldest = pending[0]",
         killed_by=f"{_GROUP_LOOKS}test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up",
         invariant="assert ['orders:3:70-90'] == ['orders:3:90-100']",
     ),

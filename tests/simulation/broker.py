@@ -108,7 +108,7 @@ def _broker() -> Any:
 
 
 class Committer:
-    """A consumer that never subscribes: it commits to the second log, or reads either."""
+    """A consumer that never subscribes: it commits to the catch-up commit log, or reads either."""
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id

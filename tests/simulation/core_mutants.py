@@ -157,13 +157,13 @@ def trust_our_commits(facts, position):
     return () if facts.is_committed_by_this_package else _missing(facts, position)
 
 
-def believe_the_second_log(facts, asked):
-    """Done is what the second log says, whatever became of the table."""
+def believe_the_catch_up_log(facts, asked):
+    """Done is what the catch-up commit log says, whatever became of the table."""
     asked_pending = offsets.intersection(asked, facts.pending_by_live_log)
     return offsets.difference(facts.catch_up_log.outstanding(asked_pending), facts.written_off)
 
 
-def keep_the_second_log(tp, facts, policy, poison=()):
+def keep_the_catch_up_log(tp, facts, policy, poison=()):
     """What it says of another life of the group is believed in this one."""
     found = _resume(tp, facts, policy, poison)
     return replace(
@@ -236,15 +236,25 @@ CLEANED_AT_ONCE = Histories(
 CORE_MUTANTS = [
     SimulatedMutant(planner, "decide_resume", jump_without_owing, "in the table or owed"),
     SimulatedMutant(planner, "decide_resume", jump_and_owe_only_the_last, "in the table or owed"),
-    SimulatedMutant(planner, "decide_resume", owe_without_jumping, "what is owed is below the first log"),
+    SimulatedMutant(
+        planner, "decide_resume", owe_without_jumping, "what is owed is below the live commit log"
+    ),
     SimulatedMutant(planner, "decide_resume", jump_behind_the_log_end, "in the table or owed"),
     SimulatedMutant(planner, "decide_resume", resume_and_forget, "in the table or owed"),
     SimulatedMutant(resume_module, "fits_commit_metadata", everything_fits, "OFFSET_METADATA_TOO_LARGE"),
-    SimulatedMutant(CatchUpCommitMetadata, "mark_done", pass_a_hole, "the second log covers nothing"),
-    SimulatedMutant(CatchUpCommitMetadata, "mark_done", pass_the_batch, "the second log covers nothing"),
+    SimulatedMutant(
+        CatchUpCommitMetadata, "mark_done", pass_a_hole, "the catch-up commit log covers nothing"
+    ),
+    SimulatedMutant(
+        CatchUpCommitMetadata, "mark_done", pass_the_batch, "the catch-up commit log covers nothing"
+    ),
     SimulatedMutant(CatchUpCommitMetadata, "outstanding", forget_the_last, "in the table or owed"),
     SimulatedMutant(
-        CatchUpCommitMetadata, "outstanding", close_the_range, "the second log covers nothing", first_seed=6
+        CatchUpCommitMetadata,
+        "outstanding",
+        close_the_range,
+        "the catch-up commit log covers nothing",
+        first_seed=6,
     ),
     SimulatedMutant(
         CatchUpCommitMetadata, "decode", read_too_wide, "committed() never passes", first_seed=159
@@ -260,7 +270,7 @@ CORE_MUTANTS = [
     SimulatedMutant(PartitionState, "missing_rows", trust_strangers, "in silence", first_seed=130),
     SimulatedMutant(PartitionState, "missing_rows", trust_our_commits, "in silence"),
     SimulatedMutant(
-        PartitionState, "not_done", believe_the_second_log, "materialised only when done", first_seed=300
+        PartitionState, "not_done", believe_the_catch_up_log, "materialised only when done", first_seed=300
     ),
     SimulatedMutant(
         PartitionState,
@@ -289,8 +299,8 @@ CORE_MUTANTS = [
     SimulatedMutant(
         planner,
         "decide_resume",
-        keep_the_second_log,
-        "the second log covers nothing",
+        keep_the_catch_up_log,
+        "the catch-up commit log covers nothing",
         SET_BACK,
         first_seed=80,
     ),

@@ -208,7 +208,7 @@ def sensor_tick(world: Simulation) -> Iterator[str]:
     """Dagster first, then Kafka and the table; the keys for what is owed and has none."""
     existing, materialized = list(world.keys), set(world.materialized)
     firsts = {tp: p.live_log for tp, p in world.partitions.items()}
-    yield "looked at Dagster and at the first log"
+    yield "looked at Dagster and at the live commit log"
     owed = [
         OffsetRange(*tp, *span)
         for tp, p in world.partitions.items()

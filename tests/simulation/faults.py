@@ -22,7 +22,7 @@ def _some(world: Simulation) -> SimulatedPartition:
 
 
 def external_live_commit(world: Simulation) -> None:
-    """Commit to the first log as a plain consumer, a script or a reset does, where no member is."""
+    """Commit to the live commit log as a plain consumer, a script or a reset does, where no member is."""
     p = _some(world)
     if p.holder is not None:
         return
@@ -63,25 +63,25 @@ def expire_live_log(world: Simulation) -> None:
     if p.live_commit is not None and not world.is_anew:
         _commit(world, p, None)
         p.erased = p.holder is not None
-        world.note("first log gone", p.tp)
+        world.note("live commit log gone", p.tp)
 
 
 def expire_catch_up_log(world: Simulation) -> None:
     """The broker's offsets retention at the worst moment, or somebody's --delete-offsets."""
     p = _some(world)
     if p.catch_up_commit is not None and not world.is_anew:
-        world.note("second log gone", p.tp)
+        world.note("catch-up commit log gone", p.tp)
         p.expire_second()
         after_fault(world)
 
 
 def external_catch_up_commit(world: Simulation) -> None:
-    """Commit to the second log at any offset, with any text: kcat's auto-commit, or a reset of all groups."""
+    """Commit any offset and text to the catch-up commit log: kcat's auto-commit, or a reset of all groups."""
     p = _some(world)
     if p.catch_up_commit is not None and not world.is_anew:
         offset = world.rng.choice((0, p.log_start, p.log_end, p.log_end + 10**6))
         p.replace_second(offset, world.rng.choice(("", "checkpoint-7", "kl1 running 0badcafe @0")))
-        world.note("second log replaced", p.tp, p.catch_up_commit)
+        world.note("catch-up commit log replaced", p.tp, p.catch_up_commit)
         after_fault(world)
 
 

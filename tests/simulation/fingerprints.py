@@ -106,7 +106,7 @@ class _Recorder:
         self._before(group, "join", self._joins)
         self._before(group, "leave", self._leaves)
         self._after(broker, "commit_first", self._committed)
-        self._before(broker, "commit_second", self._commits_to_second_log)
+        self._before(broker, "commit_second", self._commits_to_catch_up_log)
         self._after(table, "begin", self._requested)
         self._after(table, "add", self._added)
         self._before(world, "materialize", lambda keys, _asked_at: self._note("materialized", *keys))
@@ -148,7 +148,7 @@ class _Recorder:
         outcome = "done" if refusal is None else f"refused {refusal}"
         self._note("commit", client.process.name, client.name, _commits(offsets), outcome)
 
-    def _commits_to_second_log(self, offsets: Iterable[Any], process: Any) -> None:
+    def _commits_to_catch_up_log(self, offsets: Iterable[Any], process: Any) -> None:
         self._note("commit of the second log", process.name, _commits(offsets))
 
     def _requested(

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from tests.simulation.world import Simulation
 
 INVARIANTS: dict[str, Callable[[SimulatedPartition], int]] = {
-    "the second log covers nothing that is not in the table": lambda p: (
+    "the catch-up commit log covers nothing that is not in the table": lambda p: (
         p.done & ~(p.processed | p.removed_by_fault)
     ),
-    "the second log covers nothing that comes to be a member's to do": lambda p: p.covered,
-    "every offset below the first log is in the table or owed": lambda p: p.gap & ~p.removed_by_fault,
-    "what is owed is below the first log": lambda p: p.pending & ~p.below_first,
+    "the catch-up commit log covers nothing that comes to be a member's to do": lambda p: p.covered,
+    "every offset below the live commit log is in the table or owed": lambda p: p.gap & ~p.removed_by_fault,
+    "what is owed is below the live commit log": lambda p: p.pending & ~p.below_first,
     "the table holds each offset's rows once": lambda p: p.twice,
-    "the first log never goes back behind an acknowledged commit": lambda p: p.went_back,
+    "the live commit log never goes back behind an acknowledged commit": lambda p: p.went_back,
     "only what expired is told as lost": lambda p: p.wrongly_told,
     "nothing is committed for a topic made anew": lambda p: p.mistaken,
     "nobody commits what it has given up": lambda p: p.given_up,
@@ -54,7 +54,7 @@ CLAIMS = "the ledger claims nothing that is not in the table"
 INTRUDERS = "nothing is written of a topic made anew"
 PROVEN = "a range is materialised only when done"
 DISJOINT = "live ranges and owed ranges are disjoint"
-DURABLE = "a live lane begins where the first log says"
+DURABLE = "a live lane begins where the live commit log says"
 GROWS = "the live lane's position goes back to its last commit at most"
 IDLE = "nobody ends idle with partitions that he has just been given"
 JUSTIFIED = "an error has its reason"

@@ -1,8 +1,8 @@
 """One log, its commits in both groups, and what an oracle of its own knows of them.
 
-A set of offsets is an integer, bit 0 being the first log start, and commit metadata is read here by other
-code than the core's: an invariant is one line of set algebra, and no mistake in ``core.offsets`` can hide
-from it.
+A set of offsets is an integer, bit 0 being the live commit log start, and commit metadata is read here by
+other code than the core's: an invariant is one line of set algebra, and no mistake in ``core.offsets`` can
+hide from it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class SimulatedPartition:
             judges.
         live_commit, catch_up_commit: the commits as written; ``live_log``, ``catch_up_log``: as the core
             reads them.
-        foreign: what the core says of a first log that is another program's.
+        foreign: what the core says of a live commit log that is another program's.
         holder: the member that has it, by the coordinator; ``adopted_by``: who committed where it goes on.
         acknowledged: the last first-log commit whose author knows of it.
-        erased: the first log was taken away under its holder, who has not committed since.
+        erased: the live commit log was taken away under its holder, who has not committed since.
         rows: offsets in the table; ``twice``: those in it more than once.
         pending, done: what the commits say.
         waived: what nobody asked to process; ``unknowable_missing``: what is missing and no witness can know
@@ -53,14 +53,14 @@ class SimulatedPartition:
         went_back: offsets below an acknowledged commit that a later commit was below.
         wrongly_told: offsets told as lost that have not expired; ``mistaken``: a commit that does not
             say, of a topic made anew, that it is of the old one.
-        covered: what came to be a member's to do when it began, or to be owed, and the second log said is
-            done.
+        covered: what came to be a member's to do when it began, or to be owed, and the catch-up commit log
+            said is done.
         is_back: the live lane has gone back behind what it had committed, for the table had lost too much to
             owe it.
         given_up: a member committed what it knew that it has no more: the broker lets it.
         unsaid: a live run wrote rows without saying where the group's life began.
-        second_at, second_by: when the second log was last written, and by which process; ``enemy_at``: when
-            an enemy was last here.
+        second_at, second_by: when the catch-up commit log was last written, and by which process;
+            ``enemy_at``: when an enemy was last here.
         lacked_until: when it last ``lacks`` rows; who looked slowly tells of them later.
         changed: since the invariants were checked.
     """
@@ -136,7 +136,7 @@ class SimulatedPartition:
 
     @property
     def gap(self) -> int:
-        """What lies below the first log and is neither in the table nor owed."""
+        """What lies below the live commit log and is neither in the table nor owed."""
         return self.below_first & ~(self.processed | self.outstanding)
 
     @property
@@ -145,7 +145,7 @@ class SimulatedPartition:
         return bool(self.below_first & ~(self.rows | self.lost | self.outstanding | self.waived))
 
     def facts(self, first: FirstLog | None = None, account: LedgerEntry | None = None) -> PartitionState:
-        """What a process reads: a look at the first log, perhaps an old one, and the rest as it is now."""
+        """What a process reads: the live commit log, perhaps an old read of it, and the rest as it is now."""
         if self.foreign is not None:
             raise self.foreign
         offset, mark = first or self.live_log
@@ -192,7 +192,7 @@ class SimulatedPartition:
             self.covered |= self.done & to_do & ~self.processed if self.topic_id == self.born else 0
 
     def commit_first(self, offset: int, metadata: str) -> None:
-        """A member writes the first log."""
+        """A member writes the live commit log."""
         self.went_back |= 0 if self.erased else self.bits(offset, self.acknowledged)
         if self.topic_id != self.born and f" {self.born}@" not in metadata:
             self.mistaken |= 1
@@ -202,7 +202,7 @@ class SimulatedPartition:
             raise RuntimeError(f"{metadata} is our own: {self.foreign!r}")
 
     def put_first(self, commit: tuple[int, str] | None) -> None:
-        """The first log is as somebody wrote it, or is gone."""
+        """The live commit log is as somebody wrote it, or is gone."""
         offset, metadata = commit or (None, "")
         self.foreign_until = clock.now if self.foreign is not None else self.foreign_until
         self.was_paused = self.was_paused or " paused " in metadata
@@ -215,7 +215,7 @@ class SimulatedPartition:
         self.below_first, self.changed = self.below(offset or 0), True
 
     def commit_second(self, offset: int, metadata: str, by: object = None) -> None:
-        """Write the second log: anybody may, the last one wins."""
+        """Write the catch-up commit log: anybody may, the last one wins."""
         if self.topic_id != self.born and f" {self.topic_id}@" in metadata:
             self.mistaken |= 1
         self.catch_up_commit, self.catch_up_log = (
@@ -229,7 +229,7 @@ class SimulatedPartition:
         self.changed = True
 
     def expire_second(self) -> None:
-        """The broker's offsets retention: nobody committed to the second log for a week.
+        """The broker's offsets retention: nobody committed to the catch-up commit log for a week.
 
         Or somebody deleted it.
         """
@@ -241,7 +241,7 @@ class SimulatedPartition:
         )
 
     def replace_second(self, offset: int, metadata: str) -> None:
-        """Another client writes the second log: nothing is done by it."""
+        """Another client writes the catch-up commit log: nothing is done by it."""
         self.expire_second()
         self.catch_up_commit, self.catch_up_log = (
             (offset, metadata),
@@ -305,7 +305,7 @@ def _owed(metadata: str) -> str:
 
 
 def _done(metadata: str) -> tuple[str, str]:
-    """What a second log says is done, and was told as lost."""
+    """What a catch-up commit log says is done, and was told as lost."""
     rest = metadata.split(" ")[3:]
     pairs = dict(pairwise(rest))
     return rest[0] if rest and rest[0][0].isdigit() else "", pairs.get("written-off", "")

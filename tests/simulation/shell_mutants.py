@@ -232,7 +232,7 @@ SHELL_MUTANTS = [
         CatchUpConsumer,
         "_write_off_expired",
         record_what_was_lost,
-        "the second log covers nothing",
+        "the catch-up commit log covers nothing",
         first_seed=200,
     ),
     SimulatedMutant(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 9_450),
@@ -244,7 +244,7 @@ SHELL_MUTANTS = [
         Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_300
     ),
     SimulatedMutant(
-        Member, "commit_start_positions", own_before_committing, "begins where the first log says"
+        Member, "commit_start_positions", own_before_committing, "begins where the live commit log says"
     ),
     SimulatedMutant(
         consumer, "partition_states_with_ledger", ask_the_table_first, "RowsMissingError", BESIDE_OTHERS

@@ -32,7 +32,7 @@ def test_a_history_is_a_function_of_its_seed():
     assert once == again
 
 
-def test_an_external_second_log_costs_work_and_no_data():
+def test_an_external_catch_up_log_costs_work_and_no_data():
     """Beside all other enemies.
 
     The table's ledger takes its place, and every invariant of a history holds.
@@ -41,7 +41,7 @@ def test_an_external_second_log_costs_work_and_no_data():
     with simulated():
         lives = [Simulation(seed, None, weights, of_rebalances=0).run() for seed in range(150)]
     happened = [what for life in lives for _, what, *_ in life.history]
-    assert happened.count("second log replaced") > 100
+    assert happened.count("catch-up commit log replaced") > 100
 
 
 def freeze(world):

@@ -55,8 +55,8 @@ class Simulation:
     Attributes:
         keys: partition keys the sensor has added; ``materialized``: those that are.
         poison: offsets that no batch can be done with in time.
-        calm: nothing goes wrong any more; ``set_back``: somebody else has committed to the first log, last at
-            ``set_back_at``.
+        calm: nothing goes wrong any more; ``set_back``: somebody else has committed to the live commit log,
+            last at ``set_back_at``.
         history: what happened, and when; the first word of each entry says what kind of thing.
     """
 
@@ -146,8 +146,8 @@ class Simulation:
     def __str__(self) -> str:
         told = [f"{at - 1_000:8.3f} {' '.join(map(str, entry))}" for at, *entry in self.history[1:]]
         ended = [
-            f"{p.tp} ends at {p.log_end}, first log {p.live_commit}, second log {p.catch_up_commit}, table "
-            f"{p.names(p.rows)}"
+            f"{p.tp} ends at {p.log_end}, live commit log {p.live_commit}, catch-up commit log "
+            f"{p.catch_up_commit}, table {p.names(p.rows)}"
             for p in self.partitions.values()
         ]
         return "\n".join((str(self.scenario), *told, *ended))

@@ -1,1 +1,1 @@
-"""The catch-up lane: crash lag ranges and the second commit log (KIP-333)."""
+"""The catch-up lane: crash lag ranges and the catch-up commit log (KIP-333)."""

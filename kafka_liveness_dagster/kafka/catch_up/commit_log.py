@@ -1,4 +1,4 @@
-"""Record that owed offsets are done in KIP-333's second commit log.
+"""Record that owed offsets are done in KIP-333's catch-up commit log.
 
 The log is the committed offsets of ``G.catch-up``. Several runs may write it at once and none of them is a
 member of a group, so each write is looked at afterwards and repeated when another's replaced it. A write that
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _MAX_WRITES = 5
 _COMMIT_TIMEOUT_SECONDS = 30.0
-REWRITTEN = "Rewrote the second commit log of group %s, %d external commits had replaced it: %s"
+REWRITTEN = "Rewrote the catch-up commit log of group %s, %d external commits had replaced it: %s"
 """Logged with the group, the number, and each partition with its offset and metadata."""
 
 
@@ -55,7 +55,7 @@ class NotPendingError(InvalidSettingError):
 
 
 class CatchUpCommitLog:
-    """The second commit log of one group."""
+    """The catch-up commit log of one group."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
         config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
@@ -79,16 +79,16 @@ class CatchUpCommitLog:
         done = spans_by_partition(ranges)
         for _ in range(_MAX_WRITES):
             may_go_on()
-            facts = self._partition_states(list(done))
-            missing = {tp: spans for tp, spans in done.items() if intersection(facts[tp].outstanding, spans)}
+            states = self._partition_states(list(done))
+            missing = {tp: spans for tp, spans in done.items() if intersection(states[tp].outstanding, spans)}
             if not missing:
                 return
             logs = {
-                tp: facts[tp].catch_up_log.mark_done(facts[tp].pending_by_live_log, spans)
+                tp: states[tp].catch_up_log.mark_done(states[tp].pending_by_live_log, spans)
                 for tp, spans in missing.items()
             }
             self._commit(
-                {tp: replace(log, origin=log.origin or facts[tp].origin) for tp, log in logs.items()}
+                {tp: replace(log, origin=log.origin or states[tp].origin) for tp, log in logs.items()}
             )
         raise self._lost_writes_error("done")
 
@@ -99,9 +99,9 @@ class CatchUpCommitLog:
             BadRecordError: it cannot; nothing was written.
         """
         done = spans_by_partition(batch.processed)
-        for tp, facts in self._partition_states(list(done)).items():
-            log = facts.catch_up_log.mark_done(facts.pending_by_live_log, done[tp])
-            log = replace(log, origin=log.origin or facts.origin)
+        for tp, state in self._partition_states(list(done)).items():
+            log = state.catch_up_log.mark_done(state.pending_by_live_log, done[tp])
+            log = replace(log, origin=log.origin or state.origin)
             if CatchUpCommitMetadata.decode(log.watermark, log.encode()).done != log.done:
                 raise no_room_error(batch.skipped)
 
@@ -142,7 +142,7 @@ class CatchUpCommitLog:
         nothing: the error of the run says more.
         """
         spans = spans_by_partition(ranges)
-        failed = "The missing rows could not be recorded in the second commit log"
+        failed = "The missing rows could not be recorded in the catch-up commit log"
         try:
             if spans and not self._update(spans, _with_missing_rows):
                 log.error("%s: it lost %d writes to other runs", failed, _MAX_WRITES)
@@ -184,9 +184,11 @@ class CatchUpCommitLog:
         }
 
     def require_pending(
-        self, asked: Mapping[TopicPartition, tuple[Span, ...]], facts: Mapping[TopicPartition, PartitionState]
+        self,
+        asked: Mapping[TopicPartition, tuple[Span, ...]],
+        states: Mapping[TopicPartition, PartitionState],
     ) -> None:
-        """Whether the ranges may be owed: what is not done, and above the first log, was never skipped.
+        """Whether the ranges may be owed: what is not done, and above the live commit log, was never skipped.
 
         Someone mistyped it, or the group's offsets were set back and the live lane will come to it.
 
@@ -194,11 +196,11 @@ class CatchUpCommitLog:
             NotPendingError: with what is owed.
         """
         for tp, spans in asked.items():
-            first = facts[tp].committed or 0
-            if unknown := difference(facts[tp].not_done(spans), (Span(0, first),)):
+            first = states[tp].committed or 0
+            if unknown := difference(states[tp].not_done(spans), (Span(0, first),)):
                 raise NotPendingError(
                     f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane "
-                    f"is at {first}, and it owes {', '.join(map(str, facts[tp].outstanding)) or 'nothing'} "
+                    f"is at {first}, and it owes {', '.join(map(str, states[tp].outstanding)) or 'nothing'} "
                     f"of {tp}. Nothing was processed; if the partition was added by hand, delete it; if the "
                     "group's offsets were reset, the live lane comes to it"
                 )
@@ -221,16 +223,16 @@ class CatchUpCommitLog:
 
         Offsets that were done are not among it: the owner of the partition may have them pending again since.
         """
-        facts = self._cluster.partition_states(self._group_id, partitions)
-        for tp, one in facts.items():
+        states = self._cluster.partition_states(self._group_id, partitions)
+        for tp, one in states.items():
             if (external := one.catch_up_log.external) is None:
                 continue
             if (seen := self._last_written.get(tp)) is None or external.is_from_newer_version:
                 raise external_commit_error(
                     self._group_id, tp, external, servers=self._kafka.bootstrap_servers
                 )
-            facts[tp] = replace(one, catch_up_log=replace(seen, watermark=0, done=(), external=external))
-        return facts
+            states[tp] = replace(one, catch_up_log=replace(seen, watermark=0, done=(), external=external))
+        return states
 
     def _update(
         self,
@@ -241,8 +243,8 @@ class CatchUpCommitLog:
         """Write the logs as they must be after ``spans``, until they are so; return whether that lasted."""
         for _ in range(_MAX_WRITES):
             may_go_on()
-            facts = self._partition_states(list(spans))
-            logs = {tp: (one.catch_up_log, changed(one, spans[tp])) for tp, one in facts.items()}
+            states = self._partition_states(list(spans))
+            logs = {tp: (one.catch_up_log, changed(one, spans[tp])) for tp, one in states.items()}
             if not any(_has_changed(before, after) for before, after in logs.values()):
                 return True
             self.write(logs)
@@ -250,7 +252,7 @@ class CatchUpCommitLog:
 
     def _lost_writes_error(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
-            f"the second commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other "
+            f"the catch-up commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other "
             f"runs: what was {what} stays owed; run its backfill again"
         )
 
@@ -262,29 +264,29 @@ class CatchUpCommitLog:
             )
 
 
-def _with_written_off(facts: PartitionState, reported: tuple[Span, ...]) -> CatchUpCommitMetadata:
-    """The second log as it must be when these are accounted for."""
-    log = facts.catch_up_log
-    owed = intersection(facts.outstanding, reported)
-    recorded = log.mark_done(facts.pending_by_live_log, owed) if owed else log
-    return replace(recorded, written_off=union((*log.written_off, *reported)), origin=_group_origin(facts))
+def _with_written_off(state: PartitionState, reported: tuple[Span, ...]) -> CatchUpCommitMetadata:
+    """The catch-up commit log as it must be when these are accounted for."""
+    log = state.catch_up_log
+    pending = intersection(state.outstanding, reported)
+    recorded = log.mark_done(state.pending_by_live_log, pending) if pending else log
+    return replace(recorded, written_off=union((*log.written_off, *reported)), origin=_group_origin(state))
 
 
-def _with_missing_rows(facts: PartitionState, found: tuple[Span, ...]) -> CatchUpCommitMetadata:
-    """The second log after rows of these offsets were found missing: pending ones are not done any more."""
-    committed = intersection(found, (Span(0, facts.committed or 0),))
-    log = facts.catch_up_log.reopen(intersection(committed, facts.pending_by_live_log))
+def _with_missing_rows(state: PartitionState, found: tuple[Span, ...]) -> CatchUpCommitMetadata:
+    """Return the log with these offsets as missing rows: pending ones are not done any more."""
+    committed = intersection(found, (Span(0, state.committed or 0),))
+    log = state.catch_up_log.reopen(intersection(committed, state.pending_by_live_log))
     return replace(
         log,
-        missing=union((*log.missing, *difference(committed, facts.pending_by_live_log))),
-        origin=_group_origin(facts),
+        missing=union((*log.missing, *difference(committed, state.pending_by_live_log))),
+        origin=_group_origin(state),
     )
 
 
-def _group_origin(facts: PartitionState) -> GroupOrigin:
+def _group_origin(state: PartitionState) -> GroupOrigin:
     # Commits without an origin do not say where the group's life began: nothing below is held against the
     # table
-    return facts.catch_up_log.origin or facts.origin or GroupOrigin(facts.committed or 0, facts.topic_id)
+    return state.catch_up_log.origin or state.origin or GroupOrigin(state.committed or 0, state.topic_id)
 
 
 def _has_changed(before: CatchUpCommitMetadata, after: CatchUpCommitMetadata) -> bool:

@@ -1,7 +1,7 @@
-"""Determine what of these ranges is proven done, from both commit logs and the witness.
+"""Determine what of these ranges is proven done, from both commit logs and the ledger.
 
-The logs are read now; the witness is as it was last asked. The witness is asked when a run begins, and once
-more before anything of it may be called done: what the run writes itself is known without asking. Never plans
+The logs are read now; the ledger is as of its last read. The ledger is read when a run begins, and once
+more before anything of it may be called done: what the run writes itself is known without a read. Never plans
 and never commits.
 """
 
@@ -38,11 +38,11 @@ PartitionStates = dict[TopicPartition, PartitionState]
 
 
 class CompletionCheck:
-    """The witnesses of one catch-up run.
+    """The states of one catch-up run's partitions.
 
     Args:
         asked: the offsets it is to do.
-        witness: None where the two commit logs are all there is to ask.
+        ledger: None where the two commit logs decide alone.
     """
 
     def __init__(
@@ -50,42 +50,42 @@ class CompletionCheck:
         cluster: Cluster,
         group_id: str,
         asked: Mapping[TopicPartition, tuple[Span, ...]],
-        witness: SinkLedger | None,
+        ledger: SinkLedger | None,
     ) -> None:
         self._cluster = cluster
         self._group_id = group_id
         self._requested = asked
-        self._ledger = witness
+        self._ledger = ledger
         self._ledger_entries: dict[TopicPartition, LedgerEntry] = {}
         self._topic_ids: dict[str, str] = {}
 
     def read_all(self) -> PartitionStates:
-        """All of them, asked now."""
-        facts = self._require_same_topics(
+        """Read both commit logs and the ledger."""
+        states = self._require_same_topics(
             partition_states_with_ledger(self._cluster, self._group_id, list(self._requested), self._ledger)
         )
         if self._ledger is None:
-            return facts
-        begun = {tp: one.origin.start if one.origin else None for tp, one in facts.items()}
+            return states
+        begun = {tp: one.origin.start if one.origin else None for tp, one in states.items()}
         self._ledger.add_known(
             {
                 tp: LedgerEntry((), one.catch_up_log.written_off, begun[tp], topic_id=one.topic_id)
-                for tp, one in facts.items()
+                for tp, one in states.items()
             }
         )
         self._ledger_entries = {
-            tp: self._with_own_writes(tp, one.ledger_entry or LedgerEntry()) for tp, one in facts.items()
+            tp: self._with_own_writes(tp, one.ledger_entry or LedgerEntry()) for tp, one in states.items()
         }
-        return self._with_ledger_entries(facts)
+        return self._with_ledger_entries(states)
 
     def read_commits(self) -> PartitionStates:
-        """Read both commit logs; the witness is as last asked, with what was written since."""
+        """Read both commit logs; the ledger is as of its last read, with what was written since."""
         return self._with_ledger_entries(
             self._require_same_topics(self._cluster.partition_states(self._group_id, list(self._requested)))
         )
 
     def with_target(self, log: CatchUpCommitMetadata) -> CatchUpCommitMetadata:
-        """The same second log, with the witness as its target if it was rebuilt from that."""
+        """The same catch-up commit log, with the ledger's target if it was rebuilt from that."""
         if self._ledger is None or log.external is None:
             return log
         return replace(log, target=self._ledger.target)
@@ -111,19 +111,19 @@ class CompletionCheck:
         )
 
     def write_off(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
-        """These are gone for good: the witness tells it with the next write."""
+        """These are gone for good: the next write records it."""
         if self._ledger is not None:
             self._ledger.add_known({tp: LedgerEntry(written_off=gone) for tp, gone in spans.items()})
 
     def done_ranges(self, left_out: Iterable[OffsetRange]) -> list[OffsetRange]:
         """What was asked for and is processed by now, by whomever: not owed, forgiven, lost or left out."""
-        facts = self.read_commits()
+        states = self.read_commits()
         without = spans_by_partition(left_out)
         return [
             OffsetRange(*tp, *span)
             for tp, spans in self._requested.items()
             for span in difference(
-                spans, (*facts[tp].not_done(spans), *facts[tp].written_off, *without.get(tp, ()))
+                spans, (*states[tp].not_done(spans), *states[tp].written_off, *without.get(tp, ()))
             )
         ]
 
@@ -131,22 +131,22 @@ class CompletionCheck:
         """Ask once more, after all was written: nothing is green that is not proven.
 
         Returns:
-            False where another run's record has replaced this one's since, or nobody vouches any more for
+            False where another run's record has replaced this one's since, or no record proves any more
             what was done before this run: it is processed once more.
 
         Raises:
-            RowsMissingError: the witness lacks some of it.
+            RowsMissingError: the ledger lacks some of it.
         """
         if self._ledger is None:
             return True
-        facts = self.read_all()
+        states = self.read_all()
         without = spans_by_partition(left_out)
         left = {
-            tp: difference(facts[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()
+            tp: difference(states[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()
         }
-        there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in facts.items()}
+        there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in states.items()}
         # Nothing is known of the rest
-        told = {tp: intersection(spans, facts[tp].ledger_scope) for tp, spans in left.items()}
+        told = {tp: intersection(spans, states[tp].ledger_scope) for tp, spans in left.items()}
         lacking = [
             OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])
         ]
@@ -159,16 +159,16 @@ class CompletionCheck:
             )
         return not any(left.values())
 
-    def _require_same_topics(self, facts: PartitionStates) -> PartitionStates:
-        """The facts, if they are of the topics that were looked at first.
+    def _require_same_topics(self, states: PartitionStates) -> PartitionStates:
+        """Return the states, if they are of the topics that were looked at first.
 
         Raises:
             TopicRecreatedError: they are not, or not of the commits' and the table's.
         """
-        for tp, one in facts.items():
+        for tp, one in states.items():
             self._compare_topic_ids(tp, {tp.topic: one.topic_id}, "nothing was written or committed")
             check_identity(tp, one)
-        return facts
+        return states
 
     def _compare_topic_ids(self, tp: TopicPartition, ids: Mapping[str, str], outcome: str) -> None:
         for topic, now in ids.items():
@@ -178,12 +178,12 @@ class CompletionCheck:
                     topic_recreated_message(tp, was, now, where="this run", outcome=outcome)
                 )
 
-    def _with_own_writes(self, tp: TopicPartition, account: LedgerEntry) -> LedgerEntry:
-        """Where the witness cannot tell, what this run wrote counts."""
-        return account if account.is_complete else account + self._ledger_entries.get(tp, LedgerEntry())
+    def _with_own_writes(self, tp: TopicPartition, entry: LedgerEntry) -> LedgerEntry:
+        """Where the ledger cannot tell, what this run wrote counts."""
+        return entry if entry.is_complete else entry + self._ledger_entries.get(tp, LedgerEntry())
 
-    def _with_ledger_entries(self, facts: PartitionStates) -> PartitionStates:
+    def _with_ledger_entries(self, states: PartitionStates) -> PartitionStates:
         if self._ledger is not None:
-            facts = with_ledger_entries(facts, self._ledger_entries)
-        check_catch_up_log(self._cluster, self._group_id, facts)
-        return facts
+            states = with_ledger_entries(states, self._ledger_entries)
+        check_catch_up_log(self._cluster, self._group_id, states)
+        return states

@@ -1,4 +1,4 @@
-"""The catch-up lane: process crash lag ranges in any order, with progress in the second commit log.
+"""The catch-up lane: process crash lag ranges in any order, with progress in the catch-up commit log.
 
 Reprocessing changes neither commit log: a run that dies leaves rows of both transforms, each offset's once.
 
@@ -64,26 +64,26 @@ class Reprocess:
         self._requested = spans_by_partition(ranges)
         self._written: dict[TopicPartition, tuple[Span, ...]] = {}
 
-    def remaining(self, facts: PartitionStates) -> dict[TopicPartition, tuple[Span, ...]]:
+    def remaining(self, states: PartitionStates) -> dict[TopicPartition, tuple[Span, ...]]:
         """What of them is still to be processed.
 
         Raises:
             DataExpiredError: the broker has deleted some of it; what is there stays.
         """
         left = {
-            tp: difference(spans, (*self._written.get(tp, ()), *facts[tp].written_off))
+            tp: difference(spans, (*self._written.get(tp, ()), *states[tp].written_off))
             for tp, spans in self._requested.items()
         }
         gone = [
             OffsetRange(*tp, *span)
             for tp, spans in left.items()
-            for span in intersection(spans, (Span(0, facts[tp].log_start),))
+            for span in intersection(spans, (Span(0, states[tp].log_start),))
         ]
         if gone:
             at = gone[0].topic_partition
             raise DataExpiredError(
                 f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and "
-                f"cannot be: {at}'s log starts at {facts[at].log_start}. Their rows stay as they are. Fix: "
+                f"cannot be: {at}'s log starts at {states[at].log_start}. Their rows stay as they are. Fix: "
                 "materialize the other partitions without these; `kafka-liveness write-off GROUP PARTITION "
                 "--reason …` closes these"
             )
@@ -162,7 +162,7 @@ class CatchUpConsumer(BatchConsumer):
         self._on_data_loss = on_data_loss
         self._run_log = run_context.log
         self._cluster = Cluster(kafka)
-        self._completion = CompletionCheck(self._cluster, group_id, self._requested, witness=ledger)
+        self._completion = CompletionCheck(self._cluster, group_id, self._requested, ledger=ledger)
         self._catch_up_log = CatchUpCommitLog(kafka, group_id, run_context.client_id)
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._rotation = Rotation()
@@ -175,12 +175,12 @@ class CatchUpConsumer(BatchConsumer):
 
     def __enter__(self) -> Self:
         try:
-            facts = self._completion.read_all()
-            self._catch_up_log.require_pending(self._requested, facts)
-            self._reprocess.remaining(facts)
+            states = self._completion.read_all()
+            self._catch_up_log.require_pending(self._requested, states)
+            self._reprocess.remaining(states)
             # Nothing is written: they are noted, for the case that a later one has to be
             self._catch_up_log.write(
-                {tp: (log, log) for tp, one in facts.items() if not (log := one.catch_up_log).external}
+                {tp: (log, log) for tp, one in states.items() if not (log := one.catch_up_log).external}
             )
         except BaseException:
             self.close()
@@ -230,12 +230,12 @@ class CatchUpConsumer(BatchConsumer):
     def _next(self, max_records: int | None, *, ahead: bool) -> Batch | None:
         began_ms = now_ms()
         self._replan_if_too_slow()
-        facts = self._completion.read_commits()
-        if self._recover_unrecorded(facts):
-            facts = self._completion.read_commits()
-        left, facts = self._update_outstanding(facts)
+        states = self._completion.read_commits()
+        if self._recover_unrecorded(states):
+            states = self._completion.read_commits()
+        left, states = self._update_outstanding(states)
         pending = {
-            tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not facts[tp].is_paused
+            tp: difference(left[tp], self._planned.get(tp, ())) for tp in left if not states[tp].is_paused
         }
         bound = self._max_records if max_records is None else min(max_records, self._max_records)
         ranges, self._rotation.planned = plan_ranges(pending, bound, self._rotation.planned)
@@ -243,7 +243,7 @@ class CatchUpConsumer(BatchConsumer):
             if ahead:
                 return None
             self._check_paused(
-                [tp for tp in left if facts[tp].is_paused and (left[tp] or tp in self._unrecovered)]
+                [tp for tp in left if states[tp].is_paused and (left[tp] or tp in self._unrecovered)]
             )
             if self._completion.verify((*self.quarantined, *self.bad_offsets)):
                 # Another run's record may have replaced it
@@ -294,7 +294,7 @@ class CatchUpConsumer(BatchConsumer):
         self._watchdog.check()
 
     def commit(self, batch: Batch) -> tuple[()]:
-        """Record a processed batch in the second log; repeated when another run's write replaced it.
+        """Record a processed batch in the catch-up commit log; repeated when another run's write replaced it.
 
         Returns:
             Nothing: there is nobody to whom partitions are handed over.
@@ -343,26 +343,26 @@ class CatchUpConsumer(BatchConsumer):
         self._catch_up_log.close()
 
     def _update_outstanding(
-        self, facts: PartitionStates
+        self, states: PartitionStates
     ) -> tuple[dict[TopicPartition, tuple[Span, ...]], PartitionStates]:
-        left = {tp: facts[tp].not_done(spans) for tp, spans in self._requested.items()}
+        left = {tp: states[tp].not_done(spans) for tp, spans in self._requested.items()}
         expired = [
             OffsetRange(*tp, *span)
             for tp, spans in left.items()
-            for span in intersection(spans, (Span(0, facts[tp].log_start),))
+            for span in intersection(spans, (Span(0, states[tp].log_start),))
         ]
         if expired:
-            self._write_off_expired(expired, facts)
-            left = {tp: difference(spans, (Span(0, facts[tp].log_start),)) for tp, spans in left.items()}
-        again = self._reprocess.remaining(facts)
-        return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, facts
+            self._write_off_expired(expired, states)
+            left = {tp: difference(spans, (Span(0, states[tp].log_start),)) for tp, spans in left.items()}
+        again = self._reprocess.remaining(states)
+        return {tp: union((*spans, *again.get(tp, ()))) for tp, spans in left.items()}, states
 
-    def _write_off_expired(self, expired: list[OffsetRange], facts: PartitionStates) -> None:
+    def _write_off_expired(self, expired: list[OffsetRange], states: PartitionStates) -> None:
         first = expired[0]
         told = (
             f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before "
             f"they were caught up, {first.topic_partition}'s log starts at "
-            f"{facts[first.topic_partition].log_start}"
+            f"{states[first.topic_partition].log_start}"
         )
         if self._on_data_loss == "raise":
             raise DataExpiredError(
@@ -375,33 +375,33 @@ class CatchUpConsumer(BatchConsumer):
         self.lost += expired
         self._run_log.error("lost: %s; recorded as done", told)
 
-    def _recover_unrecorded(self, facts: PartitionStates) -> bool:
+    def _recover_unrecorded(self, states: PartitionStates) -> bool:
         """Record what the table had when this run began and no run has recorded since.
 
-        Done once for each partition. A rebuilt second log is written after that, since it says that all of it
-        is done.
+        Done once for each partition. A rebuilt catch-up commit log is written after that, since it says that
+        all of it is done.
 
         Returns:
             Whether it wrote anything.
         """
-        due = sorted(tp for tp in self._unrecovered if not facts[tp].is_paused)
-        spans = {tp: facts[tp].unrecorded_of(self._requested[tp]) for tp in due}
-        rebuilt = {tp: intersection(facts[tp].done_in_rebuilt_log, self._requested[tp]) for tp in due}
+        due = sorted(tp for tp in self._unrecovered if not states[tp].is_paused)
+        spans = {tp: states[tp].unrecorded_of(self._requested[tp]) for tp in due}
+        rebuilt = {tp: intersection(states[tp].done_in_rebuilt_log, self._requested[tp]) for tp in due}
         both = {tp: (*spans[tp], *rebuilt[tp]) for tp in due}
-        if found := self._resume_report.recover(both, {tp: facts[tp].log_start for tp in due}):
+        if found := self._resume_report.recover(both, {tp: states[tp].log_start for tp in due}):
             self._replan_if_too_slow()  # what it took is not the next batch's
             self._run_log.warning(WRITTEN_UNCOMMITTED_LINE, join_some(found), sum(r.size for r in found))
-        has_rebuilt = self._write_rebuilt_logs(due, facts)
-        recorded = {tp: done for tp, done in spans.items() if done and facts[tp].can_record(done)}
+        has_rebuilt = self._write_rebuilt_logs(due, states)
+        recorded = {tp: done for tp, done in spans.items() if done and states[tp].can_record(done)}
         if recorded:
             ranges = [OffsetRange(*tp, *span) for tp, done in recorded.items() for span in done]
             self._catch_up_log.mark_done(ranges, self._watchdog.check)
         self._unrecovered.difference_update(due)
         return has_rebuilt or bool(recorded)
 
-    def _write_rebuilt_logs(self, partitions: Sequence[TopicPartition], facts: PartitionStates) -> bool:
+    def _write_rebuilt_logs(self, partitions: Sequence[TopicPartition], states: PartitionStates) -> bool:
         """Write the catch-up commit logs that external commits replaced; return whether there are any."""
-        logs = {tp: facts[tp].catch_up_log for tp in partitions if facts[tp].catch_up_log.external}
+        logs = {tp: states[tp].catch_up_log for tp in partitions if states[tp].catch_up_log.external}
         if logs:
             self._catch_up_log.write(
                 {tp: (log, self._completion.with_target(log)) for tp, log in logs.items()}

@@ -183,7 +183,7 @@ class RebalanceCallbacks:
             self._assigned.add(_topic_partitions(partitions))
 
     def on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll or close, under the lock. Affects: what is owned, and marks the first log."""
+        """Caller: client.poll or close, under the lock. Affects: what is owned, and the live commit log."""
         self._was_called_back = True
         try:
             self._state.apply(Event.REVOCATION_BEGAN)

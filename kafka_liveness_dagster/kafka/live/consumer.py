@@ -130,7 +130,7 @@ class GroupView:
         """Every offset before it is processed, in whichever lane; None while nothing is committed.
 
         KIP-333: "any offset before the one returned by KafkaConsumer#committed has also been checkpointed as
-        well". With a ``witness`` the table is queried too; without one, or without its response, both commit
+        well". With a ``ledger`` the table is queried too; without one, or without its response, both commit
         logs decide.
 
         Raises:
@@ -190,7 +190,7 @@ class GroupView:
     def pause(self, topic: str, partition: int) -> None:
         """Hold both lanes of an owned partition until ``resume``.
 
-        The first commit log keeps it over restarts. KIP-333: "when we call pause() or resume(), both consumer
+        The live commit log keeps it over restarts. KIP-333: "when we call pause() or resume(), both consumer
         threads will stop or restart processing on partitions accordingly". A batch under way is not stopped;
         its commit passes.
 
@@ -428,9 +428,9 @@ class LivenessConsumer(BatchConsumer, GroupView):
         self._fence.check()
 
     def check_rows(self) -> None:
-        """Check that the witness has all committed rows of each partition this consumer ever had.
+        """Check that the ledger has all committed rows of each partition this consumer ever had.
 
-        Reads both commit logs and the witness once, and needs no membership. Offsets that another client
+        Reads both commit logs and the ledger once, and needs no membership. Offsets that another client
         committed are left to the next run.
 
         Raises:
@@ -439,13 +439,13 @@ class LivenessConsumer(BatchConsumer, GroupView):
         partitions = sorted(self._resume_report.pending) if self.settings.ledger else []
         if not partitions:
             return
-        for tp, facts in partition_states_with_ledger(
+        for tp, state in partition_states_with_ledger(
             self._cluster, self.settings.group_id, partitions, self.settings.ledger
         ).items():
-            missing = facts.missing_rows(facts.committed or 0) if facts.proves_loss else ()
+            missing = state.missing_rows(state.committed or 0) if state.proves_loss else ()
             if missing:
                 raise rows_missing_error(
-                    tp, facts, missing, outcome="This run writes and commits nothing more"
+                    tp, state, missing, outcome="This run writes and commits nothing more"
                 )
 
     def has_time_for_batch(self) -> bool:
@@ -473,7 +473,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
             lane.replan()
 
     def leave(self) -> None:
-        """Leave the group and release the partitions; both commit logs and the witness can still be read."""
+        """Leave the group and release the partitions; both commit logs and the ledger can still be read."""
         self._session.close(release=True)
 
     def close(self, *, release: bool = True) -> None:
@@ -552,10 +552,10 @@ class LivenessConsumer(BatchConsumer, GroupView):
         """A new membership; what no resume can work with is said before the group is disturbed."""
         self._create_catch_up_log()  # finds its coordinator while others are asked
         partitions = self._cluster.partitions(self.settings.topics)
-        facts = partition_states_with_ledger(
+        states = partition_states_with_ledger(
             self._cluster, self.settings.group_id, partitions, self.settings.ledger
         )
-        for tp, found in facts.items():
+        for tp, found in states.items():
             decide_resume(tp, found, self.settings.policy)
         own = choose_group_instance_id(
             self._cluster, self.settings, self.timeouts, run_context=self._run_context, partitions=partitions

@@ -1,6 +1,6 @@
-"""One membership of a group: its client under one lock, and the first commit log (KIP-333).
+"""One membership of a group: its client under one lock, and the live commit log (KIP-333).
 
-Only members write the first commit log, and only for partitions they own: the broker fences members, not
+Only members write the live commit log, and only for partitions they own: the broker fences members, not
 partitions.
 
 Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is
@@ -65,7 +65,7 @@ COMMIT_RETRY_SECONDS = 0.05
 
 
 class LiveCommitLog:
-    """The first commit log, as one member writes it.
+    """The live commit log, as one member writes it.
 
     Args:
         committing: of the member's client, to its group.

@@ -1,7 +1,8 @@
 """Settle the partitions that are assigned to a member, and plan batches over them.
 
 Decides nothing (``core.resume`` and ``core.batch_planning`` do); what it settles is committed before any
-record of it: first to the second log, which may not say of another life of the group what this one still has
+record of it: first to the catch-up commit log, which may not say of another life of the group what this one
+    still has
 to do.
 """
 
@@ -169,7 +170,7 @@ def _offset_ranges(spans: Mapping[TopicPartition, Iterable[Span]]) -> list[Offse
 PRUNE_INTERVAL_SECONDS = 60.0
 """Interval at which the live lane drops done ranges from the pending ones."""
 PENDING_BEYOND_COMMIT_LINE = (
-    "Ignored pending offsets in the first commit log of group %s, at or above its committed offset, which "
+    "Ignored pending offsets in the live commit log of group %s, at or above its committed offset, which "
     "the live lane reads: %s"
 )
 
@@ -181,7 +182,7 @@ class LivePlanner:
         report: takes what this membership comes upon.
         poison: offsets that may not stop the live lane again: owed as soon as they are settled.
         rotation: whose turn it is.
-        catch_up_log: the second log, opened when it has to be written.
+        catch_up_log: the catch-up commit log, opened when it has to be written.
 
     Attributes:
         data_pending_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None
@@ -225,16 +226,16 @@ class LivePlanner:
         if not arrived:
             return
         failpoint(Failpoint.AFTER_JOIN)
-        facts = self._partition_states(sorted(arrived))
+        states = self._partition_states(sorted(arrived))
         resumed = {
-            tp: decide_resume(tp, facts[tp], self._settings.policy, _spans(tp, self._poison))
+            tp: decide_resume(tp, states[tp], self._settings.policy, _spans(tp, self._poison))
             for tp in arrived
         }
-        self._recover(facts, {tp: r.written_uncommitted for tp, r in resumed.items()})
+        self._recover(states, {tp: r.written_uncommitted for tp, r in resumed.items()})
         self._catch_up_log().write(
-            {tp: (facts[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
+            {tp: (states[tp].catch_up_log, self._catch_up_log_of(r)) for tp, r in resumed.items()}
         )
-        self._warn_about_external_commits(facts)
+        self._warn_about_external_commits(states)
         self.member.commit_start_positions(
             {
                 tp: OwnedPartition(
@@ -250,7 +251,7 @@ class LivePlanner:
             }
         )
         adopted = [tp for tp in sorted(arrived) if tp in self.member.owned]
-        self._update_ledger({tp: (facts[tp], resumed[tp]) for tp in adopted})
+        self._update_ledger({tp: (states[tp], resumed[tp]) for tp in adopted})
         failpoint(Failpoint.AFTER_TOKEN_COMMIT)
         self._report.add({tp: resumed[tp] for tp in adopted}, self._log)
 
@@ -345,7 +346,7 @@ class LivePlanner:
             raise
 
     def prune_pending(self) -> None:
-        """Now and then drop owed ranges that are done, and keep the second log from expiring.
+        """Now and then drop owed ranges that are done, and keep the catch-up commit log from expiring.
 
         It has no members.
         """
@@ -359,14 +360,14 @@ class LivePlanner:
             return
         self._pruned_at = now
         owing = {tp: owned for tp, owned in dict(self.member.owned).items() if owned.pending}
-        facts = self._partition_states(list(owing))
+        states = self._partition_states(list(owing))
         if self._ledger is not None:
             self._ledger.add_known(
-                {tp: LedgerEntry(written_off=one.catch_up_log.written_off) for tp, one in facts.items()}
+                {tp: LedgerEntry(written_off=one.catch_up_log.written_off) for tp, one in states.items()}
             )
-        self._write_rebuilt_logs(facts)
+        self._write_rebuilt_logs(states)
         for tp, owned in owing.items():
-            self._report.pending[tp] = owned.pending = pending_to_keep(_with_owned(facts[tp], owned))
+            self._report.pending[tp] = owned.pending = pending_to_keep(_with_owned(states[tp], owned))
 
     @property
     def _ledger(self) -> SinkLedger | None:
@@ -378,41 +379,44 @@ class LivePlanner:
 
     def _recover(
         self,
-        facts: Mapping[TopicPartition, PartitionState],
+        states: Mapping[TopicPartition, PartitionState],
         written: Mapping[TopicPartition, tuple[Span, ...]],
     ) -> None:
         """Repeat what dead runs of both lanes may have skipped, before their rows are committed as done."""
-        spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in facts.items()}
-        self._report.recover(spans, {tp: one.log_start for tp, one in facts.items()})
+        spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in states.items()}
+        self._report.recover(spans, {tp: one.log_start for tp, one in states.items()})
 
-    def _write_rebuilt_logs(self, facts: Mapping[TopicPartition, PartitionState]) -> None:
-        """Write the second logs that were rebuilt; the others stay as they are."""
+    def _write_rebuilt_logs(self, states: Mapping[TopicPartition, PartitionState]) -> None:
+        """Write the catch-up commit logs that were rebuilt; the others stay as they are."""
         if logs := {
             tp: (one.catch_up_log, self._catch_up_log_of(one))
-            for tp, one in facts.items()
+            for tp, one in states.items()
             if one.catch_up_log.external
         }:
-            self._recover(facts, {})
+            self._recover(states, {})
             self._catch_up_log().write(logs)
-            self._warn_about_external_commits(facts)
+            self._warn_about_external_commits(states)
 
-    def _warn_about_external_commits(self, facts: Mapping[TopicPartition, PartitionState]) -> None:
+    def _warn_about_external_commits(self, states: Mapping[TopicPartition, PartitionState]) -> None:
         """Log what other clients have written into both commit logs."""
         warn_about_external_commits(
-            self._log, self._settings.group_id, {tp: one.catch_up_log.external for tp, one in facts.items()}
+            self._log, self._settings.group_id, {tp: one.catch_up_log.external for tp, one in states.items()}
         )
         if beyond := [
-            str(OffsetRange(*tp, *span)) for tp, one in facts.items() for span in one.pending_beyond_commit
+            str(OffsetRange(*tp, *span)) for tp, one in states.items() for span in one.pending_beyond_commit
         ]:
             self._log.warning(PENDING_BEYOND_COMMIT_LINE, self._settings.group_id, join_some(beyond))
 
     def _partition_states(self, partitions: list[TopicPartition]) -> dict[TopicPartition, PartitionState]:
-        facts = partition_states_with_ledger(self._cluster, self._settings.group_id, partitions, self._ledger)
+        states = partition_states_with_ledger(
+            self._cluster, self._settings.group_id, partitions, self._ledger
+        )
         self._check_topic_id(
-            {tp: one.topic_id for tp, one in facts.items()}, "nothing was written or committed"
+            {tp: one.topic_id for tp, one in states.items()}, "nothing was written or committed"
         )
         return {
-            tp: replace(one, remembered_pending=self._report.pending.get(tp, ())) for tp, one in facts.items()
+            tp: replace(one, remembered_pending=self._report.pending.get(tp, ()))
+            for tp, one in states.items()
         }
 
     def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
@@ -424,17 +428,17 @@ class LivePlanner:
         if self._ledger is None:
             return
         known = {}
-        believed = {}
-        for tp, (facts, r) in resumed.items():
+        assumed = {}
+        for tp, (state, r) in resumed.items():
             assert r.origin is not None  # noqa: S101 - resume gave it
             known[tp] = LedgerEntry(
                 (), r.catch_up_log.written_off, r.origin.start, topic_id=r.origin.topic_id
             )
-            if not (facts.ledger_entry is None or facts.ledger_entry.is_complete or r.pending):
-                done = intersection(facts.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
-                believed[tp] = replace(known[tp], written=done)
+            if not (state.ledger_entry is None or state.ledger_entry.is_complete or r.pending):
+                done = intersection(state.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
+                assumed[tp] = replace(known[tp], written=done)
         self._ledger.add_known(known)
-        self._ledger.assume_written(believed)
+        self._ledger.assume_written(assumed)
 
     def _check_identity(self, partitions: Collection[TopicPartition], outcome: str) -> None:
         if partitions:
@@ -476,12 +480,12 @@ class LivePlanner:
             owned[tp].committed = owned[tp].position = starts[tp]
 
 
-def _with_owned(facts: PartitionState, owned: OwnedPartition) -> PartitionState:
-    """The facts as they will be with the owner's next commit."""
-    mark = LiveCommitMetadata(
+def _with_owned(state: PartitionState, owned: OwnedPartition) -> PartitionState:
+    """Return the state as it will be with the owner's next commit."""
+    metadata = LiveCommitMetadata(
         OwnerState.RUNNING, "0" * 8, owned.pending, reprocess=owned.reprocess, origin=owned.origin
     )
-    return replace(facts, committed=owned.committed, live_metadata=mark)
+    return replace(state, committed=owned.committed, live_metadata=metadata)
 
 
 def _spans(tp: TopicPartition, ranges: Collection[OffsetRange]) -> tuple[Span, ...]:

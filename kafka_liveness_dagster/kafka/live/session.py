@@ -278,16 +278,18 @@ class OffsetCommits:
         self._session.fence.check()
         held = dict(self._session.owned)
         new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
-        facts = self._cluster.partition_states(self._group_id, list(new))
-        pending = {tp: one.outstanding for tp, one in facts.items()}
-        owed = {
+        states = self._cluster.partition_states(self._group_id, list(new))
+        pending = {tp: one.outstanding for tp, one in states.items()}
+        pending_spans = {
             tp: pending_before(offset, pending[tp], self._resume_report.group_start_positions.get(tp, ()))
             for tp, offset in new.items()
         }
         mine = {
-            tp: self._assignment_of(tp, offset, pending[tp]) for tp, offset in new.items() if owed[tp] is None
+            tp: self._assignment_of(tp, offset, pending[tp])
+            for tp, offset in new.items()
+            if pending_spans[tp] is None
         }
-        if caught_up := [OffsetRange(*tp, *span) for tp, span in owed.items() if span is not None]:
+        if caught_up := [OffsetRange(*tp, *span) for tp, span in pending_spans.items() if span is not None]:
             self._catch_up_log().mark_done(caught_up, self._session.fence.check)
         if not mine:
             return ()

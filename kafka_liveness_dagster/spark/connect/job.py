@@ -173,10 +173,10 @@ class SparkJob:
         between at which Spark owes nothing, and the time begins anew.
         """
         line = connection_of(self._session)
-        owed = 0
+        pending = 0
         while not self._ended.wait(ABANDON_SECONDS / _MAX_CHECKS):
-            owed = owed + 1 if line.has_pending_call else 0
-            if owed == _MAX_CHECKS:
+            pending = pending + 1 if line.has_pending_call else 0
+            if pending == _MAX_CHECKS:
                 told = (
                     "a batch was cancelled, by its deadline or by its run, and did not end in "
                     f"{ABANDON_SECONDS:g} s"

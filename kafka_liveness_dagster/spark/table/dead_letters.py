@@ -111,10 +111,10 @@ class DeadLetterTable:
             if not told or not self._exists():
                 return PendingDeadLetters()
             letters = self.session.table(self.table.quoted)
-            owed = self.session.createDataFrame(told, _RANGES)
-            is_owed = (letters["offset"] >= owed["start"]) & (letters["offset"] < owed["end"])
-            same = (letters["topic"] == owed["topic"]) & (letters["partition"] == owed["partition"])
-            found = letters.join(F.broadcast(owed), same & is_owed, "left_semi")
+            pending = self.session.createDataFrame(told, _RANGES)
+            is_owed = (letters["offset"] >= pending["start"]) & (letters["offset"] < pending["end"])
+            same = (letters["topic"] == pending["topic"]) & (letters["partition"] == pending["partition"])
+            found = letters.join(F.broadcast(pending), same & is_owed, "left_semi")
             first = (
                 found.selectExpr(*KEY_COLUMNS, "error", "count(*) OVER () AS letters")
                 .orderBy(*KEY_COLUMNS)

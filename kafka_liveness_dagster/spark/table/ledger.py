@@ -123,14 +123,14 @@ class WriteRecord(NamedTuple):
 
 
 class TableLedger:
-    """The witness of one table, for one process.
+    """The ledger of one table, for one process.
 
     Args:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
         answer_seconds: how long ``entries`` may take: it is asked outside of batches, where nobody watches
             Spark.
-        last: what another witness of this table has read; where nobody has written since it is not read
+        last: what another ledger object of this table has read; where nobody has written since it is not read
             again.
         group_id: the consumer group whose rows this process writes; empty for a reader.
     """
@@ -198,20 +198,20 @@ class TableLedger:
             for tp in partitions
         }
 
-    def add_known(self, accounts: LedgerEntries) -> None:
+    def add_known(self, entries: LedgerEntries) -> None:
         """What is known besides what the table says: where a group began, what was lost.
 
         Told with the next write.
         """
-        self._known = merge_entries((self._known, accounts))
+        self._known = merge_entries((self._known, entries))
 
-    def assume_written(self, accounts: LedgerEntries) -> None:
+    def assume_written(self, entries: LedgerEntries) -> None:
         """All that is there of these partitions, where the table cannot tell since its history was expired.
 
         Told with the next write. The table says it then; where that is expired too before this process looks
         again, it does not know what others have written since, and nor does anybody.
         """
-        lost = {tp: one for tp, one in accounts.items() if not self._ledger.entry(tp).is_complete}
+        lost = {tp: one for tp, one in entries.items() if not self._ledger.entry(tp).is_complete}
         added = {tp: replace(self._ledger.entry(tp) + one, is_complete=True) for tp, one in lost.items()}
         self._ledger = replace(self._ledger, entries={**self._ledger.entries, **added})
 
@@ -332,7 +332,7 @@ class TableLedger:
             took = time.monotonic() - began_at
             self._reload_due_at = began_at + min(took / READ_TIME_SHARE, _MAX_READ_SECONDS)
         if is_new or self._written:
-            # What was believed is left out: it proves nothing of what others wrote
+            # What was assumed is left out: it proves nothing of what others wrote
             self._ledger = self._snapshot.ledger
             line = self._snapshot.ancestor_ids
             was_set_back = was_rolled_back(line, line_before)
@@ -370,13 +370,13 @@ class TableLedger:
         been: that costs rework, and else was told on as if the rows were there.
         """
         kept = dict(self._ledger.entries)
-        for tp, account in before.items():
+        for tp, entry in before.items():
             now = self._ledger.entry(tp)
             if now.is_complete or was_rolled_back or (is_unexpected and tp in self._written):
-                known = account if now.is_complete or was_rolled_back else self._written[tp]
+                known = entry if now.is_complete or was_rolled_back else self._written[tp]
                 self._missing += [OffsetRange(*tp, *span) for span in difference(known.written, now.written)]
             elif is_continuation:
-                kept[tp] = replace(now + account, is_complete=False)
+                kept[tp] = replace(now + entry, is_complete=False)
         self._ledger = replace(self._ledger, entries=kept)
         if lacking := self._missing:  # for good: this process cannot go on as if nothing had been
             raise RowsMissingError(
@@ -444,4 +444,4 @@ class TableLedger:
 
 def _by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:
     found = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges)
-    return {tp: account.written for tp, account in found.items()}
+    return {tp: entry.written for tp, entry in found.items()}
