@@ -75,7 +75,7 @@ def test_the_turn_goes_on_behind_the_partition_of_the_last_commit(consumer, link
 
     ``on_first_commit`` is called at the first commit only.
     """
-    monkeypatch.setattr(GroupSession, "commit_batch", lambda _session, _batch: ())
+    monkeypatch.setattr(GroupSession, "commit", lambda _session, _batch: ())
     for _ in range(2):
         consumer.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, rotation_start=AT))
     assert consumer._rotation.committed == AT

@@ -42,7 +42,7 @@ class Lane:
         self.first, self.second = [], []
         self._committed, self._owed = committed, owed or (Span(70, 100),)
         self.owned = {AT: OwnedPartition(committed, position, self._owed, assignment_id=1)}
-        self.fence = SimpleNamespace(check=lambda: None)
+        self.fence = SimpleNamespace(check=lambda: None, epoch=1)
 
     def partition_states(self, _group_id, _partitions):
         mark = LiveCommitMetadata(OwnerState.RUNNING, "0badcafe", self._owed, origin=GroupOrigin(0))
@@ -56,8 +56,9 @@ class Lane:
             )
         }
 
-    def commit(self, spans, _assignment_ids):
-        self.first.append(dict(spans))
+    def commit(self, batch):
+        assert (batch.membership_epoch, batch.assignment_ids) == (1, {AT: 1})
+        self.first.append(batch.spans)
         return ()
 
     def mark_done(self, ranges, _may_go_on):

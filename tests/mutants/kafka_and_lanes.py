@@ -159,8 +159,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a commit does not look at the batch's epoch",
         file="kafka/live/session.py",
-        old="        self.fence.check_batch(batch)\n        return self.commit(",
-        new="        self.fence.check()\n        return self.commit(",
+        old=(
+            "        self.fence.check_batch(batch)\n        with self._fence_on_refusal() as lane:\n"
+            "            lane.check_topics"
+        ),
+        new=(
+            "        self.fence.check()\n        with self._fence_on_refusal() as lane:\n"
+            "            lane.check_topics"
+        ),
         killed_by=f"{_MEMBERSHIPS}a_batch_is_not_committed_after_the_membership_that_planned_it",
         invariant="DID NOT RAISE FencedError",
     ),

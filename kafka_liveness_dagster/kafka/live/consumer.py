@@ -326,7 +326,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
         """
         if not isinstance(done, Batch):
             return self._offset_commits.commit(done)
-        handed_over = self._session.commit_batch(done)
+        handed_over = self._session.commit(done)
         self._rotation.committed = done.rotation_start
         if not self._has_reported_commit:
             self._has_reported_commit = True

@@ -278,33 +278,25 @@ class LivePlanner:
         self.data_pending_since = None
         return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals)
 
-    def commit(
-        self,
-        spans: Mapping[TopicPartition, Span],
-        assignment_ids: Mapping[TopicPartition, int],
-        while_rebalancing: Callable[[], None],
-        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
-    ) -> tuple[TopicPartition, ...]:
-        """Commit done spans; return those that were handed over meanwhile.
-
-        Their new owner processes these again.
+    def check_topics(self, batch: Batch) -> None:
+        """Check before a commit that the topics are still those that the batch was planned of.
 
         Raises:
-            TopicRecreatedError: the topic was made anew since they were planned: nobody knows whose records
-                they are.
+            TopicRecreatedError: a topic was recreated: whose records were written is unknown.
         """
-        done = ", ".join(f"{tp}:{span}" for tp, span in spans.items())
+        done = ", ".join(map(str, batch.ranges))
         outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
         with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
-            self._check_identity(spans, outcome)
-        handed_over = self.member.commit(spans, assignment_ids, while_rebalancing, skipped)
+            self._check_identity(batch.spans, outcome)
+
+    def record_commit(self, batch: Batch, handed_over: Collection[TopicPartition]) -> None:
+        """Take note of what is pending after a commit; log what was handed over before it."""
         self._report.pending.update(
-            {tp: self.member.owned[tp].pending for tp in spans if tp in self.member.owned}
+            {tp: self.member.owned[tp].pending for tp in batch.spans if tp in self.member.owned}
         )
         if handed_over:
             message = "handed over before the commit, replayed by the new owner: %s"
             self._log.info(message, ", ".join(map(str, handed_over)))
-        return handed_over
 
     def confirm(self, batch: Batch, while_rebalancing: Callable[[], None]) -> None:
         """Commit nothing new, to verify that the batch is still this member's.

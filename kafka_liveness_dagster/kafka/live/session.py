@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import pending_before
 from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
@@ -33,7 +34,6 @@ from kafka_liveness_dagster.kafka.watchdog import Fence, Watchdog
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
-    from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.fencing import PollTimer
     from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.resume import OwnedPartition
@@ -117,40 +117,27 @@ class GroupSession:
             lane.member.poll_if_unlocked()
             self._fence_if_ended(lane)
 
-    def commit_batch(self, batch: Batch) -> tuple[TopicPartition, ...]:
+    def commit(self, batch: Batch) -> tuple[TopicPartition, ...]:
         """Commit a processed batch by the membership that planned it.
+
+        The group is answered while a rebalance holds the commit up.
 
         Returns:
             The partitions that were handed over: nothing of them was committed.
 
         Raises:
             FencedError: that membership has ended.
+            TopicRecreatedError: a topic was recreated since the batch was planned.
         """
         self.fence.check_batch(batch)
-        return self.commit(batch.spans, batch.assignment_ids, batch.pending_of)
-
-    def commit(
-        self,
-        spans: Mapping[TopicPartition, Span],
-        assignment_ids: Mapping[TopicPartition, int],
-        skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
-    ) -> tuple[TopicPartition, ...]:
-        """Commit spans by the membership that goes on; the group is answered while a rebalance holds it up.
-
-        Args:
-            spans: what was processed of each partition.
-            assignment_ids: the assignments that they were planned with.
-            skipped: what of a partition is pending from this commit on.
-
-        Returns:
-            The partitions that were handed over: nothing of them was committed.
-
-        Raises:
-            FencedError: the membership has ended, or had before.
-        """
         with self._fence_on_refusal() as lane:
-            # the work is done: waiting for the group is no stall
-            return lane.commit(spans, assignment_ids, self.fence.heartbeat, skipped)
+            lane.check_topics(batch)
+            # The work is done: waiting for the group is no stall
+            handed_over = lane.member.commit(
+                batch.spans, batch.assignment_ids, self.fence.heartbeat, batch.pending_of
+            )
+            lane.record_commit(batch, handed_over)
+            return handed_over
 
     def confirm(self, batch: Batch) -> None:
         """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
@@ -276,6 +263,7 @@ class OffsetCommits:
             CommitRefusedError: the broker refused, or an offset belongs to neither lane. Nothing was lost.
         """
         self._session.fence.check()
+        epoch = self._session.fence.epoch
         held = dict(self._session.owned)
         new = {tp: offset for tp, offset in offsets.items() if tp not in held or offset != held[tp].committed}
         states = self._cluster.partition_states(self._group_id, list(new))
@@ -293,8 +281,9 @@ class OffsetCommits:
             self._catch_up_log().mark_done(caught_up, self._session.fence.check)
         if not mine:
             return ()
-        spans = {tp: Span(owned.committed, new[tp]) for tp, owned in mine.items()}
-        return self._session.commit(spans, {tp: owned.assignment_id for tp, owned in mine.items()})
+        ranges = tuple(OffsetRange(*tp, owned.committed, new[tp]) for tp, owned in mine.items())
+        assignment_ids = {tp: owned.assignment_id for tp, owned in mine.items()}
+        return self._session.commit(Batch(ranges, 0.0, epoch, assignment_ids=assignment_ids))
 
     def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
         """The ownership that ``offset`` lies in.
