@@ -179,8 +179,8 @@ def _ledger(session: SparkSession, topic: str, table: IcebergTable) -> float:
     """Seconds of a writer's first look, which must find what was made."""
     asked = [TopicPartition(topic, at) for at in range(PARTITIONS)]
     ledger = TableLedger(table, lambda: session)
-    seconds = _timed(lambda: ledger.entries(asked))
-    done = {account.written for account in ledger.entries(asked).values()}
+    seconds = _timed(lambda: ledger.read(asked))
+    done = {account.written for account in ledger.read(asked).values()}
     if len(done) != 1 or next(iter(done))[0].end < COMMITTED:
         raise RuntimeError(f"{table.name} says {done}: what was measured is wrong")
     return seconds

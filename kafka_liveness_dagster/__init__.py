@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         UnreadableRecordError,
         WriteConflictError,
     )
-    from kafka_liveness_dagster.spark.sink import Replacement, Sink
+    from kafka_liveness_dagster.spark.sink import Replacement, Sink, SinkCommit, merge_ledger_texts
 
 __all__ = [
     "AccessRefusedError",
@@ -165,6 +165,7 @@ __all__ = [
     "ServiceNotStartedError",
     "ServicesDownError",
     "Sink",
+    "SinkCommit",
     "SlowRecordError",
     "SparkCancelledError",
     "SparkConnectResource",
@@ -184,6 +185,7 @@ __all__ = [
     "WriteConflictError",
     "build_group_sensor",
     "kafka_asset",
+    "merge_ledger_texts",
 ]
 
 _HOMES = {
@@ -238,7 +240,7 @@ _HOMES = {
             "SparkNotRespondingError SparkUnreachableError StorageError TableSchemaError "
             "TableUnreadableError TransformError UnreadableRecordError WriteConflictError"
         ),
-        "spark.sink": "Replacement Sink",
+        "spark.sink": "Replacement Sink SinkCommit merge_ledger_texts",
     }.items()
     for name in names.split()
 }

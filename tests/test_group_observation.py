@@ -149,9 +149,7 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
     cluster.logs[CATCH_UP] = CommittedOffset(120, "not ours")
     table = SimpleNamespace(
         target="lake.shop.orders",
-        entries=lambda asked: dict.fromkeys(
-            asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)
-        ),
+        read=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)),
     )
     seen = GroupObservation.read(cluster, instance, GROUP, [TOPIC], ledger=table)
     assert [str(one) for one in seen.pending] == ["orders:3:80-90", "orders:3:95-100"]

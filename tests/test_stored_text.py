@@ -20,7 +20,6 @@ from definitions.timeline.events import Recording, Scenario, TimelineEvent, What
 from definitions.timeline.verdict import judge_recording
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
-from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
 from kafka_liveness_dagster.cli.audit_command import certificate_as_json
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
@@ -42,6 +41,7 @@ from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run
+from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
 from kafka_liveness_dagster.doctor.rules import FAIL, Finding, Outcome
 from kafka_liveness_dagster.embedded import processes, state
 from kafka_liveness_dagster.embedded.jars import jars_folder
@@ -473,7 +473,7 @@ def test_audit_as_json():
     stretch = (OffsetRun(0, 4, 2),)
     rows = RowComparison(7, stretch, stretch, without_rows=stretch, doubled=stretch)
     one = PartitionCertificate(AT, facts, rows=rows)
-    write = SnapshotRecord(
+    write = LedgerCommit(
         7, "2026-11-22 10:00:00", "append", added_rows=63, deleted_rows=0, text="orders/ 3@0:0-70"
     )
     found = certificate_as_json(

@@ -10,11 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_liveness_dagster.core.ledger import LedgerEntry, SnapshotSummary
+from kafka_liveness_dagster.core.ledger import (
+    TOTAL_AS_OF_KEY,
+    TOTAL_KEY,
+    WRITTEN_KEY,
+    LedgerEntry,
+    SnapshotSummary,
+)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import GroupMismatchError, RowsMissingError
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.spark.table import ledger as module
-from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY, WRITTEN_KEY, TableLedger
+from kafka_liveness_dagster.spark.table.ledger import TableLedger, TableVersion
 
 AT = TopicPartition("orders", 3)
 
@@ -41,9 +48,10 @@ class Table:
     def put(self, ledger, start, end):
         """Write these offsets by this ledger; return the snapshot."""
         ranges = [OffsetRange(*AT, start, end)]
-        entry = ledger.record_for_write(None, self.current_id, ranges)
-        self.commit(entry.summary)
-        ledger.mark_committed(entry)
+        version = TableVersion(None, self.current_id)
+        entry = LaneLedger.of(ledger).record(ranges, version)
+        self.commit(entry.properties)
+        entry.mark_committed()
         return self.current_id
 
     def commit(self, summary):
@@ -75,18 +83,18 @@ def opened(table, monkeypatch):
 
 def done(ledger):
     """Return the offsets of the partition that a ledger finds in the table now."""
-    return ledger.entries([AT])[AT].written
+    return ledger.read([AT])[AT].written
 
 
 def test_what_was_learned_counts_before_it_is_written(table, opened):
     """Of offsets that were forgiven: an external commit may replace the only record of them meanwhile."""
-    ledger = opened()
+    ledger = LaneLedger(opened())
     table.put(ledger, 0, 70)
     ledger.add_known({AT: LedgerEntry(written_off=(Span(70, 120),))})
-    assert ledger.entries([AT])[AT].written_off == (Span(70, 120),), "a learned report counts at once"
-    assert opened().entries([AT])[AT].written_off == ()
+    assert ledger.read([AT])[AT].written_off == (Span(70, 120),), "a learned report counts at once"
+    assert opened().read([AT])[AT].written_off == ()
     table.put(ledger, 120, 150)
-    assert opened().entries([AT])[AT].written_off == (Span(70, 120),)
+    assert opened().read([AT])[AT].written_off == (Span(70, 120),)
 
 
 def test_a_sum_hides_nothing_that_was_written_since_it_was_read(table, opened):
@@ -130,7 +138,7 @@ def test_a_second_group_is_found_before_the_second_write(table, opened):
     """Both read an empty table; each lands one batch, and the ledger of neither is due for another look."""
     lane, other = opened("orders-etl"), opened("orders-test")
     assert done(lane) == done(other) == ()
-    summary = other.record_for_write(None, None, [OffsetRange(*AT, 10, 20)]).summary
+    summary = other.record([OffsetRange(*AT, 10, 20)], {}, TableVersion(None, None)).properties
     table.put(lane, 0, 10)
     table.snapshots[2] = SnapshotSummary(2, 1, summary[WRITTEN_KEY])
     table.current_id = 2
@@ -175,12 +183,12 @@ def test_two_writes_of_the_same_offsets_may_be_in_flight(table, opened):
     """
     lane, ranges = opened(), [OffsetRange(*AT, 0, 10)]
     table.put(lane, 0, 10)
-    first = lane.record_for_write(None, table.current_id, ranges)
-    table.commit(first.summary)
-    second = lane.record_for_write(None, table.current_id, ranges)
-    lane.mark_committed(first)
+    first = lane.record(ranges, {}, TableVersion(None, table.current_id))
+    table.commit(first.properties)
+    second = lane.record(ranges, {}, TableVersion(None, table.current_id))
+    first.mark_committed()
     table.put(lane, 10, 20)
     assert done(lane) == (Span(0, 20),)
-    table.commit(second.summary)
-    lane.mark_committed(second)
+    table.commit(second.properties)
+    second.mark_committed()
     assert done(lane) == (Span(0, 20),)

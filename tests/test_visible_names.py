@@ -611,7 +611,7 @@ KAFKA = ("--bootstrap-servers", "--command-config")
 COMMANDS = {
     "": ("--version",),
     "adopt": ("GROUP", "TABLE", "--topic", *KAFKA, "--spark", "--yes"),
-    "audit": ("GROUP", "--topic", "--table", *KAFKA, "--spark", "--deep", "--json"),
+    "audit": ("GROUP", "--topic", "--table", "--sink", *KAFKA, "--spark", "--deep", "--json"),
     "demo": ("--json-file", "--keep"),
     "doctor": (
         *KAFKA, "--spark", "--group", "--probe-catalog", "-m", "--module-name", "-f", "--python-file",

@@ -6,11 +6,12 @@ import kafka_liveness_dagster as kl
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS orders (topic text, partition int, offset int, order_json text);
-CREATE TABLE IF NOT EXISTS held (range text PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS ledger (entry text, committed_at text, rows int);
 """
+INSERT_ENTRY = "INSERT INTO ledger VALUES (?, datetime('now'), ?)"
 
 class DatabaseSink:
-    """Tables of an SQL database, here SQLite's: one transaction replaces the rows, and says of which offsets."""
+    """Tables of an SQL database, here SQLite's: one transaction replaces the rows, and records their offsets."""
 
     def __init__(self, path):
         self.path = path
@@ -22,14 +23,22 @@ class DatabaseSink:
             with database:                    # a transaction: all of it, or nothing when something is raised
                 database.execute(f"DELETE FROM orders WHERE {replacement.condition}")
                 database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", rows)
-                database.executemany("INSERT OR IGNORE INTO held VALUES (?)", [(str(r),) for r in replacement.ranges])
+                database.execute(INSERT_ENTRY, (replacement.ledger_text, len(rows)))
                 replacement.raise_if_fenced()  # the last thing before others can see it
         return len(rows)
 
-    def covered(self, ranges):
+    def ledger_commits(self):
         with closing(sqlite3.connect(self.path)) as database:
             database.executescript(TABLES)
-            return [kl.OffsetRange.parse(held) for (held,) in database.execute("SELECT range FROM held")]
+            entries = database.execute("SELECT entry, rowid, committed_at, rows FROM ledger")
+            return [kl.SinkCommit(text, str(number), at, rows) for text, number, at, rows in entries]
+
+    def merge_ledger(self):
+        """Make one entry of all; run it now and then, by a schedule for example."""
+        with closing(sqlite3.connect(self.path)) as database, database:
+            entries = database.execute("DELETE FROM ledger RETURNING entry, rows").fetchall()
+            text = kl.merge_ledger_texts(text for text, _ in entries)
+            database.execute(INSERT_ENTRY, (text, sum(rows for _, rows in entries)))
 
 @kl.kafka_asset(topics=["orders"], group_id="orders-database", sink=DatabaseSink("orders.db"))
 def orders(batch):

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
-from kafka_liveness_dagster.audit.snapshots import find_overlaps
+from kafka_liveness_dagster.audit.overlaps import find_overlaps
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id, join_some
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.group_description import decode_partition_state
+from kafka_liveness_dagster.kafka.partition_states import with_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-    from kafka_liveness_dagster.audit.queries import ComparisonScope, TableHistory
+    from kafka_liveness_dagster.audit.queries import ComparisonScope
     from kafka_liveness_dagster.core.partition_state import PartitionState
+    from kafka_liveness_dagster.core.sink_ledger import LedgerHistory, SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_description import CommittedOffset
-    from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 _TABLE_PARTS = 3  # catalog.namespace.table; a sink's name is a function's or a class's
 
@@ -45,10 +46,11 @@ class GroupAudit:
 
     Args:
         cluster: where the group is.
-        session: gives a Spark session of a server whose catalog has the table; called once, if at all.
+        session: gives a Spark session of a server whose catalog has the table; not called for a sink.
         topics: only these; all that the group has committed to, and that the table has of another life,
             unless given.
         table: instead of the one that the catch-up commit log names.
+        sink_ledger: the ledger of the custom sink that the rows go to.
     """
 
     cluster: Cluster
@@ -57,6 +59,7 @@ class GroupAudit:
     _: KW_ONLY
     topics: Sequence[str] = ()
     table: str | None = None
+    sink_ledger: SinkLedger[Any] | None = None
 
     def certificate(self, *, deep: bool = False) -> GroupCertificate:
         """Return the certificate as of now.
@@ -66,39 +69,72 @@ class GroupAudit:
             KafkaLivenessError: broker, Spark or table could not be asked.
         """
         check_group_id(self.group_id)
-        commits = self._commits()  # before the table is asked: what is committed was written before that
-        target = self.table or _audited_target(self.group_id, commits)
-        if target.count(".") < _TABLE_PARTS - 1 and self.table is None:
-            return self._sink_certificate(target, commits, deep=deep)
-        from kafka_liveness_dagster.audit.queries import table_history  # noqa: PLC0415 - pyspark only where it is used
-        from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
-
-        table = IcebergTable(target)
-        session = self.session()
-        seen = table_history(session, table)
-        commits |= self._recreated_partitions(seen, commits)
-        if not commits:
+        commits = self._commits()  # before the ledger is read: what is committed was written before that
+        target = self._target(commits)
+        is_table = self.sink_ledger is None and (
+            self.table is not None or target.count(".") >= _TABLE_PARTS - 1
+        )
+        if deep and not is_table:
+            raise NothingToAuditError(
+                f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "
+                f"sink {target}: leave it out, or name a table with --table"
+            )
+        ledger = self._table_ledger(target) if is_table else self.sink_ledger
+        history = ledger.prove() if ledger is not None else None
+        if history is not None:
+            commits |= self._recreated_partitions(history, commits)
+            states = {tp: replace(one, ledger_entry=history.ledger.entry(tp)) for tp, one in commits.items()}
+        else:
+            states = commits if ledger is None else with_ledger(commits, ledger)
+        if not states:
             raise self._nothing_to_audit_error()
-        twice = find_overlaps(seen.snapshots)
+        twice = find_overlaps(history.commits) if history is not None else {}
         partitions = [
             PartitionCertificate(
                 tp,
-                replace(one, ledger_entry=seen.ledger.entry(tp)),
+                one,
                 rewritten=twice.get(tp, ()),
-                group_id=self.group_id,
+                group_id=self.group_id if ledger is not None else "",
+                is_table=is_table,
             )
-            for tp, one in commits.items()
+            for tp, one in states.items()
         ]
-        if deep and seen.snapshot_id is not None:
-            partitions = self._compare_rows(session, table, seen.snapshot_id, partitions=partitions)
+        snapshot_id = history.snapshot_id if history is not None else None
+        if deep and snapshot_id is not None:
+            partitions = self._compare_rows(target, snapshot_id, partitions)
         return GroupCertificate(
             self.group_id,
             target,
-            True,
-            snapshot_id=seen.snapshot_id,
+            is_table,
+            snapshot_id=snapshot_id,
             partitions=tuple(partitions),
-            history=seen.snapshots,
+            history=history.commits if history is not None else (),
         )
+
+    def _target(self, commits: Mapping[TopicPartition, PartitionState]) -> str:
+        """Return where the rows go: as an option has it, else as the catch-up commit log names it.
+
+        Raises:
+            NothingToAuditError: the commits name none, several, or another one than the sink.
+        """
+        if self.table is not None:
+            return self.table
+        if self.sink_ledger is None:
+            return _audited_target(self.group_id, commits)
+        target: str = self.sink_ledger.target
+        named = sorted({one.catch_up_log.target for one in commits.values() if one.catch_up_log.target})
+        if named not in ([], [target]):
+            raise NothingToAuditError(
+                f"the rows of group {self.group_id} go to {', '.join(named)}, not to the sink {target}. Fix: "
+                "name the asset whose group this is with --sink"
+            )
+        return target
+
+    def _table_ledger(self, target: str) -> SinkLedger[Any]:
+        from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
+
+        return TableLedger(IcebergTable(target), self.session)
 
     def _commits(self) -> dict[TopicPartition, PartitionState]:
         """What both logs say of the partitions that one of them names."""
@@ -106,7 +142,7 @@ class GroupAudit:
         first, second = (
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
         )
-        if not (first or second or self.table):
+        if not (first or second or self.table or self.sink_ledger):
             raise self._nothing_to_audit_error()
         named = set(self.topics) or {tp.topic for tp in (*first, *second)}
         return self._partition_states([tp for tp in asked if tp.topic in named], first, second)
@@ -125,13 +161,10 @@ class GroupAudit:
         }
 
     def _recreated_partitions(
-        self, seen: TableHistory, commits: Mapping[TopicPartition, PartitionState]
+        self, history: LedgerHistory, commits: Mapping[TopicPartition, PartitionState]
     ) -> dict[TopicPartition, PartitionState]:
-        """Partitions of topics made anew.
-
-        The broker has deleted the commits with the topic, but the table knows.
-        """
-        known = {tp.topic: entry.topic_id for tp, entry in seen.ledger.entries.items()}
+        """Return the partitions of recreated topics: the broker deleted their commits."""
+        known = {tp.topic: entry.topic_id for tp, entry in history.ledger.entries.items()}
         rest = sorted(set(known) - {tp.topic for tp in commits} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
         ids = self.cluster.topic_ids([topic for topic in rest if topic in there])
@@ -142,25 +175,11 @@ class GroupAudit:
         ]
         return self._partition_states(self.cluster.partitions(anew), {}, {}) if anew else {}
 
-    def _sink_certificate(
-        self, target: str, commits: Mapping[TopicPartition, PartitionState], *, deep: bool
-    ) -> GroupCertificate:
-        if deep:
-            raise NothingToAuditError(
-                f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "
-                f"sink {target}: leave it out, or name a table with --table"
-            )
-        partitions = tuple(PartitionCertificate(tp, one) for tp, one in commits.items())
-        return GroupCertificate(self.group_id, target, False, snapshot_id=None, partitions=partitions)
-
     def _compare_rows(
-        self,
-        session: SparkSession,
-        table: IcebergTable,
-        snapshot_id: int,
-        partitions: list[PartitionCertificate],
+        self, target: str, snapshot_id: int, partitions: list[PartitionCertificate]
     ) -> list[PartitionCertificate]:
         from kafka_liveness_dagster.audit.queries import ComparisonScope, compare_rows  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         judged = [p for p in partitions if p.start is not None]
         bounds = self.cluster.log_bounds(p.topic_partition for p in judged)
@@ -177,8 +196,8 @@ class GroupAudit:
         }
         if scopes:
             found = compare_rows(
-                session,
-                table,
+                self.session(),
+                IcebergTable(target),
                 snapshot_id,
                 scopes=scopes,
                 kafka_options=self.cluster.settings.spark_options(),

@@ -30,7 +30,7 @@ from kafka_liveness_dagster.core.partition_state import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
+    from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class PartitionCertificate:
         rewritten: offsets that more than one snapshot wrote.
         rows: what the rows say; None where they were not looked at.
         group_id: the group that is audited; empty where only its commits are known.
+        is_table: whether the rows go to a table; else to a custom sink.
     """
 
     topic_partition: TopicPartition
@@ -50,6 +51,7 @@ class PartitionCertificate:
     rewritten: tuple[Span, ...] = ()
     rows: RowComparison | None = None
     group_id: str = ""
+    is_table: bool = True
 
     @property
     def other_groups(self) -> tuple[str, ...]:
@@ -151,7 +153,7 @@ class PartitionCertificate:
         if self.state.ledger_entry is None:
             sentence = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
         else:
-            sentence = f"every offset from {life.start} to {life.end} is in the table once"
+            sentence = f"every offset from {life.start} to {life.end} is in the {self._target} once"
         return sentence + _exceptions_text(
             *(
                 (size(spans), format_spans(spans))
@@ -164,6 +166,10 @@ class PartitionCertificate:
         """The certificate, or why there is none."""
         sentence = f"NOT certified: {'. '.join(self.faults)}" if self.faults else self.statement
         return "; ".join((sentence, *self._notes()))
+
+    @property
+    def _target(self) -> str:
+        return "table" if self.is_table else "sink"
 
     @property
     def _find_done(self) -> tuple[Span, ...]:
@@ -179,9 +185,9 @@ class PartitionCertificate:
             return
         if state.committed is None and self.start is not None:
             yield (
-                f"nothing is committed, though the group began at {self.start} and the table has "
+                f"nothing is committed, though the group began at {self.start} and the {self._target} has "
                 f"{format_spans(self._find_done)}: "
-                "its offsets were deleted, or expired. The next live run goes on from the table"
+                f"its offsets were deleted, or expired. The next live run goes on from the {self._target}"
             )
         if state.committed is not None and self.start is None:
             yield (
@@ -192,8 +198,8 @@ class PartitionCertificate:
         if self.other_groups:
             yield (
                 f"Group {', '.join(self.other_groups)} wrote rows of topic {self.topic_partition.topic} to "
-                "this table too, and the rows of two groups replace each other. Fix: give each group its "
-                "own table, or run `kafka-liveness adopt` for a deliberate successor"
+                f"this {self._target} too, and the rows of two groups replace each other. Fix: give each "
+                f"group its own {self._target}, or run `kafka-liveness adopt` for a deliberate successor"
             )
         if self.missing_rows:
             yield self._missing_fault()
@@ -203,12 +209,12 @@ class PartitionCertificate:
         sentence = f"{count_offsets(size(self.missing_rows))} missing ({format_spans(self.missing_rows)})"
         if not self.is_record_replaced:
             return (
-                f"{sentence}: they were committed after their rows were written, and the table has lost "
-                "them: it was dropped, replaced or rolled back. Restore it, or set "
+                f"{sentence}: they were committed after their rows were written, and the {self._target} has "
+                "lost them: it was dropped, replaced or rolled back. Restore it, or set "
                 "on_missing_rows='crash_lag'"
             )
         unknown = self.state.ledger_entry is None or not self.state.ledger_entry.is_complete
-        why = ", and the table cannot tell" if unknown else ""
+        why = f", and the {self._target} cannot tell" if unknown else ""
         return (
             f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes "
             "them again"
@@ -226,10 +232,10 @@ class PartitionCertificate:
                     rewritten = ", which the next run rewrites"
                 yield f"{by} replaced the catch-up commit log ({one}){rewritten}"
         if self.by_commits_only and self.state.ledger_entry is not None:
-            sentence = "the table's history that would say so was expired"
+            sentence = f"the {self._target}'s history that would show it has expired"
             yield f"{format_spans(self.by_commits_only)} by the commit logs' word alone: {sentence}"
         if self.uncommitted:
-            yield f"the table has {format_spans(self.uncommitted)} above the commit already"
+            yield f"the {self._target} has {format_spans(self.uncommitted)} above the commit already"
         if (
             self.state.committed is not None
             and (unread := Span(self.state.committed, self.state.log_start)).size > 0
@@ -244,7 +250,7 @@ class GroupCertificate:
 
     Attributes:
         target: the table, or a sink of the user's own.
-        is_table: whether it could be asked.
+        is_table: whether it is a table.
         snapshot_id: the table's, at the time; None where it has none, or is none.
         history: the table's visible snapshots, the newest first.
     """
@@ -255,7 +261,7 @@ class GroupCertificate:
     _: KW_ONLY
     snapshot_id: int | None
     partitions: tuple[PartitionCertificate, ...]
-    history: Sequence[SnapshotRecord] = ()
+    history: Sequence[LedgerCommit] = ()
 
     @property
     def is_certified(self) -> bool:
@@ -273,7 +279,10 @@ class GroupCertificate:
         certain = sum(
             size(difference(p.certified_range, (*p.pending, *p.written_off))) for p in self.partitions
         )
-        how = "is in the table once" if self.is_table else "is processed, as both commit logs say"
+        has_ledger = any(p.state.ledger_entry is not None for p in self.partitions)
+        how = "is processed, as both commit logs say"
+        if self.is_table or has_ledger:
+            how = f"is in the {'table' if self.is_table else 'sink'} once"
         count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
         sentence = f"certified: {of}: every committed offset of {count} {how}, {certain:,} in all"
         sentence += _exceptions_text(

@@ -1,36 +1,25 @@
-"""The Spark queries of the audit: snapshots of the table, its rows, records of the topic. Never writes.
+"""Compare the rows of a table with the records of its topics, by Spark. Never writes.
 
 ``compare_rows`` reads every row and every record; what comes back is a few numbers a partition, however many
-offsets are found. ``table_history`` reads metadata only, with one query, and never a row;
-``spark.table.ledger`` reads as little as a writer needs.
+offsets are found.
 """
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison, merge_dense
-from kafka_liveness_dagster.audit.snapshots import SnapshotRecord
 from kafka_liveness_dagster.core.errors import summary_line
-from kafka_liveness_dagster.core.ledger import (
-    Ledger,
-    SnapshotSummary,
-    decode_total_as_of,
-    lineage,
-    read_ledger,
-)
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
-from kafka_liveness_dagster.spark.connect.connection import connection_of
 from kafka_liveness_dagster.spark.error_classification import storage_read_error
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 from kafka_liveness_dagster.spark.source import read_ranges
-from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY, WRITTEN_KEY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -174,103 +163,4 @@ def _row_comparison(found: Iterable[Row], scope: ComparisonScope) -> RowComparis
     kinds.pop("rows", None)
     return RowComparison(
         rows, **{kind: merge_dense(ranges) for kind, ranges in kinds.items()}, compacted=scope.compacted
-    )
-
-
-_ANSWER_SECONDS = 120.0  # 5,000 snapshots took 0.5 s
-_WRITTEN_TEXT, _TOTAL_TEXT, _TOTAL_AS_OF_TEXT = (
-    f"summary['{name}']" for name in (WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY)
-)
-_SNAPSHOTS_QUERY = (
-    f"SELECT snapshot_id, parent_id, CAST(committed_at AS string), operation, summary['added-records'], "
-    f"summary['deleted-records'], {_WRITTEN_TEXT}, {_TOTAL_AS_OF_TEXT} FROM {{table}}.`snapshots`"
-)
-
-
-@dataclass(frozen=True)
-class TableHistory:
-    """A table at one moment.
-
-    Attributes:
-        snapshot_id: the current one; None where the table has none, or is none.
-        snapshots: those that led to it, the newest first.
-        ledger: what they make together.
-    """
-
-    snapshot_id: int | None = None
-    ledger: Ledger = field(default_factory=Ledger)
-    snapshots: tuple[SnapshotRecord, ...] = ()
-
-
-def table_history(session: SparkSession, table: IcebergTable) -> TableHistory:
-    """The table now, to a session that has not seen it yet; nothing of one that is not there.
-
-    Raises:
-        TableSchemaError: it is not a table of topics, partitions and offsets.
-        UnknownLedgerFormatError: a newer version wrote to it.
-        TableUnreadableError: Spark could not tell.
-        SparkNotRespondingError: it did not tell in time.
-    """
-    try:
-        with connection_of(session).abort_after(
-            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
-        ):
-            return _read_history(session, table)
-    except PySparkException as error:
-        raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}): nothing is "
-            "known of the table; look at Spark's log"
-        ) from error
-
-
-def _read_history(session: SparkSession, table: IcebergTable) -> TableHistory:
-    snapshot_id = table.current_snapshot_id(session)
-    if snapshot_id is None:
-        return TableHistory()
-    rows: dict[int, Row] = {
-        row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()
-    }
-    snapshots = {one: _to_summary(row) for one, row in rows.items()}
-    found = lineage(snapshots, snapshot_id)
-    for one, had in _read_totals(session, table, found.totals):
-        snapshots[one] = replace(snapshots[one], total=had)
-    writes = tuple(_to_record(rows[one]) for one in _ancestors(snapshot_id, snapshots))
-    return TableHistory(snapshot_id, read_ledger(snapshots, found), writes)
-
-
-def _read_totals(session: SparkSession, table: IcebergTable, wanted: tuple[int, ...]) -> list[Row]:
-    """The long texts, of few snapshots."""
-    if not wanted:
-        return []
-    ids = ", ".join(map(str, wanted))
-    sql = f"SELECT snapshot_id, {_TOTAL_TEXT} FROM {table.quoted}.`snapshots` WHERE snapshot_id IN ({ids})"
-    found: list[Row] = session.sql(sql).collect()
-    return found
-
-
-def _ancestors(current: int, snapshots: Mapping[int, SnapshotSummary]) -> Iterator[int]:
-    """The current one and its ancestors, as far as they are there."""
-    at: int | None = current
-    while at is not None and at in snapshots:
-        yield at
-        at = snapshots[at].parent_id
-
-
-def _to_summary(row: Row) -> SnapshotSummary:
-    snapshot_id, parent_id, *_, wrote, since = row
-    return SnapshotSummary(
-        snapshot_id, parent_id, wrote or "", total="", total_as_of=decode_total_as_of(snapshot_id, since)
-    )
-
-
-def _to_record(row: Row) -> SnapshotRecord:
-    snapshot_id, parent_id, committed_at, operation, added, deleted, wrote, _ = row
-    return SnapshotRecord(
-        snapshot_id,
-        committed_at,
-        operation or "",
-        added_rows=int(added or 0),
-        deleted_rows=int(deleted or 0),
-        text=wrote or "",
-        parent_id=parent_id,
     )

@@ -52,11 +52,11 @@ class Adoption:
         Raises:
             InvalidSettingError: no other group wrote rows of these topics, or one of the groups has members.
         """
-        from kafka_liveness_dagster.audit.queries import table_history  # noqa: PLC0415  `--help` must not wait for it
+        from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415  `--help` must not wait for it
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         check_group_id(group_id)
-        seen = table_history(session, IcebergTable(table))
+        seen = TableLedger(IcebergTable(table), lambda: session).prove()
         groups: dict[str, frozenset[str]] = {}
         offsets: dict[str, int] = {}
         for tp, entry in seen.ledger.entries.items():
@@ -94,8 +94,8 @@ class Adoption:
         The table comes last: until then every run of the new group is refused, and the command can be
         repeated.
         """
+        from kafka_liveness_dagster.core.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.commits import append_empty  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY, TOTAL_KEY  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
         mixed = [topic for topic, groups in self.groups.items() if len(groups) > 1]

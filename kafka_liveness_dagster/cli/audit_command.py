@@ -5,7 +5,9 @@ Decides nothing.
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -22,7 +24,7 @@ from kafka_liveness_dagster.cli.options import (
     lazy_session,
     spark_option,
 )
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
 from kafka_liveness_dagster.core.offsets import size
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
     from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
+    from kafka_liveness_dagster.core.sink_ledger import SinkLedger
 
 _SPANS = {  # as it is printed: the attribute of a certificate
     "in_table": "in_table",
@@ -53,6 +56,12 @@ _MAX_EXTERNAL_SHOWN = 6
 @click.option(
     "--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]"
 )
+@click.option(
+    "--sink",
+    "sink_name",
+    metavar="MODULE:NAME",
+    help="The custom sink, or the asset that has it.",
+)
 @bootstrap_servers_option
 @command_config_option
 @spark_option
@@ -65,6 +74,7 @@ def audit(
     *,
     topics: tuple[str, ...],
     table: str | None,
+    sink_name: str | None,
     bootstrap_servers: str,
     command_config: TextIO | None,
     spark: str,
@@ -77,6 +87,8 @@ def audit(
     the table's snapshots record. Offsets that are pending, written off or lost are named and allowed. Any
     other missing offset fails the audit, and so does a recreated topic.
 
+    --sink audits a custom sink that returns its ledger_commits(). MODULE is imported from this folder.
+
     --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
     Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did
@@ -86,6 +98,7 @@ def audit(
     Example:
       kafka-liveness audit orders-etl
       kafka-liveness audit orders-etl --table lake.shop.orders --deep
+      kafka-liveness audit orders-database --sink definitions:orders
       kafka-liveness audit orders-etl --json | jq -e '.certified and .pending_offsets == 0'
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
@@ -94,9 +107,12 @@ def audit(
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     try:
+        sink_ledger = _sink_ledger(sink_name, table) if sink_name else None
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:
-            found = GroupAudit(cluster, group, session, topics=topics, table=table).certificate(deep=deep)
+            found = GroupAudit(
+                cluster, group, session, topics=topics, table=table, sink_ledger=sink_ledger
+            ).certificate(deep=deep)
         told = json.dumps(certificate_as_json(found)) if as_json else certificate_as_text(found)
     except KafkaLivenessError as error:
         raise ConnectionOptionError(str(error)) from error
@@ -105,6 +121,35 @@ def audit(
     else:
         Console(highlight=False).print(told, soft_wrap=True)
     context.exit(0 if found.is_certified else 1)
+
+
+def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
+    """Import the sink, or the asset that has it, and return its ledger.
+
+    Raises:
+        click.UsageError: there is no such sink, or it is no ledger.
+    """
+    from kafka_liveness_dagster.spark.sink import SinkLedgerAdapter  # noqa: PLC0415
+
+    if table is not None:
+        raise click.UsageError("--sink and --table name two targets. Fix: leave one of them out.")
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise click.UsageError(f"--sink {name} could not be imported ({summary_line(error)}).") from error
+    finally:
+        sys.path.remove("")
+    sink = getattr(getattr(found, "settings", None), "sink", found)
+    ledger = SinkLedgerAdapter.from_sink(sink)
+    if ledger is None:
+        raise click.UsageError(
+            f"--sink {name} is no sink with a ledger: it has neither ledger_commits() nor covered(). Fix: "
+            "docs/sinks.md shows a sink that stores the ledger_text of each batch; without --sink both "
+            "commit logs are audited."
+        )
+    return ledger
 
 
 def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
@@ -123,7 +168,7 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
         "partitions": [_partition_json(p) for p in found.partitions],
         "snapshots": [
             {
-                "snapshot_id": write.snapshot_id,
+                "snapshot_id": write.commit_id,
                 "parent_id": write.parent_id,
                 "committed_at": write.committed_at,
                 "operation": write.operation,
@@ -203,8 +248,12 @@ def _rows_json(found: RowComparison) -> dict[str, Any]:
 
 
 def _history_json(found: GroupCertificate) -> Iterator[str]:
+    if not found.is_table and not any(p.state.ledger_entry is not None for p in found.partitions):
+        yield f"the rows go to the sink {found.target}, which was not queried: only both commit logs were"
+        return
     if not found.is_table:
-        yield f"the rows go to the sink {found.target}, which was not asked: only both commit logs were"
+        rows = sum(write.added_rows for write in found.history)
+        yield f"sink {found.target}; commits: {len(found.history):,}, which added {rows:,} rows"
         return
     if found.snapshot_id is None:
         yield f"{found.target} does not exist, or has no snapshot"

@@ -86,6 +86,10 @@ def merge_entries(entries: Iterable[LedgerEntries]) -> dict[TopicPartition, Ledg
     return found
 
 
+WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (
+    f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of")
+)
+"""Names of the texts: what a commit wrote, all that its target had, and as of which snapshot."""
 COMPRESS_ABOVE_CHARS = 1_000
 """Characters from which a text is compressed.
 
@@ -231,7 +235,7 @@ def _decode_spans(text: str | None, whole: str) -> tuple[Span, ...]:
     return spans
 
 
-def decode_summary(snapshot_id: int, text: str) -> dict[TopicPartition, LedgerEntry]:
+def decode_summary(snapshot_id: int | str, text: str) -> dict[TopicPartition, LedgerEntry]:
     """Read what a snapshot's summary says, like ``decode``.
 
     Raises:
@@ -259,7 +263,7 @@ def decode_total_as_of(snapshot_id: int, text: str | None) -> int | None:
     return int(text)
 
 
-def unreadable_summary_error(snapshot_id: int, text: str) -> UnknownLedgerFormatError:
+def unreadable_summary_error(snapshot_id: int | str, text: str) -> UnknownLedgerFormatError:
     """Return the error for a snapshot whose summary cannot be read."""
     return UnknownLedgerFormatError(
         f"snapshot {snapshot_id} says {text[:80]!r}, {len(text):,} characters, which this version does not "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_metadata import (
     CatchUpCommitMetadata,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from kafka_liveness_dagster.core.commit_metadata import ExternalCommit
-    from kafka_liveness_dagster.core.ledger import LedgerEntries, LedgerEntry
+    from kafka_liveness_dagster.core.ledger import LedgerEntry
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
@@ -72,29 +72,6 @@ class RowsMissingError(KafkaLivenessError):
     def __init__(self, message: str, ranges: Collection[OffsetRange] = ()) -> None:
         super().__init__(message)
         self.ranges = tuple(ranges)
-
-
-class SinkLedger(Protocol):
-    """A table's ledger, or what a sink of the user's own says."""
-
-    @property
-    def target(self) -> str:
-        """The table's name, or the sink's."""
-
-    def entries(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
-        """What is there of these offsets, as of now; nothing is there of a partition that is left out.
-
-        None: it cannot be asked now, which says nothing of what is there.
-        """
-
-    def add_known(self, entries: LedgerEntries) -> None:
-        """What the lane knows besides, to be told with its next writes.
-
-        Where its life began, what was lost.
-        """
-
-    def assume_written(self, entries: LedgerEntries) -> None:
-        """All that is there of these partitions, by the commit logs: the witness could not tell."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from uuid import uuid4
 from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.ledger import WRITTEN_KEY
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT
 from kafka_liveness_dagster.core.table_properties import (
     KEY,
@@ -28,7 +30,7 @@ from kafka_liveness_dagster.core.table_properties import (
 from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, Finding, Outcome
 from kafka_liveness_dagster.spark.error_classification import retry_reason, summarize
 from kafka_liveness_dagster.spark.table.commits import ATTEMPT
-from kafka_liveness_dagster.spark.table.ledger import WRITTEN_KEY, TableLedger
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.maintenance import TableMaintenance, maintenance_policy
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
@@ -212,14 +214,14 @@ class _CatalogProbe:
             make_frame=rows,
             may_go_on=nothing,
             may_replace=nothing,
-            ledger=ledger,
+            ledger=LaneLedger.of(ledger),
             _partial_file_conflicts=cuts,
         ).prepare()
 
     def _write(self, start: int, end: int) -> None:
         ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
         ledger = self._ledger()
-        ledger.entries([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
+        ledger.read([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
         write_table(
             self.session, self.table, ranges, make_frame=lambda: self._rows(start, end), ledger=ledger
         )
@@ -245,7 +247,7 @@ class _CatalogProbe:
         with suppress(PySparkException):
             self.table.refresh(self.session)
         tp = TopicPartition(_TOPIC, 0)
-        account = self._ledger().entries([tp])[tp]
+        account = self._ledger().read([tp])[tp]
         if account.is_complete and account.written == (Span(0, 30),):
             return OK(told)
         advice = (

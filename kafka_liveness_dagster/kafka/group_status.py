@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.health import OpenTransaction
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import ReadableLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_description import CommittedOffset, MemberDescription
 
@@ -149,7 +149,7 @@ class GroupStatus:
 
 
 def group_status(
-    cluster: Cluster, group_id: str, topics: Sequence[str] = (), ledger: SinkLedger | None = None
+    cluster: Cluster, group_id: str, topics: Sequence[str] = (), ledger: ReadableLedger | None = None
 ) -> GroupStatus:
     """The group now, of these topics or of all it has committed to or is assigned.
 
@@ -207,7 +207,7 @@ def _states_of_same_topics(  # noqa: PLR0917
     second: Mapping[TopicPartition, CommittedOffset],
     topics: Sequence[str],
     asked: Sequence[TopicPartition],
-    ledger: SinkLedger | None,
+    ledger: ReadableLedger | None,
 ) -> dict[TopicPartition, PartitionState]:
     """Both commit logs and the table, of topics that are still those that they are of.
 

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.ledger import LedgerEntries
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import PartitionState, SinkLedger
+    from kafka_liveness_dagster.core.partition_state import PartitionState
+    from kafka_liveness_dagster.core.sink_ledger import ReadableLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 
 def partition_states_with_ledger(
-    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], ledger: SinkLedger | None
+    cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], ledger: ReadableLedger | None
 ) -> dict[TopicPartition, PartitionState]:
     """Both commit logs, the log bounds, and the ledger, if they are about its target.
 
@@ -61,14 +62,12 @@ def check_catch_up_log(
 
 
 def with_ledger(
-    states: Mapping[TopicPartition, PartitionState], ledger: SinkLedger
+    states: Mapping[TopicPartition, PartitionState], ledger: ReadableLedger
 ) -> dict[TopicPartition, PartitionState]:
     """Return the same states with the ledger as of now."""
     if not states:
         return {}
-    entries = ledger.entries(
-        {tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in states.items()}
-    )
+    entries = ledger.read({tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in states.items()})
     if entries is None:
         return dict(states)
     return with_ledger_entries(states, entries)

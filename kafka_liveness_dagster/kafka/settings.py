@@ -22,7 +22,7 @@ from kafka_liveness_dagster.kafka.security import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import LaneLedger
     from kafka_liveness_dagster.core.timeouts import Timeouts
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
@@ -215,7 +215,7 @@ class LiveSettings:
             wait for its session if it dies (``kafka.live.session``); None without.
         is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares
             otherwise.
-        ledger: who knows what is in the table, None where nobody does.
+        ledger: which offsets the target has; None where both commit logs decide alone.
         recommit_seconds: how often the catch-up commit log is committed anew, so that it does not expire
             under a live run.
     """
@@ -229,7 +229,7 @@ class LiveSettings:
     group_instance_id: str | None = None
     claimed_instance_id: str | None = None
     is_greedy: bool = False
-    ledger: SinkLedger | None = None
+    ledger: LaneLedger | None = None
     recommit_seconds: float = 3_600.0
 
 

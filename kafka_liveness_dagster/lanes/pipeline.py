@@ -16,6 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.batch_size import BatchSizer, SlowRecordError
 from kafka_liveness_dagster.core.fencing import FenceReason
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_reporting import BatchLog, BatchMetrics, progress_listeners
@@ -44,29 +45,30 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
     from kafka_liveness_dagster.spark.sink import Sink
-    from kafka_liveness_dagster.spark.table.ledger import TableLedger
     from kafka_liveness_dagster.spark.table.table import TableInfo
     from kafka_liveness_dagster.spark.transform import TransformedBatch
 
 
 def ledger_for(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
-) -> TableLedger | SinkLedgerAdapter | None:
-    """Who says what is there, in a batch's time at most.
+) -> LaneLedger | None:
+    """Return the ledger of the table, or of a sink that has one, for one lane.
 
-    The table's ledger, or a sink that has ``covered``.
+    Its reads take a batch's time at most.
     """
     if asset.sink is not None:
-        return SinkLedgerAdapter.from_sink(asset.sink)
+        return LaneLedger.of(SinkLedgerAdapter.from_sink(asset.sink, asset.group_id))
     from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
     from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
     session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
-    return TableLedger(
-        IcebergTable(asset.table or ""),
-        session,
-        table_timeout_seconds(budget_seconds),
-        group_id=asset.group_id,
+    return LaneLedger(
+        TableLedger(
+            IcebergTable(asset.table or ""),
+            session,
+            table_timeout_seconds(budget_seconds),
+            group_id=asset.group_id,
+        )
     )
 
 
@@ -117,7 +119,7 @@ class Pipeline:
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
         on_slow_record: an offset that is too slow alone ends the run (``raise``) or is quarantined.
         max_in_flight: the largest number of batches that are written to the table at the same time.
-        ledger: says what is there; None for a sink that does not.
+        ledger: which offsets the target has; None for a sink without a ledger.
         layout: how the table is laid out and committed to.
         max_bytes: what a batch's records may weigh, as far as those before it tell.
         source_options: of Spark's Kafka source, beside those of the Kafka resource.
@@ -137,7 +139,7 @@ class Pipeline:
     liveness: Literal["poll", "progress"]
     on_slow_record: Literal["raise", "quarantine"]
     max_in_flight: int
-    ledger: TableLedger | SinkLedgerAdapter | None = None
+    ledger: LaneLedger | None = None
     layout: TableLayout = DEFAULT_LAYOUT
     max_bytes: int | None = None
     source_options: Mapping[str, str] = field(default_factory=dict)
@@ -358,7 +360,6 @@ class Pipeline:
     def _new_write(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415
         from kafka_liveness_dagster.spark.sink import SinkWrite  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
@@ -376,9 +377,11 @@ class Pipeline:
 
         if self.sink is not None:
             return InFlightWrite(
-                batch, job, SinkWrite(self.sink, batch.ranges, frame, may_go_on=may_replace), frame=frame
+                batch,
+                job,
+                SinkWrite(self.sink, batch.ranges, frame, may_go_on=may_replace, ledger=self.ledger),
+                frame=frame,
             )
-        ledger = self.ledger if isinstance(self.ledger, TableLedger) else None
         writing = TableWrite(
             session,
             IcebergTable(self.table),
@@ -386,7 +389,7 @@ class Pipeline:
             make_frame=frame,
             may_go_on=may_go_on,
             may_replace=may_replace,
-            ledger=ledger,
+            ledger=self.ledger,
             layout=self.layout,
         )
         return InFlightWrite(batch, job, writing, frame=frame)

@@ -17,6 +17,7 @@ from dagster_shared.libraries import DagsterLibraryRegistry
 from pydantic import Field
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, derive_timeouts
 from kafka_liveness_dagster.kafka.settings import DEFAULT_MAX_POLL_RECORDS, KafkaSettings, LiveSettings
 from kafka_liveness_dagster.runs.run_context import run_context_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import SinkLedger
     from kafka_liveness_dagster.core.timeouts import BrokerLimits, RunBudget, Timeouts
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
@@ -223,7 +224,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         crash_lag: CrashLag = CrashLag(),
         offsets: Offsets = Offsets(),
         membership: Membership = Membership(),
-        ledger: SinkLedger | None = None,
+        ledger: LaneLedger | SinkLedger[Any] | None = None,
     ) -> LivenessConsumer:
         """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
 
@@ -240,8 +241,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
                 What was lost and passed is found in ``lost``.
             membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark
                 assets send one for each finished task.
-            ledger: who knows what is really there; Spark assets have one. Else both commit logs alone are
-                asked.
+            ledger: which offsets the target has; Spark assets have one. None: both commit logs decide alone.
 
         Raises:
             InvalidSettingError: settings that contradict each other or the broker.
@@ -266,7 +266,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             answers_rebalances_while_busy=membership.liveness == "progress",
             group_instance_id=membership.group_instance_id,
             is_greedy=batching.allocation == "greedy",
-            ledger=ledger,
+            ledger=LaneLedger.of(ledger),
         )
         budget = budget_of(context, argument=max_batch_seconds, default=self.default_max_batch_seconds)
         limits = self.cluster().broker_limits()
@@ -295,7 +295,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         max_poll_records: int = 500,
         max_batch_seconds: float | None = None,
         offsets: Offsets = Offsets(),
-        ledger: SinkLedger | None = None,
+        ledger: LaneLedger | SinkLedger[Any] | None = None,
     ) -> CatchUpConsumer:
         """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
 
@@ -308,7 +308,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             max_batch_seconds: the budget of a batch, before every other source of it.
             offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off``
                 they are recorded as done and found in ``lost``.
-            ledger: who knows what is really there; else both commit logs alone are asked.
+            ledger: which offsets the target has. None: both commit logs decide alone.
 
         Raises:
             InvalidSettingError: a setting that is none.
@@ -325,7 +325,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             budget=budget,
             run_context=run_context_of(context),
             on_data_loss=offsets.on_data_loss,
-            ledger=ledger,
+            ledger=LaneLedger.of(ledger),
         )
 
     def cluster(self) -> Cluster:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.health import OpenTransaction
     from kafka_liveness_dagster.core.offsets import TopicPartition
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import ReadableLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_description import (
         GroupDescription,
@@ -208,7 +208,7 @@ class GroupObservation:
         topics: Sequence[str],
         *,
         recent_runs: int = 0,
-        ledger: SinkLedger | None = None,
+        ledger: ReadableLedger | None = None,
         must_read_ledger: bool = True,
     ) -> GroupObservation:
         """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
@@ -307,7 +307,7 @@ class GroupObservation:
 
 
 def _read_states(
-    cluster: Cluster, group_id: str, topics: Sequence[str], ledger: SinkLedger | None, *, must_ask: bool
+    cluster: Cluster, group_id: str, topics: Sequence[str], ledger: ReadableLedger | None, *, must_ask: bool
 ) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
     first = cluster.commits(group_id, tps)

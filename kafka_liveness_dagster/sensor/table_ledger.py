@@ -64,7 +64,7 @@ class TableLedgerReader:
         """The table with the resources of this look; None where there is no table."""
         return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
 
-    def entries(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
+    def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
         """What the table says; None where it cannot be asked, and then ``unavailable_reason`` says why."""
         self.was_read = True
         return self._query(lambda: self._read_ledger(partitions))
@@ -80,12 +80,6 @@ class TableLedgerReader:
             else None
         )
         return found or PendingDeadLetters()
-
-    def add_known(self, entries: LedgerEntries) -> None:
-        """A look tells nothing."""
-
-    def assume_written(self, entries: LedgerEntries) -> None:
-        """Nor does it keep anything."""
 
     def _query(self, ask: Callable[[], _Answer]) -> _Answer | None:
         try:
@@ -125,7 +119,7 @@ class TableLedgerReader:
 
         last = _snapshots.get(self.target, EMPTY_LEDGER_SNAPSHOT)
         ledger = TableLedger(IcebergTable(self.target), self._session, QUERY_TIMEOUT_SECONDS, last=last)
-        found = ledger.entries(asked)
+        found = ledger.read(asked)
         _snapshots[self.target] = ledger.snapshot
         self.exists = ledger.snapshot.snapshot_id is not None
         return found

@@ -1,7 +1,7 @@
-"""What must a sink of your own do? Hold exactly these rows of these offsets, whatever it held of them before.
+"""Let a custom sink replace the rows of a batch, and be a ledger.
 
-The built-in sink is ``spark.table.write``. This module is the seam for any other; ``docs/sinks.md`` has two
-of them. Knows no storage, and imports nothing of Spark before a batch is written.
+The built-in sink is ``spark.table.write``. This module is the interface for any other; ``docs/sinks.md`` has
+three of them. Knows no storage, and imports nothing of Spark before a batch is written.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> Replacement(None, (OffsetRange("orders", 3, 70, 120),), lambda: None).condition
@@ -10,12 +10,20 @@ of them. Knows no storage, and imports nothing of Spark before a batch is writte
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kafka_liveness_dagster.core.ledger import LedgerEntry, merge_entries
+from kafka_liveness_dagster.core.ledger import (
+    WRITTEN_KEY,
+    Ledger,
+    LedgerEntry,
+    decode_entries,
+    encode_entries,
+    merge_entries,
+)
 from kafka_liveness_dagster.core.names import sink_name
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.sink_ledger import LedgerCommit, LedgerHistory, LedgerRecord
 from kafka_liveness_dagster.spark.ranges import describe, ranges_condition
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.ledger import LedgerEntries
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.sink_ledger import LaneLedger
     from kafka_liveness_dagster.spark.table.write import WriteResult
 
 
@@ -41,11 +50,14 @@ class Replacement:
         raise_if_fenced: raises when this process may not write any more: it is fenced, or Spark was
             cancelled. Call it before every step that others can see, the one that commits above all, and
             before each new attempt.
+        ledger_text: the batch's entry in the sink's ledger, up to a few kilobytes. A sink that has
+            ``ledger_commits()`` stores it in the same transaction as the rows. Empty without a ledger.
     """
 
     rows: DataFrame
     ranges: tuple[OffsetRange, ...]
     raise_if_fenced: Callable[[], None]
+    ledger_text: str = ""
 
     @property
     def condition(self) -> str:
@@ -76,10 +88,40 @@ class Sink(Protocol):
     def __call__(self, replacement: Replacement, /) -> int | None:
         """Replace; give the number of rows when it is known, for people to see."""
 
-    # A sink may also have ``covered(ranges)``: which of these offsets it holds, offsets without rows
-    # included; what it leaves out was never written, or was lost. None says that it cannot tell. With it a
-    # crash lag partition is green only when the sink says so, and what somebody else's commit made the group
-    # forget is owed again. Without it the two commit logs are all there is to ask.
+    # A sink may also be a ledger, by one of two methods. ``ledger_commits()`` returns each ``SinkCommit``
+    # that it stored, with the ``ledger_text`` of its batch; ``covered(ranges)`` returns which of these
+    # offsets it has, offsets without rows included. None: it cannot tell now. With either a crash lag
+    # partition is green only when the sink has its offsets, and pending offsets that an external commit
+    # removed are found again. With ``ledger_commits`` the audit certifies each offset. Without them both
+    # commit logs decide alone.
+
+
+class SinkCommit(NamedTuple):
+    """One commit of a custom sink, as its ``ledger_commits()`` returns it.
+
+    Attributes:
+        text: the ``ledger_text`` of its batch, or several merged by ``merge_ledger_texts``.
+        commit_id: the sink's id of it, for people.
+        committed_at: when it was committed, for people.
+        rows: how many rows it wrote.
+    """
+
+    text: str
+    commit_id: str = ""
+    committed_at: str = ""
+    rows: int = 0
+
+
+def merge_ledger_texts(texts: Iterable[str]) -> str:
+    """Return one ledger text in place of several, so that a sink keeps few of them.
+
+    Raises:
+        UnknownLedgerFormatError: one of them cannot be read.
+
+    >>> merge_ledger_texts(["orders/ 3:0-70", "orders/ 3:70-120 4:0-9"])
+    'orders/ 3:0-120 4:0-9'
+    """
+    return encode_entries(merge_entries(decode_entries(text) for text in texts))
 
 
 def replace_rows(
@@ -108,38 +150,85 @@ def replace_rows(
     return writing.execute_with_retries(writing.prepare())
 
 
-@dataclass(frozen=True)
 class SinkLedgerAdapter:
-    """What a sink says that it holds, for the lanes to ask; see :meth:`Sink.covered`."""
+    """The ledger of a custom sink, by its ``ledger_commits`` or its ``covered``.
 
-    covered: Callable[[Sequence[OffsetRange]], Iterable[OffsetRange] | None]
-    target: str
-    _known: dict[TopicPartition, LedgerEntry] = field(default_factory=dict, repr=False, compare=False)
+    Args:
+        sink: has one of both.
+        group_id: the consumer group whose rows this process writes; empty for a reader.
+    """
+
+    def __init__(self, sink: Sink, group_id: str = "") -> None:
+        self.target = sink_name(sink)
+        self._commits: Callable[[], Iterable[SinkCommit] | None] | None = getattr(
+            sink, "ledger_commits", None
+        )
+        self._covered: Callable[[Sequence[OffsetRange]], Iterable[OffsetRange] | None] | None = getattr(
+            sink, "covered", None
+        )
+        self._groups = frozenset({group_id} if group_id else ())
+        self._recorded: dict[TopicPartition, LedgerEntry] = {}
 
     @classmethod
-    def from_sink(cls, sink: Sink) -> SinkLedgerAdapter | None:
-        """The sink itself where it can be asked."""
-        covered = getattr(sink, "covered", None)
-        return None if covered is None else cls(covered, sink_name(sink))
+    def from_sink(cls, sink: Sink, group_id: str = "") -> SinkLedgerAdapter | None:
+        """Return the sink's ledger; None for a sink with neither method."""
+        is_ledger = hasattr(sink, "ledger_commits") or hasattr(sink, "covered")
+        return cls(sink, group_id) if is_ledger else None
 
-    def entries(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries:
-        """What the sink holds of these offsets, and what this process learned of reported ones."""
+    def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries:
+        """Return which of these offsets the sink has.
+
+        Raises:
+            UnknownLedgerFormatError: a text of its ``ledger_commits`` cannot be read.
+            Exception: whatever the sink raised.
+        """
+        if self._commits is not None:
+            history = self.prove()
+            ledger = Ledger(is_complete=False) if history is None else history.ledger
+            return {tp: ledger.entry(tp) for tp in partitions}
         ranges = [OffsetRange(*tp, *span) for tp, span in partitions.items() if span.size]
-        ranges_held = self.covered(ranges)
+        ranges_held = self._covered(ranges) if self._covered is not None else None
         found = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges_held or ())
-        held = {tp: found.get(tp, LedgerEntry(is_complete=ranges_held is not None)) for tp in partitions}
-        return {tp: one + self._known[tp] if tp in self._known else one for tp, one in held.items()}
-
-    def add_known(self, entries: LedgerEntries) -> None:
-        """A sink is told nothing: the reported offsets are known while this process runs."""
-        self._known.update(
-            merge_entries(
-                (self._known, {tp: LedgerEntry(written_off=a.written_off) for tp, a in entries.items()})
-            )
-        )
+        return {tp: found.get(tp, LedgerEntry(is_complete=ranges_held is not None)) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """A sink is told nothing."""
+        """Do nothing: a sink keeps its commits, or is called again."""
+
+    def record(
+        self,
+        ranges: Sequence[OffsetRange],
+        known: LedgerEntries,
+        as_of: None = None,  # noqa: ARG002
+    ) -> LedgerRecord:
+        """Return the text of a batch, for ``Replacement.ledger_text``.
+
+        It has what is known of other partitions too, until a commit has recorded that.
+        """
+        written = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges)
+        new = {tp: entry for tp, entry in known.items() if tp in written or self._recorded.get(tp) != entry}
+        entries = {
+            tp: replace(entry, groups=self._groups) for tp, entry in merge_entries((written, new)).items()
+        }
+        return LedgerRecord({WRITTEN_KEY: encode_entries(entries)}, lambda: self._recorded.update(new))
+
+    def prove(self) -> LedgerHistory | None:
+        """Return the sink's commits, the newest first; None where it cannot list them.
+
+        Raises:
+            UnknownLedgerFormatError: one of their texts cannot be read.
+            Exception: whatever the sink raised.
+        """
+        found = None if self._commits is None else self._commits()
+        if found is None:
+            return None
+        commits = tuple(
+            LedgerCommit(
+                one.commit_id, one.committed_at, "", added_rows=one.rows, deleted_rows=0, text=one.text
+            )
+            for one in sorted(found, key=lambda one: one.committed_at, reverse=True)
+        )
+        entries = merge_entries(decode_entries(one.text) for one in commits)
+        return LedgerHistory(ledger=Ledger(entries), commits=commits)
 
 
 @dataclass(frozen=True)
@@ -150,6 +239,7 @@ class SinkWrite:
     ranges: Sequence[OffsetRange]
     make_frame: Callable[[], DataFrame]
     may_go_on: Callable[[], None]
+    ledger: LaneLedger | None = None
 
     def prepare(self) -> Callable[[], int | None]:
         """Make the frame; gives what calls the sink."""
@@ -160,10 +250,20 @@ class SinkWrite:
         frame = self.make_frame()
         require_row_columns(frame, f"the rows for {sink_name(self.sink)}")
         self.may_go_on()
+        rows = require_rows_in_ranges(frame, self.ranges)
+        record = LedgerRecord({}, lambda: None)
+        if self.ledger is not None:
+            record = self.ledger.record(self.ranges, None)
         replacement = Replacement(
-            require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on
+            rows, tuple(self.ranges), self.may_go_on, record.properties.get(WRITTEN_KEY, "")
         )
-        return lambda: self.sink(replacement)
+
+        def replace_and_record() -> int | None:
+            rows_written = self.sink(replacement)
+            record.mark_committed()
+            return rows_written
+
+        return replace_and_record
 
     def execute_with_retries(self, execute: Callable[[], int | None]) -> WriteResult:
         """Have it executed; a sink is not called again by itself."""

@@ -12,6 +12,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from pyspark.errors import PySparkException
@@ -72,21 +73,28 @@ def _victim(stage, lot, *jobs, patience=60.0):
     return found[int(lot * len(found))]
 
 
+def _sent(send):
+    """Send a signal to a process; return False where it has ended by itself meanwhile."""
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
 def _kill_run(stage, seconds, lot):
     victim = _victim(stage, lot, "orders_job")
-    if victim is None:
+    if victim is None or not _sent(victim[1].kill):
         return ""
-    victim[1].kill()
     return f"SIGKILL of live run {victim[0][:8]}"
 
 
 def _stop_run(stage, seconds, lot):
     victim = _victim(stage, lot, "orders_job")
-    if victim is None:
+    if victim is None or not _sent(victim[1].suspend):
         return ""
-    victim[1].suspend()
     time.sleep(seconds)
-    victim[1].resume()
+    _sent(victim[1].resume)  # Dagster may have killed it meanwhile
     return f"SIGSTOP of live run {victim[0][:8]} for {seconds:.0f} s"
 
 
@@ -97,7 +105,8 @@ def _kill_backfill(stage, seconds, lot):
     if victim is None:
         return ""
     time.sleep(seconds)
-    victim[1].kill()
+    if not _sent(victim[1].kill):
+        return ""
     return f"backfill of {count} partitions, SIGKILL of its run {victim[0][:8]}"
 
 

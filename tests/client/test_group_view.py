@@ -31,7 +31,7 @@ class Table:
     def __init__(self, *done, target=TABLE):
         self.target, self._account = target, None if done == (None,) else LedgerEntry(done, first_offset=0)
 
-    def entries(self, _asked):
+    def read(self, _asked):
         return None if self._account is None else {AT: self._account}
 
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 from pyspark.sql.types import StructType
 
-from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.sink_ledger import LedgerRecord
 from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark import sink
 from kafka_liveness_dagster.spark.errors import (
@@ -22,7 +22,6 @@ from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, ranges_conditi
 from kafka_liveness_dagster.spark.source import read_ranges
 from kafka_liveness_dagster.spark.table import write as table_write
 from kafka_liveness_dagster.spark.table.commits import Merge
-from kafka_liveness_dagster.spark.table.ledger import WriteRecord
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
 from tests.client.fake_connect_server import RECORDS, Failure, option
@@ -285,12 +284,8 @@ class Ledger:
     def __init__(self):
         self.committed = []
 
-    def record_for_write(self, _session, snapshot_id, ranges):
-        spans = {one.topic_partition: (one.span,) for one in ranges}
-        return WriteRecord(spans, snapshot_id, {}, {"kafka-liveness.written": str(LedgerEntry())})
-
-    def mark_committed(self, entry):
-        self.committed += [OffsetRange(*tp, *span) for tp, spans in entry.spans.items() for span in spans]
+    def record(self, ranges, _known, _as_of):
+        return LedgerRecord({"kafka-liveness.written": ""}, lambda: self.committed.extend(ranges))
 
 
 def test_the_ledger_hears_of_a_batch_when_it_is_committed(server, session, table):

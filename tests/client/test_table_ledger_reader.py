@@ -65,7 +65,7 @@ def test_the_table_s_ledger_is_returned(server, look):
     """What its snapshots have as written."""
     server.gives("`snapshots`", WRITTEN)
     found = look()
-    [account] = found.entries(QUERIED).values()
+    [account] = found.read(QUERIED).values()
     assert (account.written, found.unavailable_reason) == ((Span(7, 12),), "")
 
 
@@ -73,7 +73,7 @@ def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, table, loo
     """Dagster ends a tick that takes a minute: the group is observed without the table."""
     server.falls_silent_at("`snapshots`")
     found = look()
-    assert in_time(lambda: found.entries(QUERIED)) is None
+    assert in_time(lambda: found.read(QUERIED)) is None
     assert f"it was asked what {table} holds" in found.unavailable_reason
 
 
@@ -89,19 +89,19 @@ def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
     """A new session has a time limit of its own; for a while the server is not tried again."""
     server.falls_silent_at("spark_version")
     found, again = look(connect_seconds=0.5), look(connect_seconds=0.5)
-    assert in_time(lambda: found.entries(QUERIED)) is None
+    assert in_time(lambda: found.read(QUERIED)) is None
     assert "no Spark Connect server answered" in found.unavailable_reason
     server.reached.clear()
-    assert in_time(lambda: again.entries(QUERIED)) is None
+    assert in_time(lambda: again.read(QUERIED)) is None
     assert not server.reached.is_set(), "the silent server was tried again"
 
 
 def test_the_history_is_read_once_while_the_table_does_not_change(server, look):
     """The next tick compares the current snapshot alone."""
     server.gives("`snapshots`", WRITTEN)
-    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)
+    assert look().read(QUERIED)[AT].written == (Span(7, 12),)
     first = len(server.executed_with("`snapshots`"))
-    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)
+    assert look().read(QUERIED)[AT].written == (Span(7, 12),)
     assert len(server.executed_with("`snapshots`")) == first > 0, "the history was read again"
 
 
@@ -111,9 +111,9 @@ def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch)
     def fails(*_):
         raise AssertionError
 
-    monkeypatch.setattr(TableLedger, "entries", fails)
+    monkeypatch.setattr(TableLedger, "read", fails)
     found = look()
-    assert found.entries(QUERIED) is None
+    assert found.read(QUERIED) is None
     assert found.unavailable_reason == "Spark says AssertionError"
 
 
@@ -121,8 +121,8 @@ def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkey
     """Its server may have been restarted."""
     monkeypatch.setattr(table_ledger, "QUERY_TIMEOUT_SECONDS", 0.2)
     server.falls_silent_at("`snapshots`")
-    assert in_time(lambda: look().entries(QUERIED)) is None
+    assert in_time(lambda: look().read(QUERIED)) is None
     monkeypatch.setattr(table_ledger, "QUERY_TIMEOUT_SECONDS", SECONDS)
     server.talks_again()
     server.gives("`snapshots`", WRITTEN)
-    assert look().entries(QUERIED)[AT].written == (Span(7, 12),)
+    assert look().read(QUERIED)[AT].written == (Span(7, 12),)

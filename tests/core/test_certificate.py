@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate, format_spans
+from kafka_liveness_dagster.audit.overlaps import find_overlaps
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison, merge_dense
-from kafka_liveness_dagster.audit.snapshots import SnapshotRecord, find_overlaps
 from kafka_liveness_dagster.core.commit_metadata import (
     CatchUpCommitMetadata,
     ExternalCommit,
@@ -21,6 +21,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
 from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError, encode_entries
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, size, union
 from kafka_liveness_dagster.core.partition_state import PartitionState
+from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
 
 ORDERS = TopicPartition("orders", 3)
 ORIGIN = GroupOrigin(0, "a")
@@ -50,7 +51,7 @@ def certificate(*args, external=None, rows=None, **kwargs):
 
 
 REPLACED = "an external commit replaced the catch-up commit log (offset 120, metadata '')"
-EXPIRED = "the table's history that would say so was expired"
+EXPIRED = "the table's history that would show it has expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
     "all of it": (certificate(), ONCE),
@@ -239,7 +240,7 @@ def test_stretches_join_where_nothing_is_between():
 
 def history(*texts):
     return [
-        SnapshotRecord(number, "", "overwrite", added_rows=0, deleted_rows=0, text=text)
+        LedgerCommit(number, "", "overwrite", added_rows=0, deleted_rows=0, text=text)
         for number, text in enumerate(texts)
     ]
 

@@ -159,7 +159,7 @@ def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, 
         stop = constant(java.org.apache.spark.scheduler.local, "StopExecutor")
         assert send_message(java, port, "LocalSchedulerBackendEndpoint", stop)
     look = TableLedgerReader("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
-    look.entries({})
+    look.read({})
     assert (
         "answers, but can run no job (java.util.concurrent.RejectedExecutionException"
         in look.unavailable_reason

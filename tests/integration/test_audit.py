@@ -359,6 +359,54 @@ def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):
     assert (code, found["partitions"][0]["missing"]) == (1, [[0, 50]])
 
 
+class StoringSink:
+    """Counts the rows of a batch, and keeps the ledger's text of it."""
+
+    def __init__(self):
+        self.stored = []
+
+    def __call__(self, replacement):
+        rows = replacement.rows.count()
+        self.stored.append(kl.SinkCommit(replacement.ledger_text, str(len(self.stored)), rows=rows))
+        return rows
+
+    def ledger_commits(self):
+        return self.stored
+
+
+sink = StoringSink()
+
+
+def test_a_sink_that_is_a_ledger_is_certified(services, produce, rows, warm_spark, audit, refused):  # noqa: PLR0917
+    """With a crash, a backfill, and rows that it loses; the audit needs no Spark."""
+    world = GroupWithTable(services, produce, rows, warm_spark, table=None, sink=sink)
+    of_sink = ("--sink", f"{__name__}:sink", "--spark", "sc://localhost:1")
+    world.crash_at_70()
+    world.grow_to(120)
+    assert world.live() is None
+    code, found = audit(world, *of_sink)
+    assert (code, found["pending_offsets"], found["is_table"], found["target"]) == (
+        0,
+        50,
+        False,
+        "StoringSink",
+    )
+    assert world.catch_up((70, 120)) is None
+    code, found = audit(world, *of_sink)
+    assert (code, found["in_table_offsets"], found["by_commits_only_offsets"]) == (0, 120, 0)
+    assert found["sentence"].endswith("every committed offset of 1 partition is in the sink once, 120 in all")
+    assert sum(one["added_rows"] for one in found["snapshots"]) == 108, "the transform drops each tenth"
+    del sink.stored[0]
+    code, found = audit(world, *of_sink)
+    assert (code, found["missing_offsets"]) == (1, 70)
+    assert "the sink has lost them" in found["sentence"]
+    assert "--sink and --table name two targets" in refused(
+        world.group, *of_sink, "--table", "lake.shop.orders"
+    )
+    assert "could not be imported" in refused(world.group, "--sink", "nowhere:sink")
+    assert "is no sink with a ledger" in refused(world.group, "--sink", "json:dumps")
+
+
 def test_several_targets_are_no_target(world, refused):
     """A group whose partitions go to different tables is asked which."""
     world.admin.create_partitions([NewPartitions(world.topic, 2)])[world.topic].result()

@@ -215,10 +215,10 @@ def test_a_minutely_lane_commits_once_and_is_maintained(run, example, table, row
     assert shown.orders.maintenance.default_status is dg.DefaultScheduleStatus.RUNNING
 
 
-def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_spark):
+def test_a_database_replaces_and_is_a_ledger(run, example, topic, tmp_path, warm_spark):
     """A batch with other bounds replaces its offsets alone, a fenced one nothing.
 
-    It says which offsets it holds.
+    It has the ledger's text of each batch that it committed.
     """
     sink, calls = example("database").DatabaseSink(tmp_path / "orders.db"), itertools.count(1)
     run(example("database"), sink=sink)
@@ -237,4 +237,8 @@ def test_a_database_replaces_and_testifies(run, example, topic, tmp_path, warm_s
     with closing(sqlite3.connect(sink.path)) as database:
         held = database.execute("SELECT offset, order_json FROM orders ORDER BY offset").fetchall()
     assert held == [(0, "coffee"), (1, "mate")]
-    assert sorted(sink.covered([])) == [kl.OffsetRange(topic, 0, 0, 1), kl.OffsetRange(topic, 0, 0, 2)]
+    commits = sink.ledger_commits()
+    assert [(one.commit_id, one.rows) for one in commits] == [("1", 2), ("2", 1)]
+    assert f"{topic}/" in commits[0].text
+    sink.merge_ledger()
+    assert [one.text for one in sink.ledger_commits()] == [commits[0].text]

@@ -138,7 +138,7 @@ def test_the_ledger_outlives_the_snapshots(spark, table, ledger):
     """
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.entries([TopicPartition("orders", 0)])  # so that each commit sums up what was there before
+        ledger.read([TopicPartition("orders", 0)])  # so that each commit sums up what was there before
     work = TableMaintenance(spark, IcebergTable(table))
     assert list(work.compact([orders(0, 50)], min_files=2)) == [(5, 1)]
     before = work.statistics()
@@ -147,7 +147,7 @@ def test_the_ledger_outlives_the_snapshots(spark, table, ledger):
     assert (before.snapshots, before.files, after.files) == (7, 2, 2)
     assert after.snapshots < before.snapshots
     fresh = TableLedger(IcebergTable(table), lambda: spark)
-    account = fresh.entries([TopicPartition("orders", 0)])[TopicPartition("orders", 0)]
+    account = fresh.read([TopicPartition("orders", 0)])[TopicPartition("orders", 0)]
     assert (account.written, account.is_complete) == ((Span(0, 60),), True)
     put(spark, ledger, orders(60, 70))
     assert held(spark, table) == [(0, offset) for offset in range(70)]
@@ -157,7 +157,7 @@ def test_no_more_snapshots_are_kept_than_asked_for(spark, table, ledger):
     """Of those that are an hour old; younger ones a reader may be at work with."""
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.entries([TopicPartition("orders", 0)])
+        ledger.read([TopicPartition("orders", 0)])
     work = TableMaintenance(spark, IcebergTable(table))
     work.expire(time.time(), max_age=1e6, max_snapshots=3)
     assert work.statistics().snapshots == 6
@@ -223,7 +223,7 @@ def test_snapshots_are_kept_as_long_as_the_table_says(spark, table, ledger):
     """A table's ``history.expire`` properties keep more than the settings of the asset."""
     for start in range(0, 60, 10):
         put(spark, ledger, orders(start, start + 10))
-        ledger.entries([TopicPartition("orders", 0)])
+        ledger.read([TopicPartition("orders", 0)])
     work = TableMaintenance(spark, IcebergTable(table))
     for key, value, kept in (("max-snapshot-age-ms", "3600000", 6), ("min-snapshots-to-keep", "4", 4)):
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.{key}'='{value}')")
@@ -288,7 +288,7 @@ def test_it_runs_beside_a_live_lane(live, table, spark, services, produce):
     ledger = TableLedger(IcebergTable(table), lambda: spark)
     for partition in (0, 1):
         tp = TopicPartition(live.topic, partition)
-        account = ledger.entries([tp])[tp]
+        account = ledger.read([tp])[tp]
         assert (account.written, account.is_complete) == ((Span(0, end),), True)
 
 

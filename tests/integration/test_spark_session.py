@@ -63,7 +63,7 @@ def test_a_server_that_was_started_anew_has_a_new_session(services):
     assert spark.session().range(3).count() == 3
     assert spark.session() is spark.session()
     spark.session().client._server_session_id = "of the server before"
-    assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).entries([]) == {}
+    assert TableLedger(IcebergTable("lake.shop.nowhere"), spark.session).read([]) == {}
     spark.teardown_after_execution(None)
 
 
@@ -179,7 +179,7 @@ def test_the_processs_own_session_may_be_dead(services, make_topic, produce, tab
 
     session = connect(services.spark_remote)
     rows = TransformedBatch(transform, session, ranges, options=options)
-    assert TableLedger(IcebergTable(table), lambda: session).entries([]) == {}
+    assert TableLedger(IcebergTable(table), lambda: session).read([]) == {}
     with SparkJob(session):
         assert write_table(session, table, ranges, rows).rows == 1
         assert replace_rows(sink, ranges, rows).rows == 1

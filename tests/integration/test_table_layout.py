@@ -306,7 +306,7 @@ def test_each_snapshot_says_what_it_wrote_however_it_is_committed(warm_spark, ta
     for ranges in batches:
         put(session, table, *ranges, by="first", layout=layout, ledger=ledger)
     put(session, table, orders(60, 70), by="nobody", keep="false", layout=layout, ledger=ledger)
-    fresh = TableLedger(IcebergTable(table), lambda: session).entries({orders(0, 1).topic_partition})
+    fresh = TableLedger(IcebergTable(table), lambda: session).read({orders(0, 1).topic_partition})
     assert [account.written for account in fresh.values()] == [((0, 70),)]
     told = session.sql(
         f"SELECT operation, summary['kafka-liveness.written'] FROM {table}.snapshots ORDER BY committed_at"

@@ -9,7 +9,8 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartitio
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.spark.table import ledger
-from kafka_liveness_dagster.spark.table.ledger import TableLedger, latest_summaries
+from kafka_liveness_dagster.spark.table.ledger import TableLedger, TableVersion
+from kafka_liveness_dagster.spark.table.snapshots import latest_summaries
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import write_table
 from tests.spark_addresses import spark_at
@@ -64,12 +65,12 @@ def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, k
     with pytest.raises(
         UnknownLedgerFormatError, match=rf"^snapshot {theirs} says .* snapshot_ids => ARRAY\({theirs}\)"
     ):
-        anew.entries([TP])
+        anew.read([TP])
     add(spark, table, 11, 12)
     expire(spark, table, [theirs])
-    assert not anew.entries([TP])[TP].is_complete
+    assert not anew.read([TP])[TP].is_complete
     put(spark, anew, 20, 30)
-    assert anew.entries([TP])[TP].written == (Span(20, 30),)
+    assert anew.read([TP])[TP].written == (Span(20, 30),)
     assert spark.table(table).count() == 22
 
 
@@ -83,11 +84,11 @@ def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
     offsets = (10, 20, 30)
     put(spark, lane, 0, 10)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (offsets[0], offsets[1]))
-    assert lane.entries([TP])[TP].written == (Span(0, 30),)
+    assert lane.read([TP])[TP].written == (Span(0, 30),)
     set_back(spark, table, back_to, [rolled_away])
     with pytest.raises(RowsMissingError, match="lacks orders:0:20-30"):
         put(spark, lane, 30, 40)
-    assert TableLedger(IcebergTable(table), lambda: spark).entries([TP])[TP].written == (Span(0, 20),)
+    assert TableLedger(IcebergTable(table), lambda: spark).read([TP])[TP].written == (Span(0, 20),)
 
 
 def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
@@ -99,11 +100,11 @@ def test_nor_is_it_where_the_history_from_before_is_expired_too(spark, table):
     first = put(spark, lane, 0, 10)
     second = put(spark, other, 10, 20)
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (20, 30))
-    lane.entries([TP])
+    lane.read([TP])
     set_back(spark, table, back_to, [first, second, rolled_away])
     with pytest.raises(RowsMissingError, match="30-40"):
         put(spark, lane, 40, 50)
-    anew = TableLedger(IcebergTable(table), lambda: spark).entries([TP]).get(TP, LedgerEntry())
+    anew = TableLedger(IcebergTable(table), lambda: spark).read([TP]).get(TP, LedgerEntry())
     assert not any(span.end > 30 for span in anew.written)
 
 
@@ -115,14 +116,14 @@ def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_
     monkeypatch.setattr("kafka_liveness_dagster.spark.table.ledger.READ_TIME_SHARE", 1e-6)
     lane = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, lane, 0, 10)
-    lane.entries([TP])
+    lane.read([TP])
     second, back_to, third = put(spark, lane, 10, 20), add(spark, table, 20, 30), put(spark, lane, 30, 40)
     rolled_away = [third, add(spark, table, 40, 50), put(spark, lane, 50, 60)]
     set_back(spark, table, back_to, [first, second, *rolled_away])
     add(spark, table, 60, 70)
     put(spark, lane, 70, 80)  # not odd: a snapshot that it never saw
     with pytest.raises(RowsMissingError, match="lacks orders:0:10-20,orders:0:30-40,orders:0:50-60"):
-        lane.entries([TP])
+        lane.read([TP])
 
 
 def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spark, table):
@@ -143,12 +144,12 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
             return found
 
     lane, ranges = TableLedger(Table(table), lambda: spark), [OffsetRange(*TP, 10, 20)]
-    entry = lane.record_for_write(spark, first, ranges)
+    entry = lane.record(ranges, {}, TableVersion(spark, first))
     add(spark, table, 10, 20)  # as these ranges' write
-    lane.entries([TP])
+    lane.read([TP])
     assert Table.expired
-    lane.mark_committed(entry)
-    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
+    entry.mark_committed()
+    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
 
 
 def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
@@ -160,16 +161,16 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     known = add(spark, table, 10, 20)
     expire(spark, table, [first])
     lane, ranges = TableLedger(IcebergTable(table), lambda: spark), [OffsetRange(*TP, 20, 30)]
-    assert not lane.entries([TP])[TP].is_complete
+    assert not lane.read([TP])[TP].is_complete
     lane.assume_written({TP: LedgerEntry((Span(0, 20),))})
-    assert lane.entries([TP])[TP] == LedgerEntry((Span(0, 20),))
-    entry = lane.record_for_write(spark, known, ranges)
+    assert lane.read([TP])[TP] == LedgerEntry((Span(0, 20),))
+    entry = lane.record(ranges, {}, TableVersion(spark, known))
     landed = add(spark, table, 20, 30)  # as these ranges' write
     add(spark, table, 30, 30)
     expire(spark, table, [known, landed])
-    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
-    lane.mark_committed(entry)
-    assert lane.entries([TP])[TP] == LedgerEntry(is_complete=False), (
+    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
+    entry.mark_committed()
+    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), (
         "nor was it told as of a snapshot that is there"
     )
 
@@ -185,7 +186,7 @@ def test_a_look_reads_the_history_only_where_somebody_has_written_since(services
     )
 
     def looked():
-        return TableLedgerReader(table, spark_at(services.spark_remote)).entries([TP])[TP].written
+        return TableLedgerReader(table, spark_at(services.spark_remote)).read([TP])[TP].written
 
     writer = TableLedger(IcebergTable(table), lambda: spark)
     first = put(spark, writer, 0, 10)

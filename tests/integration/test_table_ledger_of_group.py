@@ -174,7 +174,7 @@ def test_text_of_another_program_in_the_live_log_is_removed_by_hand(restarted_br
 
 
 @on_both_protocols
-@pytest.mark.parametrize("of_second_log", [False, True], ids=["live commit log", "catch-up commit log"])
+@pytest.mark.parametrize("of_catch_up_log", [False, True], ids=["live commit log", "catch-up commit log"])
 def test_the_offsets_of_either_group_may_be_deleted(restarted_broker, of_catch_up_log):
     """Or expire: what is owed stays owed, and what is done is not owed again."""
     world = restarted_broker()

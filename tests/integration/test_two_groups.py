@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kafka_liveness_dagster.cli.main import main
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import GroupMismatchError
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import TableWrite, write_table
@@ -127,7 +128,7 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
         spark, table, *rows_of(spark, 7, 0, 1), ledger=TableLedger(IcebergTable(table), lambda: spark)
     )
     for ledger in (first, second):
-        ledger.entries(partitions)
+        ledger.read(partitions)
     ranges, frame = rows_of(spark, 1, 0, 10)
     begun = TableWrite(
         spark,
@@ -136,7 +137,7 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
         make_frame=frame,
         may_go_on=lambda: None,
         may_replace=lambda: None,
-        ledger=second,
+        ledger=LaneLedger(second),
     )
     execute = begun.prepare()
     write_table(spark, table, *rows_of(spark, 0, 0, 10), ledger=first)
@@ -144,6 +145,6 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
     for ledger, other in ((second, "g-a"), (first, "g-b")):
         with pytest.raises(GroupMismatchError, match=f"that group {other} wrote"):
             write_table(spark, table, *rows_of(spark, 0, 0, 20), ledger=ledger)
-    assert TableLedger(IcebergTable(table), lambda: spark).entries(partitions)[partitions[0]].written == (
+    assert TableLedger(IcebergTable(table), lambda: spark).read(partitions)[partitions[0]].written == (
         Span(0, 10),
     )

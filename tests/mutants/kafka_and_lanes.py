@@ -511,9 +511,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         name="what was learned counts only once it is written",
-        file="spark/table/ledger.py",
-        old=" + LedgerEntry(written_off=self._known.get(tp, LedgerEntry()).written_off)",
-        new="",
+        file="core/sink_ledger.py",
+        old="entry + self._written_off(tp)",
+        new="entry",
         killed_by=f"{_LEDGER}what_was_learned_counts_before_it_is_written",
         invariant="a learned report counts at once",
     ),

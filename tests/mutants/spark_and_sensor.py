@@ -323,7 +323,7 @@ _WRITE = (
     Mutant(
         name="the ledger does not hear of a committed batch",
         file="spark/table/write.py",
-        old="                self.ledger.mark_committed(self._attempt.write_record)",
+        old="                self._attempt.ledger_record.mark_committed()",
         new="                pass",
         killed_by=f"{_WRITES}test_the_ledger_hears_of_a_batch_when_it_is_committed",
         invariant="assert [] == [OffsetRange(",
@@ -374,12 +374,8 @@ _WRITE = (
     Mutant(
         name="a sink is given rows outside of the batch",
         file="spark/sink.py",
-        old=(
-            "        replacement = Replacement(\n"
-            "            require_rows_in_ranges(frame, self.ranges), tuple(self.ranges), self.may_go_on\n"
-            "        )"
-        ),
-        new="        replacement = Replacement(frame, tuple(self.ranges), self.may_go_on)",
+        old="rows = require_rows_in_ranges(frame, self.ranges)",
+        new="rows = frame",
         killed_by=f"{_WRITES}test_a_sink_is_given_rows_of_the_batch_alone",
         invariant="CASE WHEN (`topic` = 'orders'",
     ),

@@ -189,7 +189,7 @@ def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky,
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
     if rest is not None:
         with pytest.raises(TableUnreadableError, match=says):
-            TableLedger(IcebergTable(same), lambda: warm_spark).entries([TopicPartition("orders", 3)])
+            TableLedger(IcebergTable(same), lambda: warm_spark).read([TopicPartition("orders", 3)])
     for one in shaky:
         one.repair()
     assert held(rows(table)) == once("first", 0, 10)
@@ -205,7 +205,7 @@ def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
             put(warm_spark, same, orders(0, end), by="second")
     with pytest.raises(StorageError, match="catalog shaky refuses this"):
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
-    assert TableLedger(IcebergTable(same), lambda: warm_spark).entries([TopicPartition("orders", 3)])
+    assert TableLedger(IcebergTable(same), lambda: warm_spark).read([TopicPartition("orders", 3)])
     assert held(rows(same)) == once("first", 0, 10)
 
 
@@ -280,7 +280,7 @@ def test_a_catalog_that_shows_the_newest_snapshot_alone(warm_spark, table, rows,
     assert held(rows(table)) == expected | once("ours", 40, 50)
     assert len(warm_spark.sql(f"SELECT * FROM {same}.snapshots").collect()) == 1
     asked = TopicPartition("orders", 3)
-    assert not TableLedger(IcebergTable(same), lambda: warm_spark).entries([asked])[asked].is_complete
+    assert not TableLedger(IcebergTable(same), lambda: warm_spark).read([asked])[asked].is_complete
 
 
 def newest_snapshot_alone(body):

@@ -13,6 +13,7 @@ from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.fencing import RunState
 from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.core.timeouts import RunBudget, Timeouts
 from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
@@ -135,9 +136,9 @@ class RunWorker(Process):
     def _link(self) -> RunContext:
         return RunContext(RUN_ID, self.name, self.state, log=LOG, report_fence=lambda _why: clock.point(0.2))
 
-    def _pipeline(self) -> tuple[Pipeline, TableLedger]:
+    def _pipeline(self) -> tuple[Pipeline, LaneLedger]:
         world, session, seen = self.world, Session(self), SeenTable()
-        ledger = TableLedger(seen, lambda: session)  # type: ignore[arg-type, return-value]
+        ledger = LaneLedger(TableLedger(seen, lambda: session))  # type: ignore[arg-type, return-value]
         s = world.scenario
         spark: Any = SimpleNamespace(session=lambda: session)
         kafka: Any = SimpleNamespace(settings=lambda: KAFKA)

@@ -182,7 +182,7 @@ def refuse_what_is_forgotten(log, asked, facts):
 
 def ask_the_table_first(cluster, group_id, partitions, witness):
     """What is written and committed meanwhile looks missing."""
-    accounts = witness.entries(partitions)
+    accounts = witness.read(partitions)
     clock.point(1.0)
     states = cluster.partition_states(group_id, partitions)
     return {tp: replace(f, ledger_entry=accounts[tp]) for tp, f in states.items()}

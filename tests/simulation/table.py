@@ -109,7 +109,7 @@ class SimulatedTable:
     def entries(self) -> dict[TopicPartition, LedgerEntry]:
         """What a process that begins now reads of each partition."""
         if self._read[0] != self.version:
-            self._read = self.version, dict(TableLedger(self, lambda: self).entries(list(self.partitions)))  # type: ignore[arg-type, return-value]
+            self._read = self.version, dict(TableLedger(self, lambda: self).read(list(self.partitions)))  # type: ignore[arg-type, return-value]
         return self._read[1]
 
     def current_snapshot_id(self, _session: object) -> int | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata
     from kafka_liveness_dagster.core.offsets import Span
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import LaneLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 PartitionStates = dict[TopicPartition, PartitionState]
@@ -50,7 +50,7 @@ class CompletionCheck:
         cluster: Cluster,
         group_id: str,
         asked: Mapping[TopicPartition, tuple[Span, ...]],
-        ledger: SinkLedger | None,
+        ledger: LaneLedger | None,
     ) -> None:
         self._cluster = cluster
         self._group_id = group_id

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from kafka_liveness_dagster.core.partition_state import SinkLedger
+    from kafka_liveness_dagster.core.sink_ledger import LaneLedger
     from kafka_liveness_dagster.core.timeouts import RunBudget
     from kafka_liveness_dagster.kafka.catch_up.completion import PartitionStates
     from kafka_liveness_dagster.kafka.live.assignment import Finish
@@ -125,7 +125,7 @@ class CatchUpConsumer(BatchConsumer):
             commit log changes.
         on_data_loss: offsets that expired before they were caught up are an error, or are recorded and
             reported.
-        ledger: who knows what is in the table; None where the two commit logs alone say what is done.
+        ledger: which offsets the target has; None where both commit logs decide alone.
 
     Attributes:
         quarantined: offsets that were left out, each too slow for a batch of its own.
@@ -146,7 +146,7 @@ class CatchUpConsumer(BatchConsumer):
         budget: RunBudget,
         run_context: RunContext,
         on_data_loss: Literal["raise", "write_off"] = "raise",
-        ledger: SinkLedger | None = None,
+        ledger: LaneLedger | None = None,
     ) -> None:
         self.budget = budget
         self.group_id = group_id

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Rotation
     from kafka_liveness_dagster.core.commit_metadata import CatchUpCommitMetadata
-    from kafka_liveness_dagster.core.partition_state import PartitionState, SinkLedger
+    from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.core.resume import ResumeDecision
+    from kafka_liveness_dagster.core.sink_ledger import LaneLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
     from kafka_liveness_dagster.kafka.live.member import Member
@@ -362,7 +363,7 @@ class LivePlanner:
             self._report.pending[tp] = owned.pending = pending_to_keep(_with_owned(states[tp], owned))
 
     @property
-    def _ledger(self) -> SinkLedger | None:
+    def _ledger(self) -> LaneLedger | None:
         return self._settings.ledger
 
     def _catch_up_log_of(self, found: ResumeDecision | PartitionState) -> CatchUpCommitMetadata:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 
 from kafka_liveness_dagster.core.ledger import (
     COMPRESS_ABOVE_CHARS,
     EMPTY_LEDGER_SNAPSHOT,
+    TOTAL_AS_OF_KEY,
+    TOTAL_KEY,
+    WRITTEN_KEY,
     Ledger,
     LedgerEntry,
     LedgerSnapshot,
-    SnapshotSummary,
     ancestor_ids,
-    decode_total_as_of,
     encode_entries,
     is_continuation_of,
     lineage,
@@ -32,71 +34,27 @@ from kafka_liveness_dagster.core.ledger import (
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
 from kafka_liveness_dagster.core.partition_state import RowsMissingError, check_groups
+from kafka_liveness_dagster.core.sink_ledger import LedgerRecord
 from kafka_liveness_dagster.spark.connect.connection import connection_of
-from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, storage_read_error
+from kafka_liveness_dagster.spark.error_classification import storage_read_error
 from kafka_liveness_dagster.spark.ranges import describe
+from kafka_liveness_dagster.spark.table.snapshots import (
+    LATEST_COUNT,
+    latest_summaries,
+    read_history,
+    summaries_of,
+    summaries_without_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
-    from kafka_liveness_dagster.core.ledger import LedgerEntries
+    from kafka_liveness_dagster.core.ledger import LedgerEntries, SnapshotSummary
     from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+    from kafka_liveness_dagster.core.sink_ledger import LedgerHistory
     from kafka_liveness_dagster.spark.table.table import IcebergTable
-
-
-WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (
-    f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of")
-)
-LATEST_COUNT = 128
-"""Snapshots that ``latest_summaries`` gives: writers sum up more often than that."""
-_SUMMARY_COLUMNS = (
-    f"SELECT snapshot_id, parent_id, summary['{WRITTEN_KEY}'], summary['{TOTAL_KEY}'], "
-    f"summary['{TOTAL_AS_OF_KEY}'] "
-    "FROM {}"
-)
-
-
-def latest_summaries(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
-    """The last ``LATEST_COUNT`` snapshots that were committed, those that were rolled away too."""
-    return _query_summaries(
-        session, table, f"{_SUMMARY_COLUMNS} ORDER BY committed_at DESC LIMIT {LATEST_COUNT}"
-    )
-
-
-def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
-    """All snapshots there are, without what they wrote and had."""
-    return _query_summaries(
-        session, table, f"SELECT snapshot_id, parent_id, '', '', summary['{TOTAL_AS_OF_KEY}'] FROM {{}}"
-    )
-
-
-def summaries_of(
-    session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]
-) -> dict[int, SnapshotSummary]:
-    """Those of these snapshots that are there."""
-    wanted = ", ".join(map(str, snapshot_ids))
-    return (
-        _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})")
-        if wanted
-        else {}
-    )
-
-
-def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> dict[int, SnapshotSummary]:
-    try:
-        rows = session.sql(sql.format(f"{table.quoted}.`snapshots`")).collect()
-    except AnalysisException as error:
-        if error.getCondition() == NOT_FOUND:
-            return {}
-        raise
-    return {
-        one: SnapshotSummary(
-            one, parent, wrote or "", total=had or "", total_as_of=decode_total_as_of(one, since)
-        )
-        for one, parent, wrote, had, since in rows
-    }
 
 
 READ_TIMEOUT_SECONDS = 25.0
@@ -106,20 +64,30 @@ READ_TIME_SHARE = 0.01
 _MAX_READ_SECONDS = 300.0
 
 
-class WriteRecord(NamedTuple):
-    """What one write records. Two writes of the same offsets have two: both may be in flight.
+class TableVersion(NamedTuple):
+    """The state of a table that a write is validated from.
+
+    Attributes:
+        session: the Spark session of the write.
+        snapshot_id: the table's current snapshot for it; None for a table without one.
+    """
+
+    session: SparkSession
+    snapshot_id: int | None
+
+
+class _Write(NamedTuple):
+    """One recorded write. Two writes of the same offsets have two: both may be in flight.
 
     Attributes:
         spans: the offsets it writes, by partition.
         parent_snapshot_id: the snapshot from which it is validated.
         replaced_spans: those of the offsets whose rows the table contained then.
-        summary: the properties of its snapshot.
     """
 
     spans: Mapping[TopicPartition, tuple[Span, ...]]
     parent_snapshot_id: int | None
     replaced_spans: LedgerEntries
-    summary: dict[str, str]
 
 
 class TableLedger:
@@ -128,8 +96,7 @@ class TableLedger:
     Args:
         table: the table; it may not exist yet.
         session: gives a Spark session of a server whose catalog has it.
-        answer_seconds: how long ``entries`` may take: it is asked outside of batches, where nobody watches
-            Spark.
+        answer_seconds: timeout of ``read``: it runs outside of batches, where nobody watches Spark.
         last: what another ledger object of this table has read; where nobody has written since it is not read
             again.
         group_id: the consumer group whose rows this process writes; empty for a reader.
@@ -152,7 +119,6 @@ class TableLedger:
         self._read_before = last
         self._snapshot = EMPTY_LEDGER_SNAPSHOT
         self._ledger = Ledger()
-        self._known: dict[TopicPartition, LedgerEntry] = {}
         self._written: dict[TopicPartition, LedgerEntry] = {}
         self._replacing: list[tuple[int | None, LedgerEntries]] = []  # landed, and not seen in a snapshot yet
         self._replaced: dict[TopicPartition, LedgerEntry] = {}
@@ -174,10 +140,8 @@ class TableLedger:
         """What the table said at the last look."""
         return self._snapshot
 
-    def entries(self, partitions: Collection[TopicPartition]) -> LedgerEntries:
-        """Return what the table says of these partitions, as of now.
-
-        Reported offsets that were learned since are included.
+    def read(self, partitions: Collection[TopicPartition]) -> LedgerEntries:
+        """Return the entries of these partitions, as of now.
 
         Raises:
             RowsMissingError: it has lost what this process wrote, or what it said before.
@@ -192,40 +156,32 @@ class TableLedger:
             if (anew := self._session()) is session:
                 raise
             self._reload_with_timeout(anew)  # Spark was started anew, and refused the session of before
-        return {
-            tp: self._ledger.entry(tp)
-            + LedgerEntry(written_off=self._known.get(tp, LedgerEntry()).written_off)
-            for tp in partitions
-        }
-
-    def add_known(self, entries: LedgerEntries) -> None:
-        """What is known besides what the table says: where a group began, what was lost.
-
-        Told with the next write.
-        """
-        self._known = merge_entries((self._known, entries))
+        return {tp: self._ledger.entry(tp) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """All that is there of these partitions, where the table cannot tell since its history was expired.
+        """Complete the entries of partitions whose snapshots expired by what the commit logs prove.
 
-        Told with the next write. The table says it then; where that is expired too before this process looks
-        again, it does not know what others have written since, and nor does anybody.
+        The next write records them. A roll back after the read that they complete is still found.
         """
         lost = {tp: one for tp, one in entries.items() if not self._ledger.entry(tp).is_complete}
         added = {tp: replace(self._ledger.entry(tp) + one, is_complete=True) for tp, one in lost.items()}
         self._ledger = replace(self._ledger, entries={**self._ledger.entries, **added})
 
-    def record_for_write(
-        self, session: SparkSession, snapshot_id: int | None, ranges: Sequence[OffsetRange]
-    ) -> WriteRecord:
+    def record(
+        self, ranges: Sequence[OffsetRange], known: LedgerEntries, as_of: TableVersion
+    ) -> LedgerRecord:
         """Return what a write of these ranges records in its own snapshot's summary.
 
-        The write is validated from this snapshot.
+        Args:
+            ranges: the offsets that the write replaces.
+            known: what the table does not have yet: group start, topic id, offsets written off.
+            as_of: the snapshot that the write is validated from.
 
         Raises:
             RowsMissingError: the table has lost what this process wrote, or what it said before.
             GroupMismatchError: the table contains rows of these topics that another group wrote.
         """
+        session, snapshot_id = as_of
         if (
             self._is_unexpected(snapshot_id)
             or time.monotonic() >= self._reload_due_at
@@ -237,17 +193,28 @@ class TableLedger:
         by_partition = _by_partition(ranges)
         if self._group_id:
             check_groups(self._group_id, {tp: self._ledger.entry(tp) for tp in by_partition}, self.target)
-        wrote = {tp: self._entry_to_write(tp, spans) for tp, spans in by_partition.items()}
+        wrote = {tp: self._entry_to_write(tp, spans, known) for tp, spans in by_partition.items()}
         # What was written since the last look says so itself, if nobody has rolled it back
-        had = encode_entries(self._ledger_with_known(), complete=self._ledger.is_complete)
+        had = encode_entries(self._ledger_with(known), complete=self._ledger.is_complete)
         summary = {WRITTEN_KEY: encode_entries(wrote)}
         since = self._snapshot.snapshot_id
         if since is not None and (len(had) <= COMPRESS_ABOVE_CHARS or since == snapshot_id):
             summary |= {TOTAL_KEY: had, TOTAL_AS_OF_KEY: str(since)}
-        return WriteRecord(by_partition, snapshot_id, self._contained(by_partition), summary=summary)
+        write = _Write(by_partition, snapshot_id, self._contained(by_partition))
+        return LedgerRecord(summary, partial(self._mark_committed, write))
 
-    def mark_committed(self, entry: WriteRecord) -> None:
-        """Take note that this write is in the table now."""
+    def prove(self) -> LedgerHistory:
+        """Return the snapshots that led to the current one, by one query of metadata.
+
+        Raises:
+            TableSchemaError: it is not a table of topics, partitions and offsets.
+            UnknownLedgerFormatError: a newer version wrote to it.
+            TableUnreadableError: Spark could not read its snapshots.
+            SparkNotRespondingError: Spark did not respond in time.
+        """
+        return read_history(self._session(), self._table)
+
+    def _mark_committed(self, entry: _Write) -> None:
         self._commits += 1
         self._written = merge_entries(
             (self._written, {tp: LedgerEntry(spans) for tp, spans in entry.spans.items()})
@@ -268,14 +235,16 @@ class TableLedger:
         found = {tp: intersection(one, self._ledger.entry(tp).written) for tp, one in spans.items()}
         return {tp: LedgerEntry(held) for tp, held in found.items() if held}
 
-    def _ledger_with_known(self) -> LedgerEntries:
+    def _ledger_with(self, known: LedgerEntries) -> LedgerEntries:
         return {
-            tp: self._ledger.entry(tp) + self._known.get(tp, LedgerEntry())
-            for tp in {*self._ledger.entries, *self._known}
+            tp: self._ledger.entry(tp) + known.get(tp, LedgerEntry())
+            for tp in {*self._ledger.entries, *known}
         }
 
-    def _entry_to_write(self, tp: TopicPartition, spans: tuple[Span, ...]) -> LedgerEntry:
-        both = self._ledger.entry(tp) + self._known.get(tp, LedgerEntry())
+    def _entry_to_write(
+        self, tp: TopicPartition, spans: tuple[Span, ...], known: LedgerEntries
+    ) -> LedgerEntry:
+        both = self._ledger.entry(tp) + known.get(tp, LedgerEntry())
         return LedgerEntry(
             written=spans,
             written_off=both.written_off,

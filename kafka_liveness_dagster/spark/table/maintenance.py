@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.errors import PySparkException
 
-from kafka_liveness_dagster.core.ledger import SnapshotSummary, decode_total_as_of, lineage
+from kafka_liveness_dagster.core.ledger import TOTAL_AS_OF_KEY, SnapshotSummary, decode_total_as_of, lineage
 from kafka_liveness_dagster.core.table_layout import expiry_cutoff
 from kafka_liveness_dagster.spark.error_classification import is_server_error, retry_reason, summarize
 from kafka_liveness_dagster.spark.errors import SparkFailedError
 from kafka_liveness_dagster.spark.ranges import one_per_partition, ranges_condition
-from kafka_liveness_dagster.spark.table.ledger import TOTAL_AS_OF_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from pyspark.errors import AnalysisException, PySparkException
 
+from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.spark.error_classification import (
@@ -41,6 +42,7 @@ from kafka_liveness_dagster.spark.ranges import (
 from kafka_liveness_dagster.spark.row_count import row_count, with_sums
 from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
 from kafka_liveness_dagster.spark.table import commits, schema
+from kafka_liveness_dagster.spark.table.ledger import TableVersion
 from kafka_liveness_dagster.spark.table.schema_check import (
     diff_schema,
     require_row_columns,
@@ -57,8 +59,9 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.errors import KafkaLivenessError
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.sink_ledger import LedgerRecord
     from kafka_liveness_dagster.spark.row_count import RowSums
-    from kafka_liveness_dagster.spark.table.ledger import TableLedger, WriteRecord
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger
     from kafka_liveness_dagster.spark.table.schema_check import SchemaDiff
     from kafka_liveness_dagster.spark.table.table import TableShape
 
@@ -95,7 +98,7 @@ def write_table(
     may_go_on: Callable[[], None] = lambda: None,
     may_replace: Callable[[], None] = lambda: None,
     max_attempts: int = 5,
-    ledger: TableLedger | None = None,
+    ledger: TableLedger | LaneLedger | None = None,
     layout: TableLayout = DEFAULT_LAYOUT,
 ) -> WriteResult:
     """Make the table hold exactly these rows for these ranges, in one commit.
@@ -114,7 +117,7 @@ def write_table(
             refuse ours.
         max_attempts: how often to begin again when others write to the same offsets, or the catalog loses its
             answers.
-        ledger: says in the same commit which offsets these are, and is told when it has landed.
+        ledger: gives the record of these offsets, which the same commit stores.
         layout: of a table that is created; and whether new ranges are appended.
 
     Raises:
@@ -135,7 +138,7 @@ def write_table(
         may_go_on=may_go_on,
         may_replace=may_replace,
         max_attempts=max_attempts,
-        ledger=ledger,
+        ledger=LaneLedger.of(ledger),
         layout=layout,
     )
     return writing.execute_with_retries(writing.prepare())
@@ -157,7 +160,7 @@ class TableWrite:
     may_go_on: Callable[[], None]
     may_replace: Callable[[], None]
     max_attempts: int = 5
-    ledger: TableLedger | None = None
+    ledger: LaneLedger | None = None
     layout: TableLayout = DEFAULT_LAYOUT
     _partial_file_conflicts: int = 0
     _unknown_commits: int = 0
@@ -195,8 +198,8 @@ class TableWrite:
                 if found is None:
                     continue
                 rows = found
-            if self.ledger is not None and self._attempt.write_record is not None:
-                self.ledger.mark_committed(self._attempt.write_record)
+            if self._attempt.ledger_record is not None:
+                self._attempt.ledger_record.mark_committed()
             return WriteResult(
                 rows,
                 attempt - self._has_existing_rows,
@@ -314,7 +317,7 @@ class WriteAttempt:
         has_existing_rows: whether the table has rows of these offsets, so that they cannot be appended.
         name: what its snapshot is called in its summary.
         columns: the table's when it began; None while there is no table.
-        write_record: what it records in the ledger; None where there is no ledger, and before it is prepared.
+        ledger_record: its record in the ledger; None without a ledger, and before it is prepared.
     """
 
     write: TableWrite
@@ -323,7 +326,7 @@ class WriteAttempt:
     _: KW_ONLY
     name: str = field(default_factory=lambda: uuid4().hex)
     columns: StructType | None = field(default=None, init=False)
-    write_record: WriteRecord | None = field(default=None, init=False)
+    ledger_record: LedgerRecord | None = field(default=None, init=False)
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
@@ -340,10 +343,10 @@ class WriteAttempt:
         self._is_new = shape is None
         self.columns = None if shape is None else shape.columns
         snapshot_id = None if shape is None else table.snapshot_id(session)
-        summary = {"kafka-liveness.ranges": describe(ranges)}
+        summary: Mapping[str, str] = {"kafka-liveness.ranges": describe(ranges)}
         if of.ledger is not None:
-            self.write_record = of.ledger.record_for_write(session, snapshot_id, ranges)
-            summary = self.write_record.summary
+            self.ledger_record = of.ledger.record(ranges, TableVersion(session, snapshot_id))
+            summary = self.ledger_record.properties
         summary = {**summary, commits.ATTEMPT: self.name}
         of.may_replace()
         of.may_go_on()

@@ -1,0 +1,166 @@
+"""Query the snapshots of a table, with the ledger's texts in their summaries. Reads no row, writes nothing.
+
+A writer reads as little as it needs (``latest_summaries``); the audit reads all (``read_history``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, PySparkException
+
+from kafka_liveness_dagster.core.errors import summary_line
+from kafka_liveness_dagster.core.ledger import (
+    TOTAL_AS_OF_KEY,
+    TOTAL_KEY,
+    WRITTEN_KEY,
+    SnapshotSummary,
+    decode_total_as_of,
+    lineage,
+    read_ledger,
+)
+from kafka_liveness_dagster.core.sink_ledger import LedgerCommit, LedgerHistory
+from kafka_liveness_dagster.spark.connect.connection import connection_of
+from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, storage_read_error
+from kafka_liveness_dagster.spark.errors import TableUnreadableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyspark.sql import Row, SparkSession
+
+    from kafka_liveness_dagster.spark.table.table import IcebergTable
+
+LATEST_COUNT = 128
+"""Snapshots that ``latest_summaries`` returns: writers record a total more often than that."""
+_SUMMARY_COLUMNS = (
+    f"SELECT snapshot_id, parent_id, summary['{WRITTEN_KEY}'], summary['{TOTAL_KEY}'], "
+    f"summary['{TOTAL_AS_OF_KEY}'] "
+    "FROM {}"
+)
+
+
+def latest_summaries(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
+    """Return the last ``LATEST_COUNT`` committed snapshots, rolled back ones too."""
+    return _query_summaries(
+        session, table, f"{_SUMMARY_COLUMNS} ORDER BY committed_at DESC LIMIT {LATEST_COUNT}"
+    )
+
+
+def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
+    """Return all snapshots, without their texts."""
+    return _query_summaries(
+        session, table, f"SELECT snapshot_id, parent_id, '', '', summary['{TOTAL_AS_OF_KEY}'] FROM {{}}"
+    )
+
+
+def summaries_of(
+    session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]
+) -> dict[int, SnapshotSummary]:
+    """Return those of these snapshots that the table still has."""
+    wanted = ", ".join(map(str, snapshot_ids))
+    return (
+        _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})")
+        if wanted
+        else {}
+    )
+
+
+def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> dict[int, SnapshotSummary]:
+    try:
+        rows = session.sql(sql.format(f"{table.quoted}.`snapshots`")).collect()
+    except AnalysisException as error:
+        if error.getCondition() == NOT_FOUND:
+            return {}
+        raise
+    return {
+        one: SnapshotSummary(
+            one, parent, wrote or "", total=had or "", total_as_of=decode_total_as_of(one, since)
+        )
+        for one, parent, wrote, had, since in rows
+    }
+
+
+_ANSWER_SECONDS = 120.0  # 5,000 snapshots took 0.5 s
+_WRITTEN_TEXT, _TOTAL_TEXT, _TOTAL_AS_OF_TEXT = (
+    f"summary['{name}']" for name in (WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY)
+)
+_SNAPSHOTS_QUERY = (
+    f"SELECT snapshot_id, parent_id, CAST(committed_at AS string), operation, summary['added-records'], "
+    f"summary['deleted-records'], {_WRITTEN_TEXT}, {_TOTAL_AS_OF_TEXT} FROM {{table}}.`snapshots`"
+)
+
+
+def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
+    """Return the snapshots of a table that the session has not read yet; none where there is no table.
+
+    Raises:
+        TableSchemaError: it is not a table of topics, partitions and offsets.
+        UnknownLedgerFormatError: a newer version wrote to it.
+        TableUnreadableError: Spark could not tell.
+        SparkNotRespondingError: it did not tell in time.
+    """
+    try:
+        with connection_of(session).abort_after(
+            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
+        ):
+            return _query_history(session, table)
+    except PySparkException as error:
+        raise storage_read_error(error, table.name) or TableUnreadableError(
+            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}): nothing is "
+            "known of the table; look at Spark's log"
+        ) from error
+
+
+def _query_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
+    snapshot_id = table.current_snapshot_id(session)
+    if snapshot_id is None:
+        return LedgerHistory()
+    rows: dict[int, Row] = {
+        row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()
+    }
+    snapshots = {one: _to_summary(row) for one, row in rows.items()}
+    found = lineage(snapshots, snapshot_id)
+    for one, had in _read_totals(session, table, found.totals):
+        snapshots[one] = replace(snapshots[one], total=had)
+    writes = tuple(_to_record(rows[one]) for one in _ancestors(snapshot_id, snapshots))
+    return LedgerHistory(snapshot_id, read_ledger(snapshots, found), writes)
+
+
+def _read_totals(session: SparkSession, table: IcebergTable, wanted: tuple[int, ...]) -> list[Row]:
+    """The long texts, of few snapshots."""
+    if not wanted:
+        return []
+    ids = ", ".join(map(str, wanted))
+    sql = f"SELECT snapshot_id, {_TOTAL_TEXT} FROM {table.quoted}.`snapshots` WHERE snapshot_id IN ({ids})"
+    found: list[Row] = session.sql(sql).collect()
+    return found
+
+
+def _ancestors(current: int, snapshots: Mapping[int, SnapshotSummary]) -> Iterator[int]:
+    """The current one and its ancestors, as far as they are there."""
+    at: int | None = current
+    while at is not None and at in snapshots:
+        yield at
+        at = snapshots[at].parent_id
+
+
+def _to_summary(row: Row) -> SnapshotSummary:
+    snapshot_id, parent_id, *_, wrote, since = row
+    return SnapshotSummary(
+        snapshot_id, parent_id, wrote or "", total="", total_as_of=decode_total_as_of(snapshot_id, since)
+    )
+
+
+def _to_record(row: Row) -> LedgerCommit:
+    snapshot_id, parent_id, committed_at, operation, added, deleted, wrote, _ = row
+    return LedgerCommit(
+        snapshot_id,
+        committed_at,
+        operation or "",
+        added_rows=int(added or 0),
+        deleted_rows=int(deleted or 0),
+        text=wrote or "",
+        parent_id=parent_id,
+    )
