@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.batch_planning import Batch
-    from kafka_liveness_dagster.core.departures import PartitionSnapshot
     from kafka_liveness_dagster.core.events import MemberLeft
+    from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 _COLUMNS = dg.TableSchema(
     [

@@ -12,9 +12,10 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.sensor.run_requests import RunRequests

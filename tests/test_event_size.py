@@ -11,9 +11,10 @@ from dagster._serdes import serialize_value
 
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Run, RunFate
 from kafka_liveness_dagster.core.events import CrashLagFound, MemberJoined
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.metadata import Tally, range_table
 from kafka_liveness_dagster.sensor.asset_events import crash_lag_observations, group_observations
 from kafka_liveness_dagster.sensor.observation import GroupObservation

@@ -29,7 +29,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     LiveCommitMetadata,
     OwnerState,
 )
-from kafka_liveness_dagster.core.departures import Expiry, GroupState, PartitionSnapshot
+from kafka_liveness_dagster.core.departures import GroupState
 from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
@@ -38,6 +38,7 @@ from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
+from kafka_liveness_dagster.core.partition_snapshot import Expiry, PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run

@@ -18,9 +18,9 @@ import pytest
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_planning import Batch
-from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.embedded.processes import free_port
 from kafka_liveness_dagster.lanes.batch_reporting import BatchMetrics
 from kafka_liveness_dagster.lanes.dead_letters import WriteOutcome

@@ -30,17 +30,11 @@ from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import (
-    GroupSnapshot,
-    GroupState,
-    MemberSnapshot,
-    PartitionSnapshot,
-    Run,
-    RunFate,
-)
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.windows import JudgedWindow, WindowStatus
 from kafka_liveness_dagster.doctor import dagster_rules, kafka_rules, spark_rules
 from kafka_liveness_dagster.doctor.rules import Outcome, Rule

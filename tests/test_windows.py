@@ -9,8 +9,9 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, PartitionSnapshot
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState
 from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.kafka import timestamps
 from kafka_liveness_dagster.sensor.asset_events import topic_key
 from kafka_liveness_dagster.sensor.observation import GroupObservation

@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
-from kafka_liveness_dagster.core.departures import Expiry, ignored_pending_lines, replaced_log_lines
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.core.partition_snapshot import Expiry, ignored_pending_lines, replaced_log_lines
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.telemetry.group_metrics import gauge_points, measure_topics
 from kafka_liveness_dagster.telemetry.metrics import prometheus_name

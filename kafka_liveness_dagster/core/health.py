@@ -28,16 +28,16 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.batch_size import INITIAL_OFFSETS
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
-from kafka_liveness_dagster.core.departures import (
-    Expiry,
-    PartitionSnapshot,
-    RunFate,
-    expiry,
-    replaced_log_lines,
-)
+from kafka_liveness_dagster.core.departures import RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
+from kafka_liveness_dagster.core.partition_snapshot import (
+    Expiry,
+    PartitionSnapshot,
+    expiry,
+    replaced_log_lines,
+)
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 
 if TYPE_CHECKING:

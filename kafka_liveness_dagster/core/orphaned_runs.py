@@ -23,8 +23,8 @@ from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.departures import PartitionSnapshot
     from kafka_liveness_dagster.core.events import MemberLeft
+    from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 
 CERTAINLY_DEAD_SECONDS = 3_600.0

@@ -262,6 +262,16 @@ class PartitionState:
             return found
         return union((*found, *difference((Span(self.origin.start, position),), without)))
 
+    @property
+    def lost_rows(self) -> tuple[Span, ...]:
+        """Missing rows of committed offsets that the table has lost."""
+        return self._missing_below_commit if self.proves_loss else ()
+
+    @property
+    def forgotten_pending(self) -> tuple[Span, ...]:
+        """Missing rows of committed offsets whose record an external commit replaced: pending again."""
+        return () if self.proves_loss else self._missing_below_commit
+
     def done_by_commit(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
         """What the last commit says is in the table.
 
@@ -272,6 +282,10 @@ class PartitionState:
         return difference(
             (Span(self.live_metadata.origin.start, self.committed),), (*without, *self.written_off)
         )
+
+    @property
+    def _missing_below_commit(self) -> tuple[Span, ...]:
+        return () if self.committed is None else self.missing_rows(self.committed)
 
     @property
     def _is_ledger_complete(self) -> bool:

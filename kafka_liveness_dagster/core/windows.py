@@ -23,8 +23,8 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, Span, intersection,
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.departures import PartitionSnapshot
     from kafka_liveness_dagster.core.offsets import TopicPartition
+    from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 
 class WindowStatus(Enum):

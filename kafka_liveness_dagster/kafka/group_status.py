@@ -18,10 +18,10 @@ from kafka_liveness_dagster.core.commit_metadata import (
     LiveCommitMetadata,
     OwnerState,
 )
-from kafka_liveness_dagster.core.departures import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id
 from kafka_liveness_dagster.core.offsets import intersection
+from kafka_liveness_dagster.core.partition_snapshot import Expiry, PartitionSnapshot, expiry
 from kafka_liveness_dagster.core.partition_state import PartitionState, check_identity
 from kafka_liveness_dagster.core.run_ids import run_id_of_client, run_id_of_instance
 from kafka_liveness_dagster.kafka.group_description import decode_partition_state

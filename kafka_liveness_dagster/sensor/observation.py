@@ -17,18 +17,14 @@ import dagster as dg
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
 )
-from kafka_liveness_dagster.core.departures import (
-    GroupSnapshot,
-    GroupState,
-    MemberSnapshot,
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
+from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
+from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.core.partition_snapshot import (
     PartitionSnapshot,
-    Run,
-    RunFate,
     ignored_pending_lines,
     replaced_log_lines,
 )
-from kafka_liveness_dagster.core.offsets import OffsetRange, intersection
-from kafka_liveness_dagster.core.partition_keys import parse_key
 from kafka_liveness_dagster.core.partition_state import (
     PartitionState,
     check_groups,

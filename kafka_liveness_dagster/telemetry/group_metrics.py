@@ -7,9 +7,9 @@ import time
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafka_liveness_dagster.core.departures import Expiry, expiry
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.events import MemberLeft
+from kafka_liveness_dagster.core.partition_snapshot import Expiry, expiry
 from kafka_liveness_dagster.telemetry.metrics import (
     EVENT,
     EVENTS,
@@ -30,9 +30,9 @@ from kafka_liveness_dagster.telemetry.otel import Point, is_enabled, labels_of, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kafka_liveness_dagster.core.departures import PartitionSnapshot
     from kafka_liveness_dagster.core.events import GroupEvent
     from kafka_liveness_dagster.core.health import OpenTransaction
+    from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
     from kafka_liveness_dagster.kafka.admin import Cluster
 
 log = logging.getLogger("kafka_liveness_dagster")

@@ -8,21 +8,23 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import (
-    Expiry,
-    PartitionSnapshot,
     Run,
     RunFate,
     departures,
-    expiry,
-    ignored_pending_lines,
     leave_reason_of,
-    replaced_log_lines,
     will_get_a_partition,
 )
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import restart_delay_seconds, should_start_live_run
+from kafka_liveness_dagster.core.partition_snapshot import (
+    Expiry,
+    PartitionSnapshot,
+    expiry,
+    ignored_pending_lines,
+    replaced_log_lines,
+)
 
 RUN = "0badcafe"
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import (
-    GroupSnapshot,
-    GroupState,
-    MemberSnapshot,
-    PartitionSnapshot,
-    Run,
-    RunFate,
-)
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.event_detection import MAX_REMEMBERED, MAX_REPORTED, detect_events
 from kafka_liveness_dagster.core.events import (
     CrashLagForgotten,
@@ -31,6 +24,7 @@ from kafka_liveness_dagster.core.events import (
 )
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run
 

@@ -8,14 +8,7 @@ import pytest
 
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.commit_metadata import ExternalCommit, LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import (
-    GroupSnapshot,
-    GroupState,
-    MemberSnapshot,
-    PartitionSnapshot,
-    Run,
-    RunFate,
-)
+from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.health import (
     Severity,
@@ -27,6 +20,7 @@ from kafka_liveness_dagster.core.health import (
     retention,
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 
 RUN, OLDER = "0badcafe", "01dbeef0"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
-from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.health import Severity, health_probe
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 P0 = TopicPartition("orders", 0)
 FINE, WARNING, ERROR = Severity.FINE, Severity.WARNING, Severity.ERROR

@@ -18,7 +18,6 @@ from kafka_liveness_dagster.core.commit_metadata import (
     LiveCommitMetadata,
     OwnerState,
 )
-from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import (
     OffsetRange,
@@ -28,6 +27,7 @@ from kafka_liveness_dagster.core.offsets import (
     intersection,
     union,
 )
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import (
     GroupMismatchError,
     PartitionState,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.departures import PartitionSnapshot
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.windows import WindowStatus, are_processed, judge_window
 
 ORDERS, PAYMENTS = TopicPartition("orders", 0), TopicPartition("payments", 7)

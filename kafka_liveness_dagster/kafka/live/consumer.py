@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.batch_planning import Batch, BatchRequest, Rotation
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.commit_metadata import committed_offset
-from kafka_liveness_dagster.core.departures import PartitionSnapshot, will_get_a_partition
+from kafka_liveness_dagster.core.departures import will_get_a_partition
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
 from kafka_liveness_dagster.core.fencing import FenceReason, PollTimer
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import RowsMissingError, rows_missing_error
 from kafka_liveness_dagster.core.resume import decide_resume
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -442,7 +443,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
         for tp, state in partition_states_with_ledger(
             self._cluster, self.settings.group_id, partitions, self.settings.ledger
         ).items():
-            missing = state.missing_rows(state.committed or 0) if state.proves_loss else ()
+            missing = state.lost_rows
             if missing:
                 raise rows_missing_error(
                     tp, state, missing, outcome="This run writes and commits nothing more"
