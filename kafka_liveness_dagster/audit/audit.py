@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.core.sink_ledger import LedgerHistory, SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
-    from kafka_liveness_dagster.kafka.group_description import CommittedOffset
 
 _TABLE_PARTS = 3  # catalog.namespace.table; a sink's name is a function's or a class's
 
@@ -139,26 +138,15 @@ class GroupAudit:
     def _commits(self) -> dict[TopicPartition, PartitionState]:
         """What both logs say of the partitions that one of them names."""
         asked = self.cluster.partitions(self.topics or self.cluster.topics())
-        first, second = (
+        live, catch_up = (
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
         )
-        if not (first or second or self.table or self.sink_ledger):
+        if not (live or catch_up or self.table or self.sink_ledger):
             raise self._nothing_to_audit_error()
-        named = set(self.topics) or {tp.topic for tp in (*first, *second)}
-        return self._partition_states([tp for tp in asked if tp.topic in named], first, second)
-
-    def _partition_states(
-        self,
-        partitions: Collection[TopicPartition],
-        first: Mapping[TopicPartition, CommittedOffset],
-        second: Mapping[TopicPartition, CommittedOffset],
-    ) -> dict[TopicPartition, PartitionState]:
-        bounds = self.cluster.log_bounds(partitions)
-        ids = self.cluster.topic_ids({tp.topic for tp in partitions})
-        return {
-            tp: decode_partition_state(first.get(tp), second.get(tp), bounds[tp], topic_id=ids[tp.topic])
-            for tp in partitions
-        }
+        named = set(self.topics) or {tp.topic for tp in (*live, *catch_up)}
+        return self.cluster.with_log_bounds(
+            {tp: decode_partition_state(live.get(tp), catch_up.get(tp)) for tp in asked if tp.topic in named}
+        )
 
     def _recreated_partitions(
         self, history: LedgerHistory, commits: Mapping[TopicPartition, PartitionState]
@@ -173,7 +161,8 @@ class GroupAudit:
             for topic in ids
             if not commits or (known[topic] and ids[topic] and known[topic] != ids[topic])
         ]
-        return self._partition_states(self.cluster.partitions(anew), {}, {}) if anew else {}
+        partitions = self.cluster.partitions(anew) if anew else ()
+        return self.cluster.with_log_bounds({tp: decode_partition_state(None, None) for tp in partitions})
 
     def _compare_rows(
         self, target: str, snapshot_id: int, partitions: list[PartitionCertificate]

@@ -223,12 +223,20 @@ class Cluster:
                 raise external_commit_error(
                     group_id, tp, state.external_live_commit, servers=self.settings.bootstrap_servers
                 )
-        asked = self._request_topics({tp.topic for tp in partitions})  # is answered while the bounds are
-        bounds = self.log_bounds(partitions)
+        return self.with_log_bounds(states)
+
+    def with_log_bounds(
+        self, states: Mapping[TopicPartition, PartitionState]
+    ) -> dict[TopicPartition, PartitionState]:
+        """Return these states with log start, log end and topic id as of now."""
+        if not states:
+            return {}
+        asked = self._request_topics({tp.topic for tp in states})  # is answered while the bounds are
+        bounds = self.log_bounds(states)
         ids = self._describe_topic_ids(asked)
         return {
-            tp: replace(states[tp], log_start=bounds[tp][0], log_end=bounds[tp][1], topic_id=ids[tp.topic])
-            for tp in partitions
+            tp: replace(state, log_start=bounds[tp][0], log_end=bounds[tp][1], topic_id=ids[tp.topic])
+            for tp, state in states.items()
         }
 
     def group(self, group_id: str) -> GroupDescription:
