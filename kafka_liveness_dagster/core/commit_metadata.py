@@ -144,7 +144,7 @@ class LiveCommitMetadata:
 
     @classmethod
     def decode(cls, metadata: str) -> LiveCommitMetadata | None:
-        """Read the metadata of a first-log commit; None when a plain consumer left none.
+        """Read the metadata of a commit of the live commit log; None when a plain consumer left none.
 
         Raises:
             ExternalCommitError: the text is not ours.
@@ -250,7 +250,7 @@ class CatchUpCommitMetadata:
 
     @classmethod
     def decode(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
-        """Read a second-log commit; nothing committed means nothing done.
+        """Read a commit of the catch-up commit log; nothing committed means nothing done.
 
         Raises:
             ExternalCommitError: the text is not ours.
@@ -272,7 +272,7 @@ class CatchUpCommitMetadata:
 
     @classmethod
     def read(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
-        """Read a second-log commit of any client; an external commit marks no offset as done.
+        """Read a commit of any client in the catch-up commit log; an external commit marks no offset as done.
 
         >>> CatchUpCommitMetadata.read(120, "").external
         ExternalCommit(log='second', offset=120, metadata='')

@@ -168,11 +168,11 @@ def group_status(
     check_group_id(group_id)
     members = cluster.members(group_id)
     asked = cluster.partitions(topics or cluster.topics())
-    first, second = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
+    live, catch_up = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
     states = _states_of_same_topics(
-        cluster, first, second, topics=topics, asked=asked if ledger else (), ledger=ledger
+        cluster, live, catch_up, topics=topics, asked=asked if ledger else (), ledger=ledger
     )
-    if not (members or first or second):
+    if not (members or live or catch_up):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
             f"group {group_id!r} does not exist at {cluster.settings.bootstrap_servers}: it has no member, "
@@ -181,12 +181,12 @@ def group_status(
             "their topic: --table tells a topic that was made anew"
         )
     named = set(topics) or {
-        tp.topic for tp in chain(first, second, *(member.partitions for member in members))
+        tp.topic for tp in chain(live, catch_up, *(member.partitions for member in members))
     }
     wanted = [tp for tp in asked if tp.topic in named]
     bounds = cluster.log_bounds(wanted)
     partitions = tuple(
-        _partition_status(tp, (first.get(tp), second.get(tp)), bounds[tp], state=states.get(tp))
+        _partition_status(tp, (live.get(tp), catch_up.get(tp)), bounds[tp], state=states.get(tp))
         for tp in wanted
     )
     metadata_of = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in partitions}
@@ -203,8 +203,8 @@ def group_status(
 
 def _states_of_same_topics(  # noqa: PLR0917
     cluster: Cluster,
-    first: Mapping[TopicPartition, CommittedOffset],
-    second: Mapping[TopicPartition, CommittedOffset],
+    live: Mapping[TopicPartition, CommittedOffset],
+    catch_up: Mapping[TopicPartition, CommittedOffset],
     topics: Sequence[str],
     asked: Sequence[TopicPartition],
     ledger: ReadableLedger | None,
@@ -213,10 +213,10 @@ def _states_of_same_topics(  # noqa: PLR0917
 
     Without the log bounds.
     """
-    known = sorted({*first, *second, *asked})
+    known = sorted({*live, *catch_up, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
     states = {
-        tp: decode_partition_state(first.get(tp), second.get(tp), topic_id=ids[tp.topic]) for tp in known
+        tp: decode_partition_state(live.get(tp), catch_up.get(tp), topic_id=ids[tp.topic]) for tp in known
     }
     found = with_ledger(states, ledger) if ledger else states
     for tp, one in found.items():

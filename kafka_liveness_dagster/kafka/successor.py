@@ -48,7 +48,7 @@ def copy_commits(
     record.
 
     Returns:
-        The partitions whose first-log commit was copied.
+        The partitions whose commit in the live commit log was copied.
 
     Raises:
         CommitRefusedError: the broker refused; the command can be repeated.

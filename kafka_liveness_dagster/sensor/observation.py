@@ -306,8 +306,8 @@ def _read_states(
     cluster: Cluster, group_id: str, topics: Sequence[str], ledger: ReadableLedger | None, *, must_ask: bool
 ) -> tuple[tuple[PartitionSnapshot, ...], GroupDescription]:
     tps = cluster.partitions(topics)
-    first = cluster.commits(group_id, tps)
-    live = {tp: decode_partition_state(first.get(tp), None) for tp in tps}
+    live_commits = cluster.commits(group_id, tps)
+    live = {tp: decode_partition_state(live_commits.get(tp), None) for tp in tps}
     owing = [tp for tp, one in live.items() if one.live_metadata and one.live_metadata.pending]
     # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
     # were
@@ -315,7 +315,7 @@ def _read_states(
     if not (must_ask or owing) and recorded:
         ledger = None
     owing = owing if ledger is None else tps
-    second = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
+    catch_up_commits = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
     group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
     states = {
@@ -323,7 +323,7 @@ def _read_states(
             one,
             log_start=bounds[tp][0],
             log_end=bounds[tp][1],
-            catch_up_log=decode_catch_up_log(second.get(tp)),
+            catch_up_log=decode_catch_up_log(catch_up_commits.get(tp)),
         )
         for tp, one in live.items()
     }
