@@ -7,6 +7,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.ledger import WRITTEN_KEY, LedgerEntry, UnknownLedgerFormatError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
+from kafka_liveness_dagster.core.partition_state import check_groups
 from kafka_liveness_dagster.core.sink_ledger import LaneLedger
 from kafka_liveness_dagster.spark.sink import SinkLedgerAdapter
 
@@ -116,6 +117,30 @@ def test_commits_are_listed_the_newest_first(sink, ledger):
     assert [commit.written for commit in history.commits] == [{AT: (Span(70, 100),)}, {AT: (Span(0, 70),)}]
     assert history.ledger.entry(AT).written == (Span(0, 100),)
     assert history.snapshot_id is None
+
+
+def test_of_a_recreated_topic_the_last_commit_has_the_id():
+    """Whatever the order in which a database returns rows."""
+    sink = StoringSink()
+    sink.stored = [
+        kl.SinkCommit("orders/T2 3:0-9", committed_at="2026-02-01"),
+        kl.SinkCommit("orders/T1 3:0-70", committed_at="2026-01-01"),
+    ]
+    assert SinkLedgerAdapter.from_sink(sink).read(QUERIED)[AT].topic_id == "T2"
+    sink.stored = [one._replace(committed_at="") for one in reversed(sink.stored)]
+    history = SinkLedgerAdapter.from_sink(sink).prove()
+    assert history.ledger.entry(AT).topic_id == "T2"
+    assert [commit.text[:9] for commit in history.commits] == ["orders/T2", "orders/T1"]
+
+
+def test_a_successor_may_take_the_ledger_over(sink, ledger):
+    """Another group is refused, until somebody says that it is meant."""
+    sink.put(ledger, OffsetRange(*AT, 0, 70))
+    entries = {AT: ledger.read(QUERIED)[AT]}
+    with pytest.raises(kl.GroupMismatchError, match=r"kl\.merge_ledger_texts\(texts, group_id='orders-v2'\)"):
+        check_groups("orders-v2", entries, ledger.target)
+    sink.stored = [kl.SinkCommit(kl.merge_ledger_texts([one.text for one in sink.stored], "orders-v2"))]
+    check_groups("orders-v2", {AT: ledger.read(QUERIED)[AT]}, ledger.target)
 
 
 def test_a_sink_that_cannot_tell_disproves_nothing(sink, ledger):

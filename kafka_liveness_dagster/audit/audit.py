@@ -14,7 +14,7 @@ from kafka_liveness_dagster.audit.certificate import GroupCertificate, Partition
 from kafka_liveness_dagster.audit.overlaps import find_overlaps
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id, join_some
+from kafka_liveness_dagster.core.names import check_group_id, is_table_name, join_some
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.group_description import decode_partition_state
 from kafka_liveness_dagster.kafka.partition_states import with_ledger
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.partition_state import PartitionState
     from kafka_liveness_dagster.core.sink_ledger import LedgerHistory, SinkLedger
     from kafka_liveness_dagster.kafka.admin import Cluster
-
-_TABLE_PARTS = 3  # catalog.namespace.table; a sink's name is a function's or a class's
 
 
 class NothingToAuditError(InvalidSettingError):
@@ -70,9 +68,7 @@ class GroupAudit:
         check_group_id(self.group_id)
         commits = self._commits()  # before the ledger is read: what is committed was written before that
         target = self._target(commits)
-        is_table = self.sink_ledger is None and (
-            self.table is not None or target.count(".") >= _TABLE_PARTS - 1
-        )
+        is_table = self.sink_ledger is None and (self.table is not None or is_table_name(target))
         if deep and not is_table:
             raise NothingToAuditError(
                 f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "

@@ -239,6 +239,18 @@ def check_group_id(group_id: str) -> None:
     GROUP_ID.check(group_id, "group_id")
 
 
+_TABLE_DOTS = 2  # catalog.namespace.table; a sink's name is a function's or a class's
+
+
+def is_table_name(target: str) -> bool:
+    """Return whether a target in the commits is a table, not a custom sink.
+
+    >>> is_table_name("lake.shop.orders"), is_table_name("DatabaseSink")
+    (True, False)
+    """
+    return target.count(".") >= _TABLE_DOTS
+
+
 def sink_name(sink: object) -> str:
     """What people call a sink: its class, its function, or the function that made it."""
     return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]

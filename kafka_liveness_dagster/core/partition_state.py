@@ -24,7 +24,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     OwnerState,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import is_table_name, join_some
 from kafka_liveness_dagster.core.offsets import (
     MAX_OFFSET,
     OffsetRange,
@@ -360,7 +360,7 @@ def check_target(group_id: str, states: Mapping[TopicPartition, PartitionState],
 
 
 def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | None], target: str) -> None:
-    """Check that no other group wrote rows of these topics to the table.
+    """Check that no other group wrote rows of these topics to the table or sink.
 
     The rows of two groups have the same topic, partition and offset, so each write replaces the other group's
     rows.
@@ -373,11 +373,17 @@ def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | N
         if entry and others:
             groups = ", ".join(others)
             offsets = f", among them {tp}:{', '.join(map(str, entry.written[:3]))}" if entry.written else ""
+            kind = "table" if is_table_name(target) else "sink"
+            succeed = (
+                f"run `kafka-liveness adopt {shlex.quote(group_id)} {target}`"
+                if kind == "table"
+                else f"replace the texts of its ledger by kl.merge_ledger_texts(texts, group_id={group_id!r})"
+            )
             raise GroupMismatchError(
-                f"Table {target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. Rows "
+                f"{target} contains rows of topic {tp.topic} that group {groups} wrote{offsets}. Rows "
                 f"of group {group_id} would replace them. This run wrote and committed nothing more. Fix: "
-                f"give the asset of {group_id} its own table. If {group_id} is the successor of {groups}, "
-                f"end the runs of {groups} and run `kafka-liveness adopt {shlex.quote(group_id)} {target}`."
+                f"give the asset of {group_id} its own {kind}. If {group_id} is the successor of {groups}, "
+                f"end the runs of {groups} and {succeed}."
             )
 
 

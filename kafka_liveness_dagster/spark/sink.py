@@ -102,7 +102,8 @@ class SinkCommit(NamedTuple):
     Attributes:
         text: the ``ledger_text`` of its batch, or several merged by ``merge_ledger_texts``.
         commit_id: the sink's id of it, for people.
-        committed_at: when it was committed, for people.
+        committed_at: when it was committed, in a form that sorts; without it ``ledger_commits`` returns
+            the commits in their order.
         rows: how many rows it wrote.
     """
 
@@ -112,8 +113,12 @@ class SinkCommit(NamedTuple):
     rows: int = 0
 
 
-def merge_ledger_texts(texts: Iterable[str]) -> str:
+def merge_ledger_texts(texts: Iterable[str], group_id: str | None = None) -> str:
     """Return one ledger text in place of several, so that a sink keeps few of them.
+
+    Args:
+        texts: in the order of their commits.
+        group_id: the consumer group that succeeds the recorded one; that one unless given.
 
     Raises:
         UnknownLedgerFormatError: one of them cannot be read.
@@ -121,7 +126,10 @@ def merge_ledger_texts(texts: Iterable[str]) -> str:
     >>> merge_ledger_texts(["orders/ 3:0-70", "orders/ 3:70-120 4:0-9"])
     'orders/ 3:0-120 4:0-9'
     """
-    return encode_entries(merge_entries(decode_entries(text) for text in texts))
+    merged = merge_entries(decode_entries(text) for text in texts)
+    if group_id is not None:
+        merged = {tp: replace(entry, groups=frozenset({group_id})) for tp, entry in merged.items()}
+    return encode_entries(merged)
 
 
 def replace_rows(
@@ -221,14 +229,15 @@ class SinkLedgerAdapter:
         found = None if self._commits is None else self._commits()
         if found is None:
             return None
-        commits = tuple(
+        commits = [
             LedgerCommit(
                 one.commit_id, one.committed_at, "", added_rows=one.rows, deleted_rows=0, text=one.text
             )
-            for one in sorted(found, key=lambda one: one.committed_at, reverse=True)
-        )
+            for one in sorted(found, key=lambda one: one.committed_at)
+        ]
+        # In the order of the commits: of a recreated topic the last id counts
         entries = merge_entries(decode_entries(one.text) for one in commits)
-        return LedgerHistory(ledger=Ledger(entries), commits=commits)
+        return LedgerHistory(ledger=Ledger(entries), commits=tuple(reversed(commits)))
 
 
 @dataclass(frozen=True)

@@ -566,11 +566,13 @@ def test_rows_of_another_group_are_refused():
     with pytest.raises(GroupMismatchError) as refused:
         check_groups("orders-etl", {TP: theirs}, "lake.shop.orders")
     assert str(refused.value) == (
-        "Table lake.shop.orders contains rows of topic orders that group orders test wrote, among them "
+        "lake.shop.orders contains rows of topic orders that group orders test wrote, among them "
         "orders:3:0-70. Rows of group orders-etl would replace them. This run wrote and committed nothing "
         "more. Fix: give the asset of orders-etl its own table. If orders-etl is the successor of orders "
         "test, end the runs of orders test and run `kafka-liveness adopt orders-etl lake.shop.orders`."
     )
+    with pytest.raises(GroupMismatchError, match=r"its own sink\. If orders-etl .* kl\.merge_ledger_texts"):
+        check_groups("orders-etl", {TP: theirs}, "DatabaseSink")
     with pytest.raises(GroupMismatchError, match=r"that group orders test wrote\. Rows of"):
         check_groups("orders-etl", {TP: replace(theirs, written=())}, "lake.shop.orders")
 
