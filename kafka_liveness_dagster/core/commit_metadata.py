@@ -1,14 +1,12 @@
-"""What is done and what is owed? The two commit logs of KIP-333.
+"""Encode and decode the metadata of both commit logs (KIP-333).
 
-live commit log: the committed offset of group ``G``, its metadata carrying the mark of the last owner and the
-    owed
-ranges. The catch-up commit log: the committed offset of ``G.catch-up``, a watermark below which every owed
-offset is done, its metadata carrying the ranges done above it. Both say of which log they are: its topic id,
-and where the group began. This module reads and writes the metadata; ``core.resume`` decides what they mean,
-and neither talks to a broker.
+The live commit log is the committed offset of group ``G``; its metadata has the owner state and the pending
+ranges. The catch-up commit log is the committed offset of ``G.catch-up``: every pending offset below this
+watermark is done, and the metadata has the ranges that are done above it. Both name the topic id, and where
+the group began. ``core.resume`` decides what follows; neither talks to a broker.
 
->>> mark = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
->>> mark.pending, mark.origin
+>>> metadata = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
+>>> metadata.pending, metadata.origin
 ((Span(start=70, end=120),), GroupOrigin(start=0, topic_id=''))
 """
 

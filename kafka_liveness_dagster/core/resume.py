@@ -311,7 +311,7 @@ def _updated_catch_up_log(
     start: int,
     missing_and_lost: tuple[tuple[Span, ...], tuple[Span, ...]],
 ) -> CatchUpCommitMetadata:
-    """The catch-up commit log as it must be before the first one says the same.
+    """Return the catch-up commit log as it must be before the live commit log is written.
 
     Nothing that is owed from now on is done.
     """
