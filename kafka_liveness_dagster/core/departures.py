@@ -34,27 +34,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 
-_FENCED = {
-    FenceReason.POLL_TIMEOUT: LeaveReason.POLL_TIMEOUT,
-    FenceReason.PARTITIONS_LOST: LeaveReason.PARTITIONS_LOST,
-    FenceReason.BROKERS_UNAVAILABLE: LeaveReason.BROKERS_UNAVAILABLE,
-    FenceReason.REPLACED: LeaveReason.REPLACED,
-    FenceReason.MAX_RUNTIME_REACHED: LeaveReason.MAX_RUNTIME_REACHED,
-    FenceReason.RUN_CANCELED: LeaveReason.CANCELED,
-    FenceReason.ORPHANED: LeaveReason.CRASHED,
-    # Closed by an error: in good order it would have released its partitions
-    FenceReason.CLOSED: LeaveReason.CRASHED,
-}
-
-
-def leave_reason_of(fence_report: FenceReport) -> LeaveReason | None:
-    """What others call it that a run left its group for this reason.
-
-    None for what ends a run as it should.
-    """
-    return _FENCED.get(fence_report.reason)
-
-
 class RunFate(Enum):
     """What became of a Dagster run.
 
@@ -173,7 +152,7 @@ def _departure_reason(run: Run, static: bool | None) -> LeaveReason | None:  # n
     if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
         if run.fence_report is None or run.fence_report.is_back:
             return LeaveReason.UNRESPONSIVE
-        return _FENCED.get(run.fence_report.reason, LeaveReason.UNRESPONSIVE)
+        return run.fence_report.reason.leave or LeaveReason.UNRESPONSIVE
     # Rule 4: no such run, no such member: deleted, or a script that died
     return LeaveReason.CRASHED
 
@@ -202,8 +181,8 @@ def reason_without_commit(run: Run, *, is_back: bool) -> LeaveReason:
     why = run.fence_report.reason if run.fence_report else None
     if why is FenceReason.CLOSED:
         return LeaveReason.GRACEFUL
-    if why is not None and why in _FENCED:
-        return _FENCED[why]
+    if why is not None and why.leave is not None:
+        return why.leave
     # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
     return (
         LeaveReason.UNRESPONSIVE

@@ -60,6 +60,11 @@ class LeaveReason(StoredByName):
             LeaveReason.INTERRUPTED,
         )
 
+    @property
+    def needs_successor(self) -> bool:
+        """Whether a live run is requested also without lag: its partitions wait for their owner's session."""
+        return self in (LeaveReason.CRASHED, LeaveReason.UNRELEASED)
+
 
 @dataclass(frozen=True)
 class MemberJoined:

@@ -10,9 +10,10 @@ librdkafka's: they say "alive", this says "making progress" (KIP-62, Motivation)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
+from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.names import StoredByName
 
 
@@ -32,44 +33,79 @@ class FenceReason(StoredByName):
     INTERRUPTED = "the process was told to end"
 
     @property
-    def is_orderly_close(self) -> bool:
-        """Whether the process closed its consumer by itself: that is how every run ends."""
-        return self in (FenceReason.CLOSED, FenceReason.INTERRUPTED)
+    def leave(self) -> LeaveReason | None:
+        """What others call the leave while the run is in progress; None where it is no leave of a member."""
+        return _RULES[self].leave
 
     @property
     def may_rejoin(self) -> bool:
         """Whether the next poll makes a new member; otherwise this process is finished with the group."""
-        return self in _MAY_REJOIN
+        return _RULES[self].may_rejoin
 
     @property
     def releases_partitions(self) -> bool:
         """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
-        return self is FenceReason.RUN_CANCELED
+        return _RULES[self].releases_partitions
+
+    @property
+    def is_orderly_close(self) -> bool:
+        """Whether the process closed its consumer itself, as every run does that ends by itself."""
+        return _RULES[self].is_orderly_close
 
     @property
     def remedy(self) -> str:
         """What helps when it keeps happening, empty when it is as it should be."""
-        return _REMEDIES.get(self, "")
+        return _RULES[self].remedy
 
 
-_MAY_REJOIN = (
-    FenceReason.POLL_TIMEOUT,
-    FenceReason.PARTITIONS_LOST,
-    FenceReason.BROKERS_UNAVAILABLE,
-    FenceReason.HANDED_OVER,
-)
-_REMEDIES = {
-    FenceReason.POLL_TIMEOUT: "Fix: lower max_poll_records, or raise max_batch_seconds",
-    FenceReason.PARTITIONS_LOST: (
-        "The process was silent for longer than its session timeout: a paused machine, or no network. "
-        "Raise session_timeout_seconds where that is usual"
+@dataclass(frozen=True)
+class _Rule:
+    """The answers for one reason; see the properties of ``FenceReason``."""
+
+    leave: LeaveReason | None
+    _: KW_ONLY
+    may_rejoin: bool = False
+    releases_partitions: bool = False
+    is_orderly_close: bool = False
+    remedy: str = ""
+
+
+_RULES = {
+    FenceReason.POLL_TIMEOUT: _Rule(
+        LeaveReason.POLL_TIMEOUT,
+        may_rejoin=True,
+        remedy="Fix: lower max_poll_records, or raise max_batch_seconds",
     ),
-    FenceReason.BROKERS_UNAVAILABLE: (
-        "The member joins again by itself. Fix: check the brokers and the network; raise "
-        "session_timeout_seconds above the outages that are usual"
+    FenceReason.PARTITIONS_LOST: _Rule(
+        LeaveReason.PARTITIONS_LOST,
+        may_rejoin=True,
+        remedy=(
+            "The process was silent for longer than its session timeout: a paused machine, or no network. "
+            "Raise session_timeout_seconds where that is usual"
+        ),
     ),
-    FenceReason.REPLACED: "Fix: give each consumer of the group a group_instance_id of its own",
+    FenceReason.BROKERS_UNAVAILABLE: _Rule(
+        LeaveReason.BROKERS_UNAVAILABLE,
+        may_rejoin=True,
+        remedy=(
+            "The member joins again by itself. Fix: check the brokers and the network; raise "
+            "session_timeout_seconds above the outages that are usual"
+        ),
+    ),
+    FenceReason.HANDED_OVER: _Rule(None, may_rejoin=True),
+    FenceReason.REPLACED: _Rule(
+        LeaveReason.REPLACED, remedy="Fix: give each consumer of the group a group_instance_id of its own"
+    ),
+    FenceReason.MAX_RUNTIME_REACHED: _Rule(LeaveReason.MAX_RUNTIME_REACHED),
+    FenceReason.RUN_CANCELED: _Rule(LeaveReason.CANCELED, releases_partitions=True),
+    FenceReason.RUN_ENDED: _Rule(None),
+    FenceReason.ORPHANED: _Rule(LeaveReason.CRASHED),
+    # Closed by an error: in good order it would have released its partitions
+    FenceReason.CLOSED: _Rule(LeaveReason.CRASHED, is_orderly_close=True),
+    FenceReason.INTERRUPTED: _Rule(None, is_orderly_close=True),
 }
+REJOINING_LEAVES = frozenset(rule.leave for rule in _RULES.values() if rule.may_rejoin and rule.leave)
+"""Leaves after which the run joins again with its next poll."""
 RETRY_REASONS = "the batch is retried with the next poll, or by the next owner of its partitions"
 """The outcome of a batch that its member could not commit, where no live lane skips ahead."""
 

@@ -30,6 +30,7 @@ from kafka_liveness_dagster.core.batch_size import INITIAL_OFFSETS
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
 from kafka_liveness_dagster.core.departures import RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.fencing import REJOINING_LEAVES
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.partition_snapshot import (
@@ -55,7 +56,6 @@ _ORPHANED_RUN = (
 _FOREIGN = ". What they commit comes into no table: give them a group id of their own"
 _REJOINS_WITH_NEXT_POLL = ". It joins again with its next poll; its log says what took so long"
 _RESTORE = "Restore it, or set on_missing_rows='crash_lag' and backfill"
-_REJOINS = (LeaveReason.POLL_TIMEOUT, LeaveReason.PARTITIONS_LOST, LeaveReason.BROKERS_UNAVAILABLE)
 _NO_MEMBERS = ". The group's sensor starts live runs: is it switched on?"
 
 
@@ -175,7 +175,7 @@ class _LiveRuns:
         return cls(
             in_progress,
             [*unresponsive, *late],
-            {run: reason for run, reason in left.items() if reason in _REJOINS},
+            {run: reason for run, reason in left.items() if reason in REJOINING_LEAVES},
             are_coming=len(absent) > len(late) or LeaveReason.GRACEFUL in left.values(),
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.departures import Run, RunFate
-from kafka_liveness_dagster.core.events import GhostFound, LeaveReason
+from kafka_liveness_dagster.core.events import GhostFound
 from kafka_liveness_dagster.core.process_status import HEARTBEAT_SECONDS, ProcessStatus
 from kafka_liveness_dagster.core.timeouts import DEFAULT_BUDGET_SECONDS, DEFAULT_SESSION_SECONDS
 
@@ -197,7 +197,7 @@ def should_start_live_run(
     if in_progress >= min(max_live_runs, len(partitions)):
         return False
     return any(seen.lag for seen in partitions if not seen.paused) or any(
-        gone.reason in (LeaveReason.CRASHED, LeaveReason.UNRELEASED) for gone in departures
+        gone.reason.needs_successor for gone in departures
     )
 
 

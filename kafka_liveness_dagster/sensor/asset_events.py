@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.departures import leave_reason_of
 from kafka_liveness_dagster.core.fencing import FenceReport
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.partition_keys import parse_key
@@ -201,7 +200,7 @@ def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:
     Another run's end, for which it was started, or its own time out of the group.
     """
     away = FenceReport.decode(tags.get(FENCED_TAG, ""))
-    reason = leave_reason_of(away) if away is not None else None
+    reason = away.reason.leave if away is not None else None
     own = [f"run {by} {reason.value}"] if reason is not None else []
     started_by = tags.get(CAUSE_TAG, "")
     return "; ".join([*([started_by] if started_by and not (own and started_by == CAUSE_LAG) else []), *own])

@@ -11,7 +11,6 @@ from kafka_liveness_dagster.core.departures import (
     Run,
     RunFate,
     departures,
-    leave_reason_of,
     will_get_a_partition,
 )
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
@@ -168,7 +167,7 @@ def test_why_a_member_is_gone(mark, run, member, reason):
 
 def test_what_others_call_a_fence():
     """A run that ended as it should has left nobody in the lurch."""
-    assert [leave_reason_of(one) for one in (CUT_OFF, TIMED_OUT, FenceReport(FenceReason.RUN_ENDED))] == [
+    assert [one.reason.leave for one in (CUT_OFF, TIMED_OUT, FenceReport(FenceReason.RUN_ENDED))] == [
         LeaveReason.BROKERS_UNAVAILABLE,
         LeaveReason.POLL_TIMEOUT,
         None,

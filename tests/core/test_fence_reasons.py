@@ -1,12 +1,11 @@
-"""Each reason to fence has an answer to each question: a new one is decided everywhere, or fails here."""
+"""Each reason to fence, and each leave, has an answer to each question: a new one fails here until decided."""
 
 from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.departures import leave_reason_of
 from kafka_liveness_dagster.core.events import LeaveReason
-from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
+from kafka_liveness_dagster.core.fencing import REJOINING_LEAVES, FenceReason
 
 REJOINS, FINAL = True, False
 RELEASES, KEEPS = True, False
@@ -26,22 +25,51 @@ DECIDED = {
     "CLOSED": (FINAL, KEEPS, NO_REMEDY, ORDERLY, LeaveReason.CRASHED),
     "INTERRUPTED": (FINAL, KEEPS, NO_REMEDY, ORDERLY, None),
 }
-"""By name. The tests of departures and of health say what follows from each leave."""
+"""By name: all answers of ``core.fencing``."""
+IN_ORDER, OUT_OF_ORDER = True, False
+SUCCESSOR, NO_SUCCESSOR = True, False
+DECIDED_LEAVES = {
+    # did it give its partitions up, does the run join again, is a live run requested without lag
+    "GRACEFUL": (IN_ORDER, FINAL, NO_SUCCESSOR),
+    "CANCELED": (IN_ORDER, FINAL, NO_SUCCESSOR),
+    "STATIC": (IN_ORDER, FINAL, NO_SUCCESSOR),
+    "OTHER_INSTANCE": (IN_ORDER, FINAL, NO_SUCCESSOR),
+    "INTERRUPTED": (IN_ORDER, FINAL, NO_SUCCESSOR),
+    "POLL_TIMEOUT": (OUT_OF_ORDER, REJOINS, NO_SUCCESSOR),
+    "PARTITIONS_LOST": (OUT_OF_ORDER, REJOINS, NO_SUCCESSOR),
+    "BROKERS_UNAVAILABLE": (OUT_OF_ORDER, REJOINS, NO_SUCCESSOR),
+    "CRASHED": (OUT_OF_ORDER, FINAL, SUCCESSOR),
+    "UNRELEASED": (OUT_OF_ORDER, FINAL, SUCCESSOR),
+    "UNRESPONSIVE": (OUT_OF_ORDER, FINAL, NO_SUCCESSOR),
+    "MAX_RUNTIME_REACHED": (OUT_OF_ORDER, FINAL, NO_SUCCESSOR),
+    "REPLACED": (OUT_OF_ORDER, FINAL, NO_SUCCESSOR),
+    "UNEXPLAINED": (OUT_OF_ORDER, FINAL, NO_SUCCESSOR),
+    "EXTERNAL_CLIENT": (OUT_OF_ORDER, FINAL, NO_SUCCESSOR),
+}
+"""By name: the answers of ``core.events``, and whether ``core.health`` waits for the next poll."""
 
 
 def test_each_reason_is_decided():
-    """A reason without a line has no tag text, no remedy and no event that anybody decided."""
+    """A reason or leave without a line has answers that nobody decided."""
     assert set(DECIDED) == {reason.name for reason in FenceReason}
+    assert set(DECIDED_LEAVES) == {reason.name for reason in LeaveReason}
 
 
 @pytest.mark.parametrize("reason", FenceReason, ids=lambda reason: reason.code)
 def test_each_question_has_the_decided_answer(reason):
-    """Each of them is a set of reasons in another module."""
+    """Before, during and after the fence."""
     answers = (
         reason.may_rejoin,
         reason.releases_partitions,
         bool(reason.remedy),
         reason.is_orderly_close,
-        leave_reason_of(FenceReport(reason)),
+        reason.leave,
     )
     assert answers == DECIDED[reason.name]
+
+
+@pytest.mark.parametrize("leave", LeaveReason, ids=lambda leave: leave.code)
+def test_each_leave_has_the_decided_answer(leave):
+    """In the events, in the health of a group, and in the requests for runs."""
+    answers = (leave.in_good_order, leave in REJOINING_LEAVES, leave.needs_successor)
+    assert answers == DECIDED_LEAVES[leave.name]

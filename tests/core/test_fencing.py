@@ -141,45 +141,6 @@ def test_the_gravest_reason_wins(parent_is_alive, run, run_ends_at_ms, now_ms, r
     assert reason_to_fence(timer, ProcessObservation(parent_is_alive, run), now_ms) is reason
 
 
-@pytest.mark.parametrize(
-    ("reason", "may_rejoin", "releases"),
-    [
-        pytest.param(
-            FenceReason.POLL_TIMEOUT, True, False, id="KIP-62: the next poll rejoins; it was no handover"
-        ),
-        pytest.param(
-            FenceReason.PARTITIONS_LOST, True, False, id="taken for dead: the next poll is a new member"
-        ),
-        pytest.param(
-            FenceReason.REPLACED, False, False, id="two with one name would put each other out for ever"
-        ),
-        pytest.param(
-            FenceReason.RUN_CANCELED, False, True, id="a wish to stop: no crash, the next owner resumes"
-        ),
-        pytest.param(FenceReason.MAX_RUNTIME_REACHED, False, False, id="the run is over for this process"),
-        pytest.param(FenceReason.RUN_ENDED, False, False, id="a run that ended comes back as another run"),
-        pytest.param(FenceReason.ORPHANED, False, False, id="nobody waits for an orphan"),
-        pytest.param(FenceReason.CLOSED, False, False, id="lost is lost"),
-        pytest.param(
-            FenceReason.BROKERS_UNAVAILABLE, True, False, id="nobody to be a member of: joins again"
-        ),
-        pytest.param(FenceReason.HANDED_OVER, True, False, id="a member still, of other partitions"),
-        pytest.param(FenceReason.INTERRUPTED, False, False, id="interrupted"),
-    ],
-)
-def test_what_a_reason_allows(reason, may_rejoin, releases):
-    """Who was too slow or too silent may come back, and only a cancel gives up in good order."""
-    assert (reason.may_rejoin, reason.releases_partitions) == (may_rejoin, releases)
-
-
-def test_a_process_closes_by_itself_or_by_a_signal():
-    """All others are events of a member that has not wished to leave."""
-    assert {reason for reason in FenceReason if reason.is_orderly_close} == {
-        FenceReason.CLOSED,
-        FenceReason.INTERRUPTED,
-    }
-
-
 def test_every_reason_is_a_sentence_of_its_own():
     """Users read the reason: no two read alike."""
     assert len({reason.value for reason in FenceReason}) == len(FenceReason)
@@ -191,12 +152,6 @@ def test_every_reason_is_a_sentence_of_its_own():
 def test_a_reason_that_settings_cause_names_the_setting(reason):
     """What comes again until a setting is changed says which one."""
     assert "_" in reason.remedy
-
-
-@pytest.mark.parametrize("reason", [FenceReason.RUN_CANCELED, FenceReason.ORPHANED, FenceReason.CLOSED])
-def test_what_is_as_it_should_be_needs_no_remedy(reason):
-    """No advice where nothing is wrong."""
-    assert reason.remedy == ""
 
 
 @pytest.mark.parametrize(
