@@ -1,4 +1,4 @@
-"""Each reason to fence, and each leave, has an answer to each question: a new one fails here until decided."""
+"""Each reason to fence, and each leave, has an answer to each question; a new one fails until decided."""
 
 from __future__ import annotations
 
