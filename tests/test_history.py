@@ -194,7 +194,7 @@ def test_a_rollback_excuses_rows_that_are_gone_since_then():
 
 def test_a_rollback_excuses_a_report_that_did_not_know_of_it():
     """A report of a batch that was rolled back a moment before; not one of much later."""
-    late = [("read", {"snapshot": 1, "rows": []})] * 20  # each event is a second after the one before
+    late = [("read", {"snapshot": 1, "rows": []})] * 70  # each event is a second after the one before
     rollback, report = ("rolled_back", {"reason": "planted"}), reported("green", 0, 9)
     assert found(produced(0, 9), rollback, report, read((0, 5)), read((0, 9))) == []
     assert found(produced(0, 9), report, rollback, read((0, 5)), read((0, 9))) == []
