@@ -484,8 +484,8 @@ _JOB = (
     Mutant(
         name="a restarted server counts as a failure of the work",
         file="spark/error_classification.py",
-        old="    elif is_session_gone(error):\n",
-        new="    elif False:\n",
+        old='        why = "it was started anew, or has ended this session"\n',
+        new="        return None\n",
         killed_by=f"{_JOBS}test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work",
         invariant="pyspark.errors.exceptions.connect.",
     ),
