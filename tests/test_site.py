@@ -81,12 +81,12 @@ def test_every_page_of_the_checkout_is_there(pages):
     """Also those outside of docs/."""
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
         at = page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/")
-        assert ("index.html" if at == "README" else f"{at}/index.html") in pages
+        assert ("index.html" if at == "README" else f"{at}.html") in pages
 
 
 def test_the_reference_has_every_setting(pages):
     """Of the asset, of each group, of the component and of the resources."""
-    ids = pages["reference/settings/index.html"].ids
+    ids = pages["reference/settings.html"].ids
     assert len(GROUPS) > 5
     settings = {f"{name}{field}" for name, group in GROUPS.items() for field in group.model_fields}
     settings |= set(kl.KafkaAssetComponent.model_fields) | set(kl.AssetArguments.__annotations__)
@@ -100,15 +100,15 @@ def test_the_reference_has_every_event_error_and_class(pages):
     events = {event.__name__ for event in get_args(kl.GroupEvent)}
     told = {
         str(one).removeprefix("kafka_liveness_dagster.core.events.")
-        for one in pages["reference/events/index.html"].ids
+        for one in pages["reference/events.html"].ids
     }
     assert told >= events | {f"LeaveReason.{reason.name}" for reason in kl.LeaveReason}
     assert told >= {
         f"{one.__name__}.{field.name}" for one in get_args(kl.GroupEvent) for field in fields(one)
     }
     errors = {name for name in kl.__all__ if name.endswith("Error")}
-    assert errors <= {text.strip() for text in pages["reference/errors/index.html"].text}
-    shown = {str(one).rpartition(".")[2] for one in pages["reference/python/index.html"].ids}
+    assert errors <= {text.strip() for text in pages["reference/errors.html"].text}
+    shown = {str(one).rpartition(".")[2] for one in pages["reference/python.html"].ids}
     groups = {group.__name__ for group in GROUPS.values()}
     assert set(kl.__all__) - shown == events | errors | groups | {
         "AssetArguments",
@@ -130,7 +130,7 @@ def commands(group, before=""):
 
 def test_the_reference_has_every_command(pages):
     """With each of its options."""
-    text = " ".join(pages["reference/commands/index.html"].text)
+    text = " ".join(pages["reference/commands.html"].text)
     found = list(commands(cli.main))
     assert len(found) > 10
     assert [name for name, _ in found if f"Usage: kafka-liveness {name} " not in text] == []
@@ -168,7 +168,7 @@ def test_every_text_has_a_heading_in_the_reference(pages):
     """What the source raises, all of it; and what is read from it is no fragment."""
     said = messages.said()
     assert len(said[SAYS_ALL_ITSELF]) > 80
-    text = " ".join(" ".join(pages["reference/errors/index.html"].text).split())
+    text = " ".join(" ".join(pages["reference/errors.html"].text).split())
     assert [
         one for name in kl.__all__ for one in said.get(name, ()) if " ".join(one.split()) not in text
     ] == []

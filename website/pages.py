@@ -31,6 +31,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     checkout = Path(config.config_file_path).parent
     for name in BESIDE:
         files.append(File.generated(config, name, abs_src_path=str(checkout / name)))
+    worker = str(checkout / "website" / "iframe-worker.js")
+    files.append(File.generated(config, "assets/iframe-worker.js", abs_src_path=worker))
     for name, make in reference.PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=make()))
     return files

@@ -1,0 +1,62 @@
+"""The site as ``make docs`` opens it: from the disk, in a real browser, without a server."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from playwright.sync_api import expect, sync_playwright
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built as ``make docs`` does, in a folder whose name has a space."""
+    folder = tmp_path_factory.mktemp("the site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    config.plugins.on_shutdown()
+    return folder
+
+
+@pytest.fixture
+def page(site):
+    """The first page, opened from the disk."""
+    assert CHROMIUM, "Chromium is missing: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto((site / "index.html").as_uri())
+        yield page
+        browser.close()
+
+
+def test_a_link_opens_a_page(page):
+    """Not the listing of a directory."""
+    page.get_by_role("link", name="Tutorial", exact=True).first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Tutorial")
+    page.locator("article a[href*='production']").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("roduction")
+
+
+def test_the_search_finds_a_page(page):
+    """By a word of an error's text; its result opens that page."""
+    page.get_by_role("textbox", name="Search").fill("GroupMismatchError")
+    result = page.locator(".md-search-result__link").first
+    expect(result).to_be_visible()
+    result.click()
+    expect(page.locator("article")).to_contain_text("GroupMismatchError")
+
+
+def test_code_is_not_cut_and_the_page_fits(page):
+    """At the width of a laptop README's example is shown whole; a phone scrolls tables, not the page."""
+    cut = "e => e.scrollWidth > e.clientWidth"
+    assert page.locator("article pre code").evaluate_all(f"all => all.filter({cut}).length") == 0
+    page.set_viewport_size({"width": 500, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 500
