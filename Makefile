@@ -41,8 +41,8 @@ certify: java chromium prometheus systemd-analyze postgresql .venv/installed ## 
 bench: java .venv/installed ## measure all, an hour; make bench BENCH=planner measures one
 	@set -e; for name in $(BENCH); do $(BIN)/python -m benchmarks.$$name --write benchmarks/RESULTS.md; done
 
-lint: .venv/installed ## ruff and mypy
-	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy
+lint: .venv/installed ## ruff, mypy, and the English of pages and texts
+	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy && $(BIN)/python -m website.prose
 
 format: .venv/installed ## let ruff mend what it can
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format

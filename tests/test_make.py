@@ -163,7 +163,7 @@ def test_a_pull_request_is_checked_by_the_same_lines(checkout):
     ]
     made = re.findall(r"^make (\w+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert made == ["lint", "test"]
-    lint = ["ruff check", "ruff format --check", "mypy"]
+    lint = ["ruff check", "ruff format --check", "mypy", "python -m website.prose"]
     assert [line.strip() for line in called(checkout, "check")] == [*lint, *WHOLE]
     [whole] = re.findall(r"python:([\d.]+)-", jobs["check"]["container"])
     claimed = re.findall(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.audit.rows import RowComparison, count_offsets
 from kafka_liveness_dagster.core.names import join_some
@@ -31,6 +31,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
+
+
+class SpanFinding(NamedTuple):
+    """One kind of offsets that the audit names.
+
+    Attributes:
+        key: in the JSON of each partition; ``<key>_offsets`` is the total of the group.
+        attribute: of a ``PartitionCertificate``, which has the spans.
+        column: of the text output; empty for a kind that the sentences name alone.
+    """
+
+    key: str
+    attribute: str
+    column: str = ""
+
+
+SPAN_FINDINGS = (
+    SpanFinding("in_table", "in_table", "in table"),
+    SpanFinding("pending", "pending", "pending"),
+    SpanFinding("pending_expired", "pending_expired"),
+    SpanFinding("written_off", "written_off", "written off"),
+    SpanFinding("missing", "missing_rows", "missing"),
+    SpanFinding("by_commits_only", "by_commits_only"),
+    SpanFinding("uncommitted", "uncommitted"),
+    SpanFinding("rewritten", "rewritten", "written twice"),
+)
+"""All kinds, in the order of the JSON keys and of the columns; docs/audit.md explains each key."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from kafka_liveness_dagster.audit.certificate import SPAN_FINDINGS
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     TABLE,
@@ -36,16 +37,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
     from kafka_liveness_dagster.core.sink_ledger import SinkLedger
 
-_SPANS = {  # as it is printed: the attribute of a certificate
-    "in_table": "in_table",
-    "pending": "pending",
-    "pending_expired": "pending_expired",
-    "written_off": "written_off",
-    "missing": "missing_rows",
-    "by_commits_only": "by_commits_only",
-    "uncommitted": "uncommitted",
-    "rewritten": "rewritten",
-}
 _FINDINGS = ("outside", "unrecorded", "without_rows", "doubled")
 _MAX_EXTERNAL_SHOWN = 6
 
@@ -162,8 +153,8 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
         "sentence": found.verdict,
         "snapshot_id": found.snapshot_id,
         **{
-            f"{name}_offsets": sum(size(getattr(p, of)) for p in found.partitions)
-            for name, of in _SPANS.items()
+            f"{one.key}_offsets": sum(size(getattr(p, one.attribute)) for p in found.partitions)
+            for one in SPAN_FINDINGS
         },
         "partitions": [_partition_json(p) for p in found.partitions],
         "snapshots": [
@@ -188,20 +179,11 @@ def certificate_as_text(found: GroupCertificate) -> Group:
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False)
-    for column in (
-        "partition",
-        "log",
-        "from",
-        "committed",
-        "in table",
-        "pending",
-        "written off",
-        "missing",
-        "written twice",
-    ):
+    shown = [one for one in SPAN_FINDINGS if one.column]
+    for column in ("partition", "log", "from", "committed", *(one.column for one in shown)):
         table.add_column(column, no_wrap=True, justify="left" if column in ("partition", "log") else "right")
     for p in found.partitions:
-        spans = (p.in_table, p.pending, p.written_off, p.missing_rows, p.rewritten)
+        spans = [getattr(p, one.attribute) for one in shown]
         ends = ("none" if offset is None else str(offset) for offset in (p.start, p.state.committed))
         log = f"{p.state.log_start}-{p.state.log_end}"
         table.add_row(
@@ -233,7 +215,7 @@ def _partition_json(p: PartitionCertificate) -> dict[str, Any]:
         "log_end": p.state.log_end,
         "external_commits": [asdict(one) for one in p.state.external_commits],
         "ledger_complete": p.state.ledger_entry.is_complete if p.state.ledger_entry else None,
-        **{name: [list(span) for span in getattr(p, of)] for name, of in _SPANS.items()},
+        **{one.key: [list(span) for span in getattr(p, one.attribute)] for one in SPAN_FINDINGS},
         "missing_is_forgotten": p.is_record_replaced if p.missing_rows else None,
         "rows": _rows_json(p.rows) if p.rows else None,
     }

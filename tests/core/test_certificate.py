@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate, format_spans
+from kafka_liveness_dagster.audit.certificate import (
+    SPAN_FINDINGS,
+    GroupCertificate,
+    PartitionCertificate,
+    format_spans,
+)
 from kafka_liveness_dagster.audit.overlaps import find_overlaps
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison, merge_dense
 from kafka_liveness_dagster.core.commit_metadata import (
@@ -346,3 +353,12 @@ def test_a_topic_that_another_group_wrote_too_is_not_certified():
     assert not found.is_certified
     assert "NOT certified: Group orders-test wrote rows of topic orders to this table too" in found.verdict
     assert replace(found, state=facts(account=replace(WHOLE, groups=frozenset({"orders-etl"})))).is_certified
+
+
+def test_each_finding_is_a_property_that_the_page_explains():
+    """A row of the table without one of both would be a key that nobody understands."""
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    fields = {field.name for field in dataclasses.fields(PartitionCertificate)}
+    for one in SPAN_FINDINGS:
+        assert one.attribute in fields or hasattr(PartitionCertificate, one.attribute)
+        assert f"`{one.key}`" in page, one.key
