@@ -202,7 +202,7 @@ def test_a_command_of_the_pages_is_ours(typed):
 
 def test_the_commands_of_the_pages_are_found():
     """Of each kind of place one: behind a pipe, in a synopsis, in an output, inside of a sentence."""
-    synopsis = "audit GROUP --topic T --table catalog.namespace.table --deep --json "
+    synopsis = "audit GROUP --topic T --table catalog.namespace.table --sink MODULE:NAME --deep --json "
     assert set(commands()) >= {
         f"{synopsis}--bootstrap-servers host:port --command-config FILE --spark sc://host:port",
         "produce orders --rate 100",

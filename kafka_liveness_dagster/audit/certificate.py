@@ -88,40 +88,38 @@ class PartitionCertificate:
 
     @property
     def start(self) -> int | None:
-        """The first offset that the group answers for; None where nobody says."""
+        """The first offset of the group; None where no record has it."""
         return self.state.origin.start if self.state.origin else None
 
     @cached_property
     def certified_range(self) -> tuple[Span, ...]:
-        """What is certified: from the beginning of the group's life on this log to its commit."""
+        """The offsets to certify: from the group's start on this log to its commit."""
         if self.start is None or self.state.committed is None:
             return ()
         return union([Span(self.start, self.state.committed)])
 
     @cached_property
     def pending(self) -> tuple[Span, ...]:
-        """Owed, and not proven done."""
+        """Pending offsets that no record proves done."""
         return self.state.outstanding
 
     @property
     def pending_expired(self) -> tuple[Span, ...]:
-        """What of it the broker has deleted: no backfill can process it."""
+        """Pending offsets whose records the broker deleted: no backfill can process them."""
         return intersection(self.pending, [Span(0, self.state.log_start)])
 
     @cached_property
     def written_off(self) -> tuple[Span, ...]:
-        """Written off by hand, or reported as lost."""
-        return difference(intersection(self.state.written_off, self.certified_range), self._find_done)
+        """Offsets written off by a person, or reported as lost."""
+        return difference(intersection(self.state.written_off, self.certified_range), self._written)
 
     @cached_property
     def missing_rows(self) -> tuple[Span, ...]:
-        """Committed, and neither in the table nor owed nor told.
+        """Committed offsets that are neither in the table, nor pending, nor written off.
 
-        The table lost it, or the debt was forgotten.
+        The table lost their rows, or an external commit replaced the record that they are pending.
         """
-        if (
-            self.state.ledger_entry is None
-        ):  # both logs alone: where the last commit is a stranger's nobody says anything
+        if self.state.ledger_entry is None:  # both commit logs alone: an external commit proves nothing
             return (
                 () if self.state.live_metadata else difference(self.certified_range, self.state.written_off)
             )
@@ -134,42 +132,39 @@ class PartitionCertificate:
 
     @cached_property
     def in_table(self) -> tuple[Span, ...]:
-        """What of its life the table says that it holds, and that need not come again."""
-        return difference(intersection(self._find_done, self.certified_range), self.pending)
+        """Certified offsets that the ledger has, and that are not pending."""
+        return difference(intersection(self._written, self.certified_range), self.pending)
 
     @property
     def uncommitted(self) -> tuple[Span, ...]:
-        """In the table and not committed.
-
-        A batch that is under way, or that comes again and replaces itself.
-        """
-        return difference(self._find_done, [Span(0, self.state.committed or 0)])
+        """Offsets in the table above the commit: a batch in flight, or one that will be retried."""
+        return difference(self._written, [Span(0, self.state.committed or 0)])
 
     @cached_property
     def by_commits_only(self) -> tuple[Span, ...]:
-        """What only the commit logs say is done."""
+        """Offsets that only the commit logs prove done."""
         return difference(
-            self.certified_range, (*self._find_done, *self.pending, *self.written_off, *self.missing_rows)
+            self.certified_range, (*self._written, *self.pending, *self.written_off, *self.missing_rows)
         )
 
     @property
     def done(self) -> tuple[Span, ...]:
         """Offsets that a record proves done, in the table and beyond the commit too."""
-        return union((*self._find_done, *self.by_commits_only))
+        return union((*self._written, *self.by_commits_only))
 
     @cached_property
     def faults(self) -> tuple[str, ...]:
-        """Why it is not certified, and what helps."""
+        """Why the partition is not certified, with a fix for each reason."""
         return tuple(self._find_faults())
 
     @property
     def is_certified(self) -> bool:
-        """Whether all of its life is accounted for."""
+        """Return whether the partition is certified."""
         return not self.faults
 
     @property
     def statement(self) -> str:
-        """What is said of a partition without faults."""
+        """The sentence of a partition without faults."""
         if not self.certified_range:
             return (
                 "nothing is committed yet"
@@ -199,7 +194,7 @@ class PartitionCertificate:
         return "table" if self.is_table else "sink"
 
     @property
-    def _find_done(self) -> tuple[Span, ...]:
+    def _written(self) -> tuple[Span, ...]:
         return self.state.ledger_entry.written if self.state.ledger_entry else ()
 
     def _find_faults(self) -> Iterator[str]:
@@ -213,14 +208,14 @@ class PartitionCertificate:
         if state.committed is None and self.start is not None:
             yield (
                 f"nothing is committed, though the group began at {self.start} and the {self._target} has "
-                f"{format_spans(self._find_done)}: "
+                f"{format_spans(self._written)}: "
                 f"its offsets were deleted, or expired. The next live run goes on from the {self._target}"
             )
         if state.committed is not None and self.start is None:
             yield (
-                "nobody says where the group's life on it began: a lane without a table or another program "
-                "committed last, or this is not the group's table. Run the live lane once; name the table "
-                "with --table"
+                "no record has the group's start on this log: a lane without a table or another program "
+                "committed last, or this is not the group's table. Fix: run the live lane once, or name "
+                "the table with --table"
             )
         if self.other_groups:
             yield (

@@ -173,7 +173,7 @@ NOT_CERTIFIED = {
     ),
     "nobody says where it began": (
         certificate(mark=replace(OURS, origin=None), account=LedgerEntry(), second=CatchUpCommitMetadata()),
-        "nobody says where the group's life on it began",
+        "no record has the group's start on this log",
     ),
     "rows outside": (
         certificate(rows=RowComparison(9, outside=(OffsetRun(130, 131, 1), OffsetRun(200, 300, 5)))),
