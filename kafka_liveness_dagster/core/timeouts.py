@@ -77,9 +77,8 @@ class RunBudget:
 class Timeouts:
     """What the member tells the broker and the watchdog enforces, in milliseconds.
 
-    ``process_timeout_ms`` is ``max.poll.interval.ms``: also the rebalance timeout the broker is told
-    (KIP-62). Under ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here,
-    never sent.
+    The watchdog enforces ``process_timeout_ms``; the client is sent ``rebalance_timeout_ms``. Under
+    ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here, never sent.
     """
 
     session_timeout_ms: int
@@ -98,14 +97,28 @@ class Timeouts:
         return min(self.session_timeout_ms // 2, 60_000)  # librdkafka's own default
 
     @property
+    def rebalance_timeout_ms(self) -> int:
+        """The client's ``max.poll.interval.ms``, which the broker takes as rebalance timeout (KIP-62).
+
+        It is longer than the process timeout, by a heartbeat and the time of a commit. The broker counts from
+        the start of a rebalance, of which a member hears up to a heartbeat later. A batch that was planned in
+        between may take its whole process timeout; with no more than that the broker would remove its member.
+        """
+        longest = round(MAX_BUDGET_SECONDS * 1000)
+        return min(self.process_timeout_ms + self.heartbeat_ms + self._commit_ms, longest)
+
+    @property
     def handover_ms(self) -> int:
         """How long after the last poll a rebalance may still wait for open batches; then they are given up.
 
-        The group throws out who keeps it waiting for longer than the process timeout, which is its rebalance
-        timeout (KIP-62). It counts from the rebalance's beginning, of which a member hears up to a heartbeat
-        later. A tenth, 2 s at most, is left for the last commit.
+        It ends a heartbeat and the time of a commit before the process timeout.
         """
-        return self.process_timeout_ms - self.heartbeat_ms - min(self.process_timeout_ms // 10, 2_000)
+        return self.process_timeout_ms - self.heartbeat_ms - self._commit_ms
+
+    @property
+    def _commit_ms(self) -> int:
+        """Time for the last commit: a tenth of the process timeout, 2 s at most."""
+        return min(self.process_timeout_ms // 10, 2_000)
 
     @property
     def _is_raised(self) -> bool:

@@ -132,15 +132,15 @@ class KafkaSettings:
         """
         name = live_settings.group_instance_id or live_settings.claimed_instance_id
         static = {} if name is None else {"group.instance.id": name}
-        # Who has a place leaves it by its watchdog, at the deadline or when a commit of 5 s has ended:
-        # librdkafka would let the session pass
+        # A member with a claimed group.instance.id leaves by its watchdog, at the deadline or after a commit
+        # of 5 s: librdkafka would let the session pass
         slack_ms = 0 if live_settings.claimed_instance_id is None else 10_000
         return {
             **self._protocol_config(timeouts),
             **self.committer_config(live_settings.group_id, client_id, timeouts.request_ms),
             **static,
             "max.poll.interval.ms": min(
-                timeouts.process_timeout_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)
+                timeouts.rebalance_timeout_ms + slack_ms, round(MAX_BUDGET_SECONDS * 1000)
             ),
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",

@@ -57,6 +57,10 @@ class Broker:
         """As ``Cluster``."""
         return {AT: self.facts_now}
 
+    def topic_ids(self, topics):
+        """As ``Cluster``."""
+        return dict.fromkeys(topics, "T2")
+
     def commit(self, offsets):
         """As ``Committer``."""
         before, (offset, text) = self.facts_now.catch_up_log, offsets[AT]
@@ -74,7 +78,8 @@ def opened(monkeypatch):
         monkeypatch.setattr(commit_log, "create_client", lambda _kind, _config: broker)
         monkeypatch.setattr(commit_log, "Cluster", lambda _kafka: broker)
         monkeypatch.setattr(commit_log, "Committer", lambda *_, **__: broker)
-        return CatchUpCommitLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test"), broker
+        log = CatchUpCommitLog(KafkaSettings("127.0.0.1:1"), "orders-etl", "test", target="lake.shop.orders")
+        return log, broker
 
     return make
 
@@ -122,15 +127,37 @@ def test_rows_that_were_found_missing_are_recorded(opened, late):
     """
     log, broker = opened(late)
     log.mark_done([OffsetRange("orders", 3, 80, 120)])
-    log.mark_missing_rows([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG)
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 90), OffsetRange("orders", 3, 110, 130)], LOG, {})
     second = broker.facts_now.catch_up_log
     assert second.missing == (Span(60, 70),)
     assert second.outstanding((Span(70, 120),)) == (Span(70, 90), Span(110, 120)), "missing rows are not done"
 
 
+def test_a_deleted_log_gets_its_target_again(opened):
+    """Without a target nothing is held against the table: what is missing would be forgotten."""
+    log, broker = opened()
+    broker.facts_now = replace(broker.facts_now, catch_up_log=CatchUpCommitMetadata())
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG, {"orders": "T2"})
+    assert broker.facts_now.catch_up_log.target == "lake.shop.orders"
+    assert broker.facts_now.catch_up_log.missing == (Span(60, 70),)
+
+
+@pytest.mark.parametrize("is_committed", [True, False], ids=["of another log", "without a commit"])
+def test_nothing_is_recorded_of_rows_of_a_recreated_topic(opened, is_committed):
+    """Its offsets begin again, and the broker has deleted its commits; new ones may be there."""
+    log, broker = opened()
+    known = {"orders": "T1"} if is_committed else {}
+    committed = 120 if is_committed else None
+    broker.facts_now = replace(
+        broker.facts_now, committed=committed, live_metadata=None, catch_up_log=CatchUpCommitMetadata()
+    )
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG, known)
+    assert broker.facts_now.catch_up_log == CatchUpCommitMetadata()
+
+
 def test_missing_rows_whose_record_does_not_last_are_in_the_log(opened, caplog):
     """The run ends with the error that names them."""
-    opened(99)[0].mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
+    opened(99)[0].mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG, {})
     assert "could not be recorded in the catch-up commit log: it lost 5 writes to other runs" in caplog.text
 
 
@@ -142,7 +169,7 @@ def test_a_broker_that_is_away_hides_no_missing_rows(opened, monkeypatch, caplog
         raise CommitRefusedError("away")
 
     monkeypatch.setattr(broker, "partition_states", refuse)
-    log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG)
+    log.mark_missing_rows([OffsetRange("orders", 3, 60, 70)], LOG, {})
     assert "The missing rows could not be recorded in the catch-up commit log" in caplog.text
 
 

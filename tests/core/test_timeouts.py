@@ -398,6 +398,16 @@ def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
     assert derive_timeouts(RunBudget(budget, "argument"), **settings).handover_ms == milliseconds
 
 
+@pytest.mark.parametrize(
+    ("budget", "milliseconds"), [(10.0, 14_000), (300.0, 305_000), (MAX_BUDGET_SECONDS, 86_400_000)]
+)
+def test_the_broker_waits_for_a_batch_that_was_planned_within_a_rebalance(budget, milliseconds):
+    """The member heard of it a heartbeat after it began: its batch still has all its time, and a commit."""
+    settings = {"session_seconds": None, "heartbeat_seconds": None, "limits": APACHE}
+    timeouts = derive_timeouts(RunBudget(budget, "argument"), **settings)
+    assert timeouts.rebalance_timeout_ms == milliseconds
+
+
 @given(
     seconds=st.floats(0.001, MAX_BUDGET_SECONDS),
     capped=st.booleans(),

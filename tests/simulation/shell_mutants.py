@@ -18,7 +18,6 @@ from kafka_liveness_dagster.kafka.catch_up.completion import CompletionCheck
 from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer
 from kafka_liveness_dagster.kafka.errors import is_rebalance_in_progress
 from kafka_liveness_dagster.kafka.live import consumer, planner
-from kafka_liveness_dagster.kafka.live.assignment import RebalanceCallbacks
 from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
 from kafka_liveness_dagster.kafka.live.member import Member
 from kafka_liveness_dagster.kafka.live.planner import LivePlanner
@@ -51,12 +50,8 @@ TABLES_LOST = Histories(0.0, weights={roll_back: 12, drop_table: 12, start_catch
 _commit, _resume = Member.commit, planner.decide_resume
 
 
-def wait_for_ever(_rebalance):
-    """A rebalance waits for open batches as long as they take."""
-
-
-def wait_from_the_last_poll(timeouts):
-    """The whole process timeout, though the group began to count before."""
+def count_from_poll(timeouts):
+    """The process timeout alone, though the broker counts from the rebalance's start."""
     return timeouts.process_timeout_ms
 
 
@@ -207,17 +202,7 @@ def believe_what_was_written(proof, left_out):
 
 
 SHELL_MUTANTS = [
-    SimulatedMutant(
-        RebalanceCallbacks,
-        "check_handover_deadline",
-        wait_for_ever,
-        "gives up in time",
-        TWO_LONG_BATCHES,
-        6_221,
-    ),
-    SimulatedMutant(
-        Timeouts, "handover_ms", wait_from_the_last_poll, "gives up in time", TWO_LONG_BATCHES, 6_221
-    ),
+    SimulatedMutant(Timeouts, "rebalance_timeout_ms", count_from_poll, "gives up in time", first_seed=19_351),
     SimulatedMutant(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_482),
     SimulatedMutant(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 100),
     SimulatedMutant(

@@ -57,11 +57,14 @@ class NotPendingError(InvalidSettingError):
 class CatchUpCommitLog:
     """The catch-up commit log of one group."""
 
-    def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, group_id: str, client_id: str, target: str | None = None
+    ) -> None:
         config = kafka.committer_config(group_id + CATCH_UP_SUFFIX, f"{client_id}/catch-up")
         self._cluster = Cluster(kafka)
         self._kafka = kafka
         self._group_id = group_id
+        self._target = target
         self._client = create_client(Consumer, config)
         group = group_id + CATCH_UP_SUFFIX
         self._committer = Committer(
@@ -135,15 +138,23 @@ class CatchUpCommitLog:
         if not self._update(ranges, _with_written_off, may_go_on):
             raise self._lost_writes_error("told as lost or forgiven")
 
-    def mark_missing_rows(self, ranges: Iterable[OffsetRange], log: Logger) -> None:
+    def mark_missing_rows(
+        self, ranges: Iterable[OffsetRange], log: Logger, topic_ids: Mapping[str, str]
+    ) -> None:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
 
         Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises
-        nothing: the error of the run says more.
+        nothing: the error of the run says more. Of a topic that was recreated since nothing is recorded: the
+        rows were of another log.
+
+        Args:
+            ranges: offsets whose rows are missing.
+            log: the run's.
+            topic_ids: of the topics as the run first read them.
         """
-        spans = spans_by_partition(ranges)
         failed = "The missing rows could not be recorded in the catch-up commit log"
         try:
+            spans = self._of_same_topics(spans_by_partition(ranges), topic_ids)
             if spans and not self._update(spans, _with_missing_rows):
                 log.error("%s: it lost %d writes to other runs", failed, _MAX_WRITES)
         except KafkaLivenessError:
@@ -222,8 +233,14 @@ class CatchUpCommitLog:
         """Both commit logs now; in the place of an external commit, what this process knows besides.
 
         Offsets that were done are not among it: the owner of the partition may have them pending again since.
+        A log that was deleted gets its target again: without a target nothing is held against the table.
         """
-        states = self._cluster.partition_states(self._group_id, partitions)
+        states = {
+            tp: replace(
+                one, catch_up_log=replace(one.catch_up_log, target=one.catch_up_log.target or self._target)
+            )
+            for tp, one in self._cluster.partition_states(self._group_id, partitions).items()
+        }
         for tp, one in states.items():
             if (external := one.catch_up_log.external) is None:
                 continue
@@ -250,6 +267,15 @@ class CatchUpCommitLog:
             self.write(logs)
         return False
 
+    def _of_same_topics(
+        self, spans: Mapping[TopicPartition, tuple[Span, ...]], topic_ids: Mapping[str, str]
+    ) -> dict[TopicPartition, tuple[Span, ...]]:
+        now = self._cluster.topic_ids({tp.topic for tp in spans})
+        recreated = {
+            topic for topic, known in topic_ids.items() if known and now.get(topic) and known != now[topic]
+        }
+        return {tp: found for tp, found in spans.items() if tp.topic not in recreated}
+
     def _lost_writes_error(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
             f"the catch-up commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other "
@@ -275,6 +301,8 @@ def _with_written_off(state: PartitionState, reported: tuple[Span, ...]) -> Catc
 def _with_missing_rows(state: PartitionState, found: tuple[Span, ...]) -> CatchUpCommitMetadata:
     """Return the log with these offsets as missing rows: pending ones are not done any more."""
     committed = intersection(found, (Span(0, state.committed or 0),))
+    if not committed:  # the commits were deleted, perhaps with the topic
+        return state.catch_up_log
     log = state.catch_up_log.reopen(intersection(committed, state.pending_by_live_log))
     return replace(
         log,

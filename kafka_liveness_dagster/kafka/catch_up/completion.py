@@ -43,6 +43,9 @@ class CompletionCheck:
     Args:
         asked: the offsets it is to do.
         ledger: None where the two commit logs decide alone.
+
+    Attributes:
+        topic_ids: of the topics as they were first read.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class CompletionCheck:
         self._requested = asked
         self._ledger = ledger
         self._ledger_entries: dict[TopicPartition, LedgerEntry] = {}
-        self._topic_ids: dict[str, str] = {}
+        self.topic_ids: dict[str, str] = {}
 
     def read_all(self) -> PartitionStates:
         """Read both commit logs and the ledger."""
@@ -172,7 +175,7 @@ class CompletionCheck:
 
     def _compare_topic_ids(self, tp: TopicPartition, ids: Mapping[str, str], outcome: str) -> None:
         for topic, now in ids.items():
-            was = self._topic_ids.setdefault(topic, now)
+            was = self.topic_ids.setdefault(topic, now)
             if was and now and was != now:
                 raise TopicRecreatedError(
                     topic_recreated_message(tp, was, now, where="this run", outcome=outcome)

@@ -163,7 +163,9 @@ class CatchUpConsumer(BatchConsumer):
         self._run_log = run_context.log
         self._cluster = Cluster(kafka)
         self._completion = CompletionCheck(self._cluster, group_id, self._requested, ledger=ledger)
-        self._catch_up_log = CatchUpCommitLog(kafka, group_id, run_context.client_id)
+        self._catch_up_log = CatchUpCommitLog(
+            kafka, group_id, run_context.client_id, target=ledger.target if ledger else None
+        )
         self._planned: dict[TopicPartition, tuple[Span, ...]] = {}
         self._rotation = Rotation()
         self._unrecovered = set(self._requested)
@@ -193,7 +195,7 @@ class CatchUpConsumer(BatchConsumer):
 
     def __exit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
         if isinstance(error, RowsMissingError):
-            self._catch_up_log.mark_missing_rows(error.ranges, self._run_log)
+            self._catch_up_log.mark_missing_rows(error.ranges, self._run_log, self._completion.topic_ids)
         self.close()
 
     def require_room(self, batch: Batch) -> None:

@@ -358,7 +358,9 @@ class LivenessConsumer(BatchConsumer, GroupView):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         if isinstance(error, RowsMissingError):
-            self._create_catch_up_log().mark_missing_rows(error.ranges, self._run_context.log)
+            self._create_catch_up_log().mark_missing_rows(
+                error.ranges, self._run_context.log, self._resume_report.topic_ids
+            )
         # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
         release = kind is None or not issubclass(kind, Exception)
         if error is not None and not release:
@@ -577,6 +579,9 @@ class LivenessConsumer(BatchConsumer, GroupView):
 
     def _create_catch_up_log(self) -> CatchUpCommitLog:
         self._catch_up_log = self._catch_up_log or CatchUpCommitLog(
-            self._kafka, self.settings.group_id, self._run_context.client_id
+            self._kafka,
+            self.settings.group_id,
+            self._run_context.client_id,
+            target=self.settings.ledger.target if self.settings.ledger else None,
         )
         return self._catch_up_log
