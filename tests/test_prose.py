@@ -44,16 +44,16 @@ def test_a_page_above_its_budget_is_named(monkeypatch, tmp_path, capsys):
     budgets = tmp_path / "budgets.json"
     monkeypatch.setattr(prose, "BUDGETS", budgets)
     counts = {"words": ["owed: pending"], "long sentences": [], "wide code": []}
-    monkeypatch.setattr(prose, "findings", lambda: {"docs/a.md": counts})
-    budgets.write_text(json.dumps({"docs/a.md": [2, 0, 0]}))
+    monkeypatch.setattr(prose, "findings", lambda: {"docs/audit.md": counts})
+    budgets.write_text(json.dumps({"docs/audit.md": [2, 0, 0]}))
     assert prose.main([]) == 0
     prose.main(["--write"])
-    assert json.loads(budgets.read_text()) == {"docs/a.md": [1, 0, 0]}
+    assert json.loads(budgets.read_text()) == {"docs/audit.md": [1, 0, 0]}
     counts["words"] *= 2
     assert prose.main([]) == 1
-    assert "docs/a.md: 2 words, the budget is 1" in capsys.readouterr().out
+    assert "docs/audit.md: 2 words, the budget is 1" in capsys.readouterr().out
     prose.main(["--write"])
-    assert json.loads(budgets.read_text()) == {"docs/a.md": [1, 0, 0]}
+    assert json.loads(budgets.read_text()) == {"docs/audit.md": [1, 0, 0]}
 
 
 def test_the_checkout_is_within_its_budgets(capsys):

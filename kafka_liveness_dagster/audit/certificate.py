@@ -310,6 +310,9 @@ class GroupCertificate:
         sentence += _exceptions_text(
             self._count_all("pending"), self._count_all("pending_expired"), self._count_all("written_off")
         )
+        by_commits = sum(size(p.by_commits_only) for p in self.partitions) if has_ledger else 0
+        if by_commits:
+            sentence += f"; {by_commits:,} of them by the commit logs alone, since the history expired"
         empty = sum(one.offsets for p in self.partitions if p.rows for one in p.rows.without_rows)
         return sentence + (f"; {empty:,} of them have a record, but no row" if empty else "")
 

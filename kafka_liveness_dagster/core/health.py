@@ -13,7 +13,7 @@ lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larg
 >>> print(with_open_transactions(fine, [hanging]).message)
 lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transaction that has been open at...
 
->>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
+>>> from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, log_end=120)
 >>> [verdict.message for verdict in health_probe([waits], members=0) if verdict.severity is not Severity.FINE]

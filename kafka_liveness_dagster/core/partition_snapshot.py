@@ -137,8 +137,7 @@ def replaced_log_lines(partitions: Iterable[PartitionSnapshot]) -> list[str]:
     >>> from kafka_liveness_dagster.core.offsets import TopicPartition
     >>> at, found = TopicPartition("orders", 3), ExternalCommit("second", 120, "")
     >>> print(*replaced_log_lines([PartitionSnapshot(at, 120, None, log_end=120, external=found)]))
-    orders:3: an external commit replaced the catch-up commit log (offset 120, metadata ''). The next run
-    of...
+    orders:3: an external commit replaced the catch-up commit log (offset 120, metadata ''). The next run ...
     """
     return [
         f"{seen.topic_partition}: {_replaced_log_line(seen)}"

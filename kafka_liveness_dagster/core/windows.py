@@ -4,7 +4,7 @@ A log is in order of offsets, and of timestamps only roughly: a window ends, in 
 offset whose timestamp lies at or above its end. It is complete when all below these offsets is done, in
 whichever lane.
 
->>> from kafka_liveness_dagster.core.departures import PartitionSnapshot
+>>> from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> orders = TopicPartition("orders", 3)
 >>> jumped = PartitionSnapshot(orders, 120, None, log_end=190, outstanding=(Span(70, 90),), origin=0)

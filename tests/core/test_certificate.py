@@ -317,6 +317,10 @@ def test_the_group_is_certified_when_all_its_partitions_are():
     lost = certificate(account=replace(UNTIL_70, written_off=(Span(70, 120),)))
     begin = "certified: group etl, table lake.shop.orders: every committed offset of"
     assert group(well).verdict == f"{begin} 1 partition is in the table once, 120 in all"
+    assert group(certificate(account=UNKNOWN)).verdict == (
+        f"{begin} 1 partition is in the table once, 120 in all; 120 of them by the commit logs alone, since "
+        "the history expired"
+    ), "the table proves none of them"
     assert group(well, owing, lost).verdict == (
         f"{begin} 3 partitions is in the table once, 260 in all, but for 50 pending (orders:3:70-120) and 50 "
         "written off (orders:3:70-120)"

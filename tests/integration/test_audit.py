@@ -292,6 +292,7 @@ def test_an_expired_history_leaves_the_commit_logs_word(world, audit):
         [[0, 50]],
     )
     assert "0-50 by the commit logs' word alone" in one["sentence"]
+    assert "50 of them by the commit logs alone" in found["sentence"]
     assert one["rows"]["outside"] == []
 
 
