@@ -12,6 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium")
+_PATIENCE_SECONDS = 120  # on a machine with five test processes the search took more than 5 s
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,8 @@ def page(site):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(1000 * _PATIENCE_SECONDS)
+        expect.set_options(timeout=1000 * _PATIENCE_SECONDS)
         page.goto((site / "index.html").as_uri())
         yield page
         browser.close()

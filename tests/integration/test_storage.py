@@ -5,6 +5,7 @@ Nothing is lost, or twice.
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -102,6 +103,9 @@ def test_a_run_whose_end_nobody_could_store_is_finished_by_the_next(world, monke
         world.catch_up((70, 120), between=breaks_at(world, stack, 70))
     assert "each batch that this run committed is in the table once" in caplog.text
     assert (world.materialized_ranges(), world.offsets()) == ([], written_rows(0, 120))
+    # In one process Dagster's next run must not begin while a line of this one is stored. It configures
+    # logging: it holds logging's lock and waits for the handler, whose thread waits for that lock
+    wait_for(lambda: "kafka-liveness-storage" not in {thread.name for thread in threading.enumerate()})
     assert world.catch_up((70, 120), between=lambda _batch: pytest.fail("read again")) is None
     assert (world.materialized_ranges(), world.offsets()) == ([(70, 120)], written_rows(0, 120))
 
