@@ -10,12 +10,11 @@ from typing import get_args
 
 import click
 import pytest
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
+from tests.built_site import build_site
 from website import messages, reference
 
 ROOT = Path(__file__).parents[1]
@@ -48,13 +47,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Built as ``make docs`` does: a dead link, an orphaned page or any other warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
-    config.plugins.on_startup(command="build", dirty=False)
-    build(config)
-    config.plugins.on_shutdown()
-    return folder
+    """Built as ``make docs`` does."""
+    return build_site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(scope="module")

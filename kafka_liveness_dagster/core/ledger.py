@@ -361,7 +361,7 @@ def ancestor_ids(snapshots: Mapping[int, SnapshotSummary], current: int | None) 
 
     The last may be expired.
     """
-    found = list(_ancestors(snapshots, current))
+    found = list(ancestors(snapshots, current))
     oldest = snapshots[found[-1]].parent_id if found else None
     return (*found, oldest) if oldest is not None and oldest not in found else tuple(found)
 
@@ -394,7 +394,7 @@ def written_since(
     >>> sorted(written_since(snapshots, 2, 1).popitem()[1].written)
     [Span(start=5, end=9)]
     """
-    new = list(takewhile(lambda one: one != before, _ancestors(snapshots, current)))
+    new = list(takewhile(lambda one: one != before, ancestors(snapshots, current)))
     last = snapshots[new[-1]].parent_id if new else current
     return merge_entries(decode_summary(i, snapshots[i].written) for i in new) if last == before else None
 
@@ -420,11 +420,11 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     """
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)
-    ancestors = list(_ancestors(snapshots, current))
-    places = {snapshot_id: place for place, snapshot_id in enumerate(ancestors)}
+    newest_first = list(ancestors(snapshots, current))
+    places = {snapshot_id: place for place, snapshot_id in enumerate(newest_first)}
     path: list[int] = []
     sums: dict[int, int] = {}  # since -> who summed up
-    for place, snapshot_id in enumerate(ancestors):
+    for place, snapshot_id in enumerate(newest_first):
         if snapshot_id in sums:
             return Lineage(tuple(path), (sums[snapshot_id],), is_complete=True)
         path.append(snapshot_id)
@@ -460,7 +460,8 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
     return Ledger(entries, complete)
 
 
-def _ancestors(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Iterable[int]:
+def ancestors(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Iterable[int]:
+    """Yield the current snapshot and all before it that the table still has."""
     seen: set[int] = set()
     while current is not None and current in snapshots and current not in seen:
         seen.add(current)

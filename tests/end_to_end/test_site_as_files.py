@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium")
-_PATIENCE_SECONDS = 120  # on a machine with five test processes the search took more than 5 s
+from tests.built_site import build_site
+from tests.end_to_end.browser import browser
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Built as ``make docs`` does, in a folder whose name has a space."""
-    folder = tmp_path_factory.mktemp("the site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
-    config.plugins.on_startup(command="build", dirty=False)
-    build(config)
-    config.plugins.on_shutdown()
-    return folder
+    return build_site(tmp_path_factory.mktemp("the site"))
 
 
 @pytest.fixture
-def page(site):
-    """The first page, opened from the disk."""
-    assert CHROMIUM, "Chromium is missing: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(1000 * _PATIENCE_SECONDS)
-        expect.set_options(timeout=1000 * _PATIENCE_SECONDS)
+def page(site, tmp_path):
+    """The first page, opened from the disk at the width of a laptop."""
+    with browser(tmp_path) as page:
+        page.set_viewport_size({"width": 1440, "height": 900})
         page.goto((site / "index.html").as_uri())
         yield page
-        browser.close()
 
 
 def test_a_link_opens_a_page(page):

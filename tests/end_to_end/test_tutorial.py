@@ -11,24 +11,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
+from tests.end_to_end.browser import PATIENCE, browser
 from tests.end_to_end.processes import processes_of
-from tests.timeouts import seconds
 from tests.waiting import wait_for
 
 DOCS = Path(__file__).parents[2] / "docs"
 README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 START, LOOK = re.findall(r"^```sh\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 READ = (DOCS / "examples" / "read_table.py").read_text(encoding="utf-8")
-BASH, CHROMIUM = shutil.which("bash"), shutil.which("chromium")
+BASH = shutil.which("bash")
 PICTURES = os.environ.get("KAFKA_LIVENESS_SCREENSHOTS")
-PATIENCE = seconds(300.0)  # seconds, of a browser and of a shell
 HELD = """
 import sys
 assert not [name for name in sys.modules if name.startswith(("kafka_liveness", "pyspark", "dagster"))]
@@ -95,7 +93,6 @@ class Terminal:
 @pytest.fixture
 def terminal(tmp_path, installed):
     """The first block of the README is typed; whatever happens, nothing of it outlives this."""
-    assert CHROMIUM, "Chromium is missing: apt-get install chromium"
     project = tmp_path / "my first project"
     project.mkdir()
     shutil.copy(DOCS / "examples" / "orders.py", project)  # the README's: tests/test_examples.py
@@ -130,27 +127,6 @@ class Dagster:
     def crash_lag(self):
         """The partitions of what was skipped."""
         return sorted(self.instance.get_dynamic_partitions("orders_crash_lag"))
-
-
-@contextmanager
-def browser(folder):
-    """A page of Debian's Chromium; when the test fails, its error names a picture of the page."""
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox"] if os.getuid() == 0 else []
-        page = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments).new_page(
-            viewport={"width": 1280, "height": 800}
-        )
-        page.set_default_timeout(PATIENCE * 1000)
-        expect.set_options(timeout=PATIENCE * 1000)
-        try:
-            yield page
-        except Exception as error:
-            page.screenshot(path=folder / "failed.png")
-            raise AssertionError(
-                f"{page.url} looked like {folder / 'failed.png'} when it failed: {error}"
-            ) from error
-        finally:
-            page.context.browser.close()
 
 
 def picture(page, name):

@@ -5,7 +5,6 @@ A writer reads as little as it needs (``latest_summaries``); the audit reads all
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -16,6 +15,7 @@ from kafka_liveness_dagster.core.ledger import (
     TOTAL_KEY,
     WRITTEN_KEY,
     SnapshotSummary,
+    ancestors,
     decode_total_as_of,
     lineage,
     read_ledger,
@@ -26,7 +26,7 @@ from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, storage
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable
 
     from pyspark.sql import Row, SparkSession
 
@@ -83,12 +83,10 @@ def _query_summaries(session: SparkSession, table: IcebergTable, sql: str) -> di
 
 
 _ANSWER_SECONDS = 120.0  # 5,000 snapshots took 0.5 s
-_WRITTEN_TEXT, _TOTAL_TEXT, _TOTAL_AS_OF_TEXT = (
-    f"summary['{name}']" for name in (WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY)
-)
 _SNAPSHOTS_QUERY = (
     f"SELECT snapshot_id, parent_id, CAST(committed_at AS string), operation, summary['added-records'], "
-    f"summary['deleted-records'], {_WRITTEN_TEXT}, {_TOTAL_AS_OF_TEXT} FROM {{table}}.`snapshots`"
+    f"summary['deleted-records'], summary['{WRITTEN_KEY}'], summary['{TOTAL_AS_OF_KEY}'] "
+    "FROM {table}.`snapshots`"
 )
 
 
@@ -122,28 +120,9 @@ def _query_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
     }
     snapshots = {one: _to_summary(row) for one, row in rows.items()}
     found = lineage(snapshots, snapshot_id)
-    for one, had in _read_totals(session, table, found.totals):
-        snapshots[one] = replace(snapshots[one], total=had)
-    writes = tuple(_to_record(rows[one]) for one in _ancestors(snapshot_id, snapshots))
+    snapshots |= summaries_of(session, table, found.totals)  # few, with the long texts
+    writes = tuple(_to_record(rows[one]) for one in ancestors(snapshots, snapshot_id))
     return LedgerHistory(snapshot_id, read_ledger(snapshots, found), writes)
-
-
-def _read_totals(session: SparkSession, table: IcebergTable, wanted: tuple[int, ...]) -> list[Row]:
-    """The long texts, of few snapshots."""
-    if not wanted:
-        return []
-    ids = ", ".join(map(str, wanted))
-    sql = f"SELECT snapshot_id, {_TOTAL_TEXT} FROM {table.quoted}.`snapshots` WHERE snapshot_id IN ({ids})"
-    found: list[Row] = session.sql(sql).collect()
-    return found
-
-
-def _ancestors(current: int, snapshots: Mapping[int, SnapshotSummary]) -> Iterator[int]:
-    """The current one and its ancestors, as far as they are there."""
-    at: int | None = current
-    while at is not None and at in snapshots:
-        yield at
-        at = snapshots[at].parent_id
 
 
 def _to_summary(row: Row) -> SnapshotSummary:
