@@ -34,7 +34,9 @@ def test_a_link_opens_a_page(page):
 
 def test_the_search_finds_a_page(page):
     """By a word of an error's text; its result opens that page."""
-    page.get_by_role("textbox", name="Search").fill("GroupMismatchError")
+    search = page.get_by_role("textbox", name="Search")
+    search.click()
+    search.press_sequentially("GroupMismatchError")  # with key events, which the theme listens to
     result = page.locator(".md-search-result__link").first
     expect(result).to_be_visible()
     result.click()
