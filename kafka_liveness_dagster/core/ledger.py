@@ -23,13 +23,20 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
+from kafka_liveness_dagster.core.offsets import (
+    MAX_OFFSET,
+    MAX_PARTITION,
+    Span,
+    TopicPartition,
+    difference,
+    union,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -46,6 +53,8 @@ class LedgerEntry:
         topic_id: whose offsets they are; empty where no broker told it.
         is_complete: what is in neither is not in the table. False where snapshots that might say so were
             expired.
+        rolled_back: where it is not complete, offsets whose rows a roll back removed all the same: a snapshot
+            that is no ancestor of the current one wrote them, and none of its line did.
         groups: the consumer groups that wrote rows of the topic; empty where the table was written without a
             group.
     """
@@ -56,6 +65,7 @@ class LedgerEntry:
     _: KW_ONLY
     topic_id: str = ""
     is_complete: bool = True
+    rolled_back: tuple[Span, ...] = ()
     groups: frozenset[str] = frozenset()
 
     def __add__(self, other: LedgerEntry) -> LedgerEntry:
@@ -64,12 +74,14 @@ class LedgerEntry:
         They are of one log, or the topic was made anew and the later id is the one that is told.
         """
         starts = [entry.first_offset for entry in (self, other) if entry.first_offset is not None]
+        written = union((*self.written, *other.written))
         return LedgerEntry(
-            union((*self.written, *other.written)),
+            written,
             union((*self.written_off, *other.written_off)),
             min(starts, default=None),
             topic_id=other.topic_id or self.topic_id,
             is_complete=self.is_complete and other.is_complete,
+            rolled_back=difference((*self.rolled_back, *other.rolled_back), written),
             groups=self.groups | other.groups,
         )
 
@@ -338,11 +350,14 @@ class Lineage:
         path: those whose ``wrote`` counts, the current one first.
         totals: those whose ``had`` counts.
         is_complete: nothing is missing between them and the beginning of the table.
+        rolled_back: snapshots that the table had after one of its line, and has no more.
     """
 
     path: tuple[int, ...]
     totals: tuple[int, ...]
+    _: KW_ONLY
     is_complete: bool
+    rolled_back: tuple[int, ...] = ()
 
 
 class LedgerSnapshot(NamedTuple):
@@ -421,12 +436,13 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)
     newest_first = list(ancestors(snapshots, current))
+    found = partial(Lineage, rolled_back=_rolled_back(snapshots, newest_first))
     places = {snapshot_id: place for place, snapshot_id in enumerate(newest_first)}
     path: list[int] = []
     sums: dict[int, int] = {}  # since -> who summed up
     for place, snapshot_id in enumerate(newest_first):
         if snapshot_id in sums:
-            return Lineage(tuple(path), (sums[snapshot_id],), is_complete=True)
+            return found(tuple(path), (sums[snapshot_id],), is_complete=True)
         path.append(snapshot_id)
         one = snapshots[snapshot_id]
         if one.total_as_of is not None and (
@@ -435,10 +451,29 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
             sums.setdefault(one.total_as_of, snapshot_id)
     last = snapshots[path[-1]].parent_id if path else None
     if last is None:
-        return Lineage(tuple(path), (), is_complete=True)
+        return found(tuple(path), (), is_complete=True)
     if last in sums:  # expired itself, and summed up by its child
-        return Lineage(tuple(path), (sums[last],), is_complete=True)
-    return Lineage(tuple(path), tuple(sums.values()), is_complete=False)
+        return found(tuple(path), (sums[last],), is_complete=True)
+    return found(tuple(path), tuple(sums.values()), is_complete=False)
+
+
+def _rolled_back(snapshots: Mapping[int, SnapshotSummary], line: Collection[int]) -> tuple[int, ...]:
+    """Return the snapshots that grew out of one of this line, and are not of it.
+
+    All that the table got in their place is in the line, after that one.
+    """
+    grew = dict.fromkeys(line, True)
+    off_line: list[int] = []
+    for snapshot_id in snapshots:
+        branch = list(takewhile(partial(_is_not_in, grew), ancestors(snapshots, snapshot_id)))
+        root = snapshots[branch[-1]].parent_id if branch else None
+        grew |= dict.fromkeys(branch, root is not None and grew.get(root, False))
+        off_line += branch
+    return tuple(one for one in off_line if grew[one])
+
+
+def _is_not_in(known: Collection[int], snapshot_id: int) -> bool:
+    return snapshot_id not in known
 
 
 def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Ledger:
@@ -457,6 +492,12 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
         entries[tp] = had.entry(tp) + wrote
     if not found.is_complete:
         entries = {tp: replace(one, is_complete=False) for tp, one in entries.items()}
+    ledger = Ledger(entries, complete)
+    for tp, wrote in merge_entries(
+        decode_summary(i, snapshots[i].written) for i in found.rolled_back
+    ).items():
+        if not (one := ledger.entry(tp)).is_complete:
+            entries[tp] = replace(one, rolled_back=difference(wrote.written, one.written))
     return Ledger(entries, complete)
 
 

@@ -227,8 +227,14 @@ class PartitionState:
 
     @property
     def ledger_scope(self) -> tuple[Span, ...]:
-        """Of what the table's word counts: the group's life on this log, if it can tell all of it."""
-        return (Span(self.origin.start, MAX_OFFSET),) if self._is_ledger_complete and self.origin else ()
+        """Of what the table's word counts: the group's life on this log, if it can tell all of it.
+
+        Else what a roll back has removed.
+        """
+        if self.ledger_entry is None or self.origin is None:
+            return ()
+        life = (Span(self.origin.start, MAX_OFFSET),)
+        return life if self.ledger_entry.is_complete else intersection(self.ledger_entry.rolled_back, life)
 
     def not_done(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
@@ -251,16 +257,17 @@ class PartitionState:
         """Return the offsets below ``position`` that are neither in the table, owed, nor told as lost.
 
         Only offsets of the group's life count. Where ``proves_loss`` the table has lost it; else nobody
-        remembers what became of it. A table that cannot tell disproves nothing that this package committed,
-        but what an earlier run found missing stays so until its rows are there.
+        remembers what became of it. Of what this package committed only ``ledger_scope`` is disproved; what
+        an earlier run found missing stays so until its rows are there.
         """
         if self.ledger_entry is None or self.origin is None:
             return ()
-        without = (*self.ledger_entry.written, *self.written_off, *self.pending_by_live_log)
-        found = difference(intersection(self.catch_up_log.missing, (Span(0, position),)), without)
-        if self.is_committed_by_this_package and not self._is_ledger_complete:
-            return found
-        return union((*found, *difference((Span(self.origin.start, position),), without)))
+        life = (Span(self.origin.start, MAX_OFFSET),)
+        judged = self.ledger_scope if self.is_committed_by_this_package else life
+        return difference(
+            intersection(union((*judged, *self.catch_up_log.missing)), (Span(0, position),)),
+            (*self.ledger_entry.written, *self.written_off, *self.pending_by_live_log),
+        )
 
     @property
     def lost_rows(self) -> tuple[Span, ...]:
@@ -286,10 +293,6 @@ class PartitionState:
     @property
     def _missing_below_commit(self) -> tuple[Span, ...]:
         return () if self.committed is None else self.missing_rows(self.committed)
-
-    @property
-    def _is_ledger_complete(self) -> bool:
-        return self.ledger_entry is not None and self.ledger_entry.is_complete
 
     @property
     def _done_by_last_commit(self) -> tuple[Span, ...]:

@@ -98,7 +98,8 @@ class RecordedCalls:
         self.done.append(("table", dict(accounts)))
 
     def assume_written(self, accounts):
-        """Nothing: the history of this table is complete."""
+        if accounts:
+            self.done.append(("assumed", {tp: one.written for tp, one in accounts.items()}))
 
 
 @pytest.fixture
@@ -338,6 +339,19 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
     in_order = ["side effects", "catch-up commit log"]
     assert [step for step, _ in steps_of_it] == in_order, "side effects come before the rebuilt log"
     assert steps_of_it[0][1] == [OffsetRange("orders", 3, 70, 100)]
+
+
+def test_an_expired_ledger_is_completed_by_all_that_is_not_pending(steps, lane, monkeypatch):
+    """A catch-up run may have written some of the pending offsets; they are written again then."""
+    mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 90),), origin=GroupOrigin(0))
+    log = CatchUpCommitMetadata(origin=GroupOrigin(0))
+    state = PartitionState(120, mark, 0, log_end=120, catch_up_log=log)
+    monkeypatch.setattr(steps, "partition_states", lambda _group, found: dict.fromkeys(found, state))
+    monkeypatch.setattr(steps, "read", lambda found: dict.fromkeys(found, LedgerEntry(is_complete=False)))
+    steps.pending[AT] = 1
+    lane().resume_assigned()
+    assumed = dict(step for step in steps.done if step[0] == "assumed")
+    assert assumed == {"assumed": {AT: (Span(0, 70), Span(90, 120))}}, "pending offsets are not assumed"
 
 
 def test_what_was_forgiven_is_learned_while_the_catch_up_log_says_so(steps, lane, monkeypatch):

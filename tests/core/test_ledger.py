@@ -342,6 +342,22 @@ def test_an_expired_history_proves_nothing_by_what_it_lacks():
     assert found.entry(TopicPartition("orders", 9)).topic_id == ID
 
 
+def test_an_expired_history_still_shows_what_was_rolled_back():
+    """Snapshots 6 and 7 are off the line, and 20-30 was written again. Nobody knows what 9 grew out of."""
+    snapshots = table(
+        SnapshotSummary(5, 4, text((40, 50))),
+        SnapshotSummary(6, 5, text((10, 30))),
+        SnapshotSummary(7, 6, text((60, 70))),
+        SnapshotSummary(8, 5, text((20, 30))),
+        SnapshotSummary(9, 3, text((80, 90))),
+    )
+    found = read_ledger(snapshots, lineage(snapshots, 8)).entry(TP)
+    assert found.rolled_back == (Span(10, 20), Span(60, 70)), "only what grew out of the line"
+    assert (found + LedgerEntry((Span(10, 65),))).rolled_back == (Span(65, 70),)
+    complete = {**snapshots, 5: SnapshotSummary(5, None, text((40, 50)))}
+    assert read_ledger(complete, lineage(complete, 8)).entry(TP).rolled_back == ()
+
+
 def test_a_snapshot_nobody_listed_is_not_the_beginning():
     """A look at the newest ones only, of a table that was rolled back far: ask for all of them."""
     assert what(table(SnapshotSummary(5, 4, text((40, 50)))), 3) == ([], False)

@@ -57,8 +57,15 @@ def mark(*owed, kind=OwnerState.RELEASED, origin=BEGUN, again=None):
     return LiveCommitMetadata(kind, RUN, spans(*owed), reprocess=again and Span(*again), origin=origin)
 
 
-def account(*done, told=(), start=0, complete=True):
-    return LedgerEntry(spans(*done), spans(*told), start, topic_id=ID, is_complete=complete)
+def account(*done, told=(), start=0, complete=True, rolled_back=()):
+    return LedgerEntry(
+        spans(*done),
+        spans(*told),
+        start,
+        topic_id=ID,
+        is_complete=complete,
+        rolled_back=spans(*rolled_back),
+    )
 
 
 def facts(committed, last, table, *, second=OURS, log=(0, 120), **more):
@@ -87,12 +94,39 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
             facts(120, mark((70, 100)), account((0, 50))), [(70, 100)], [(50, 70), (100, 120)], id="lost"
         ),
         pytest.param(FORGOTTEN, [(70, 120)], [], id="forgotten by another client's commit, and owed again"),
+        pytest.param(
+            facts(120, mark(), account((100, 120), complete=False, rolled_back=[(80, 90)])),
+            [],
+            [(80, 90)],
+            id="lost: the table cannot tell all, and was rolled back",
+        ),
+        pytest.param(
+            facts(
+                120,
+                mark((70, 100)),
+                account((100, 120), complete=False, rolled_back=[(80, 90)]),
+                second=replace(OURS, watermark=120),
+            ),
+            [(80, 90)],
+            [],
+            id="recorded as caught up, and rolled back",
+        ),
+        pytest.param(
+            facts(
+                120,
+                mark(origin=GroupOrigin(85, ID)),
+                account(complete=False, rolled_back=[(80, 90)], start=85),
+            ),
+            [],
+            [(85, 90)],
+            id="lost: only the group's own offsets",
+        ),
     ],
 )
 def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, missing):
     """Crash lag and what the table has lost, apart and together; both lie below the live commit log."""
     seen = PartitionSnapshot.from_state(TP, found)
-    assert (seen.outstanding, seen.missing_rows) == (spans(*outstanding), spans(*missing))
+    assert (seen.outstanding, seen.missing_rows) == (spans(*outstanding), spans(*missing)), "pending or lost"
     assert seen.pending == union((*seen.outstanding, *seen.missing_rows))
     assert (seen.committed, seen.log_start, seen.log_end) == (found.committed, 0, 120)
 

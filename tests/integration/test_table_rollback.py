@@ -131,3 +131,34 @@ def test_snapshots_that_expire_beside_both_lanes(world):
     assert world.catch_up((30, 90), between=befalls, again="@replay-20261126T120000Z") is None
     assert world.snapshots() <= 3
     drain(world)
+
+
+def test_a_roll_back_between_two_runs_after_snapshots_expired_with_crash_lag_pending(world):
+    """No run is left that knows of the rows; the ledger of the last one is complete again, and shows it."""
+    owe_everything_from_30(world)
+    world.sql(EXPIRE)
+    world.grow_to(120)
+    assert world.live() is None
+    world.roll_back(1)
+    world.grow_to(130)
+    assert isinstance(world.live(), RowsMissingError), "until the user decides"
+    drain(world)
+
+
+def test_a_roll_back_of_a_table_whose_ledger_is_not_complete(world):
+    """Its snapshots expired beside the last run. Those that were rolled back show what is missing."""
+    owe_everything_from_30(world)
+    world.grow_to(150)
+    assert world.live(ActionAtBatch(lambda: world.sql(EXPIRE), 5)) is None
+    world.roll_back(1)
+    world.grow_to(160)
+    assert isinstance(world.live(), RowsMissingError), "until the user decides"
+    drain(world)
+
+
+def test_a_roll_back_of_a_backfill_whose_ledger_is_not_complete(world):
+    """The catch-up commit log says that they are done."""
+    owe_everything_from_30(world)
+    assert world.catch_up((30, 90), between=ActionAtBatch(lambda: world.sql(EXPIRE), 5)) is None
+    world.roll_back(1)
+    drain(world)

@@ -402,6 +402,38 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The table's ledger
     Mutant(
+        name="an expired ledger is completed by pending offsets too",
+        file="kafka/live/planner.py",
+        old="(*r.catch_up_log.written_off, *r.pending)",
+        new="r.catch_up_log.written_off",
+        killed_by=f"{_LIVE}an_expired_ledger_is_completed_by_all_that_is_not_pending",
+        invariant="pending offsets are not assumed",
+    ),
+    Mutant(
+        name="an expired ledger stays incomplete while anything is pending",
+        file="kafka/live/planner.py",
+        old="not state.ledger_entry.is_complete:",
+        new="not state.ledger_entry.is_complete and not r.pending:",
+        killed_by=f"{_LIVE}an_expired_ledger_is_completed_by_all_that_is_not_pending",
+        invariant="pending offsets are not assumed",
+    ),
+    Mutant(
+        name="an expired ledger does not show what was rolled back",
+        file="core/partition_state.py",
+        old="intersection(self.ledger_entry.rolled_back, life)",
+        new="()",
+        killed_by="tests/core/test_partition_state.py::test_the_snapshot_of_a_partition_has_what_is_pending",
+        invariant="pending or lost",
+    ),
+    Mutant(
+        name="a snapshot that grew out of an unknown one counts as rolled back",
+        file="core/ledger.py",
+        old="root is not None and grew.get(root, False)",
+        new="root is not None",
+        killed_by="tests/core/test_ledger.py::test_an_expired_history_still_shows_what_was_rolled_back",
+        invariant="only what grew out of the line",
+    ),
+    Mutant(
         name="a sum of a snapshot that was rolled back counts",
         file="core/ledger.py",
         old=f"if one.total_as_of is not None and (\n            {_SINCE}\n        ):",

@@ -130,10 +130,14 @@ def found_by_next_owner(world: Simulation, p: SimulatedPartition) -> int:
 
 
 def known_offsets(world: Simulation, p: SimulatedPartition) -> int:
-    """What of the group's life some witness knows of; nothing where the table's history was expired."""
+    """What of the group's life some record knows of.
+
+    Where the table's history was expired, only what was rolled back.
+    """
     account = world.table.entries()[p.tp]
     begun = [start for start in (p.begun, account.first_offset) if start is not None]
-    return ~p.below(min(begun)) if begun and account.is_complete else 0
+    life = ~p.below(min(begun)) if begun else 0
+    return life if account.is_complete else life & p.read(account.rolled_back)
 
 
 def check_table(world: Simulation) -> None:

@@ -415,8 +415,8 @@ class LivePlanner:
     def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
         """What is known besides what the table says goes into it with the next write.
 
-        Where it cannot tell, and nothing is owed, all below the position is done: by the last commit's word,
-        or by its own. Of what is owed a catch-up run may have written what is in no log yet.
+        Where it cannot tell, all below the position is done that is not pending: by the last commit's word,
+        or by its own. Of what is pending a catch-up run may have written some; it is written again then.
         """
         if self._ledger is None:
             return
@@ -427,9 +427,9 @@ class LivePlanner:
             known[tp] = LedgerEntry(
                 (), r.catch_up_log.written_off, r.origin.start, topic_id=r.origin.topic_id
             )
-            if not (state.ledger_entry is None or state.ledger_entry.is_complete or r.pending):
-                done = intersection(state.done_by_commit(r.catch_up_log.written_off), (Span(0, r.position),))
-                assumed[tp] = replace(known[tp], written=done)
+            if state.ledger_entry is not None and not state.ledger_entry.is_complete:
+                done = state.done_by_commit((*r.catch_up_log.written_off, *r.pending))
+                assumed[tp] = replace(known[tp], written=intersection(done, (Span(0, r.position),)))
         self._ledger.add_known(known)
         self._ledger.assume_written(assumed)
 

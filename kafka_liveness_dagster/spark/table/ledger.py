@@ -164,7 +164,10 @@ class TableLedger:
         The next write records them. A roll back after the read that they complete is still found.
         """
         lost = {tp: one for tp, one in entries.items() if not self._ledger.entry(tp).is_complete}
-        added = {tp: replace(self._ledger.entry(tp) + one, is_complete=True) for tp, one in lost.items()}
+        added = {
+            tp: replace(self._ledger.entry(tp) + one, is_complete=True, rolled_back=())
+            for tp, one in lost.items()
+        }
         self._ledger = replace(self._ledger, entries={**self._ledger.entries, **added})
 
     def record(
@@ -404,7 +407,8 @@ class TableLedger:
         if not found.is_complete and len(snapshots) >= LATEST_COUNT:
             known = summaries_without_text(session, self._table)
             found = lineage(known, snapshot_id)
-            snapshots = known | summaries_of(session, self._table, {*found.path, *found.totals})
+            needed = {*found.path, *found.totals, *found.rolled_back}
+            snapshots = known | summaries_of(session, self._table, needed)
         self._seen_snapshot_ids |= set(snapshots)
         return LedgerSnapshot(
             snapshot_id, read_ledger(snapshots, found), ancestor_ids(snapshots, snapshot_id)
