@@ -53,8 +53,8 @@ class LedgerEntry:
         topic_id: whose offsets they are; empty where no broker told it.
         is_complete: what is in neither is not in the table. False where snapshots that might say so were
             expired.
-        rolled_back: where it is not complete, offsets whose rows a roll back removed all the same: a snapshot
-            that is no ancestor of the current one wrote them, and none of its line did.
+        rolled_back: of an entry that is not complete, the offsets whose rows a roll back removed. A snapshot
+            off the current line wrote them, and none of the line did.
         groups: the consumer groups that wrote rows of the topic; empty where the table was written without a
             group.
     """
