@@ -349,8 +349,8 @@ class Lineage:
     Attributes:
         path: those whose ``wrote`` counts, the current one first.
         totals: those whose ``had`` counts.
-        is_complete: nothing is missing between them and the beginning of the table.
-        rolled_back: snapshots that the table had after one of its line, and has no more.
+        is_complete: None is missing back to the beginning of the table.
+        rolled_back: see ``_rolled_back``.
     """
 
     path: tuple[int, ...]
