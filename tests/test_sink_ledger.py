@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.core.ledger import WRITTEN_KEY, LedgerEntry, UnknownLedgerFormatError
+from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, WRITTEN_KEY, LedgerEntry, UnknownLedgerFormatError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import check_groups
 from kafka_liveness_dagster.core.sink_ledger import LaneLedger
@@ -147,7 +147,7 @@ def test_a_sink_that_cannot_tell_disproves_nothing(sink, ledger):
     """It has no response at the moment."""
     sink.put(ledger, OffsetRange(*AT, 0, 70))
     sink.stored = None
-    assert ledger.read(QUERIED)[AT] == LedgerEntry(is_complete=False)
+    assert ledger.read(QUERIED)[AT] == LedgerEntry(unknown=ALL_OFFSETS)
     assert SinkLedgerAdapter.from_sink(sink).prove() is None
 
 
@@ -166,7 +166,7 @@ def test_ranges_that_a_sink_has_are_a_ledger_without_commits():
     assert sink.called_with == [OffsetRange(*AT, 0, 120)]
     assert ledger.prove() is None
     sink.ranges = None
-    assert ledger.read(QUERIED)[AT] == LedgerEntry(is_complete=False)
+    assert ledger.read(QUERIED)[AT] == LedgerEntry(unknown=ALL_OFFSETS)
 
 
 def test_a_sink_with_neither_is_no_ledger():

@@ -34,7 +34,7 @@ from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.health import OpenTransaction
-from kafka_liveness_dagster.core.ledger import LedgerEntry, encode_entries
+from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
@@ -153,7 +153,7 @@ def test_the_summaries_of_snapshots():
     text = "orders/2Mq71qnKT1ul7FBvra2xew/etl 3@0:0-70,90-120!70-90"
     assert encode_entries({AT: account}) == text
     assert (
-        encode_entries({AT: LedgerEntry((Span(0, 70),), is_complete=False)}, complete=False)
+        encode_entries({AT: LedgerEntry((Span(0, 70),), unknown=ALL_OFFSETS)}, complete=False)
         == "? orders/ 3?:0-70"
     )
     assert encode_entries({AT: LedgerEntry(tuple(Span(n, n + 1) for n in range(0, 2_000, 2)))}).startswith(

@@ -201,7 +201,9 @@ class CatchUpCommitMetadata:
         rest = CatchUpCommitMetadata(self.watermark, done).outstanding(pending)
         reached = rest[0].start if rest else max((span.end for span in pending), default=self.watermark)
         watermark = max(self.watermark, reached)
-        return replace(self, watermark=watermark, done=difference(done, (Span(0, watermark),)))
+        missing = difference(self.missing, newly)
+        done = difference(done, (Span(0, watermark),))
+        return replace(self, watermark=watermark, done=done, missing=missing)
 
     def reopen(self, spans: tuple[Span, ...]) -> CatchUpCommitMetadata:
         """The log after these offsets came to be owed again, though they were done, or told as lost, before.

@@ -35,11 +35,16 @@ from kafka_liveness_dagster.core.offsets import (
     Span,
     TopicPartition,
     difference,
+    intersection,
     union,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+
+ALL_OFFSETS = (Span(0, MAX_OFFSET),)
+"""``LedgerEntry.unknown`` of a partition whose ledger expired."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,8 @@ class LedgerEntry:
         written_off: offsets that are accounted for without rows: forgiven, or lost and reported.
         first_offset: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
-        is_complete: what is in neither is not in the table. False where snapshots that might say so were
-            expired.
-        rolled_back: of an entry that is not complete, the offsets whose rows a roll back removed. A snapshot
-            off the current line wrote them, and none of the line did.
+        unknown: offsets that may be in the table although they are not in ``written``: snapshots that would
+            show them expired. All other offsets that are not written are not in the table.
         groups: the consumer groups that wrote rows of the topic; empty where the table was written without a
             group.
     """
@@ -64,9 +67,13 @@ class LedgerEntry:
     first_offset: int | None = None
     _: KW_ONLY
     topic_id: str = ""
-    is_complete: bool = True
-    rolled_back: tuple[Span, ...] = ()
+    unknown: tuple[Span, ...] = ()
     groups: frozenset[str] = frozenset()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each offset is known to be in the table or not."""
+        return not self.unknown
 
     def __add__(self, other: LedgerEntry) -> LedgerEntry:
         """Both together.
@@ -80,10 +87,13 @@ class LedgerEntry:
             union((*self.written_off, *other.written_off)),
             min(starts, default=None),
             topic_id=other.topic_id or self.topic_id,
-            is_complete=self.is_complete and other.is_complete,
-            rolled_back=difference((*self.rolled_back, *other.rolled_back), written),
+            unknown=_unknown_without(union((*self.unknown, *other.unknown)), written),
             groups=self.groups | other.groups,
         )
+
+
+def _unknown_without(unknown: tuple[Span, ...], known: tuple[Span, ...]) -> tuple[Span, ...]:
+    return unknown if unknown == ALL_OFFSETS else difference(unknown, known)
 
 
 LedgerEntries = Mapping[TopicPartition, LedgerEntry]
@@ -116,8 +126,8 @@ MAX_PARTS = 1_100_000
 20 kB of another writer took 30 s to read.
 """
 _COMPRESSED = "z:"
-_SPAN = re.compile(r"(?<=[:,!])([0-9]+)-([0-9]+)")
-_GAP_AND_SIZE = re.compile(r"(?<=[:,!])([0-9]+)\+([0-9]+)")
+_SPAN = re.compile(r"(?<=[:,!?])([0-9]+)-([0-9]+)")
+_GAP_AND_SIZE = re.compile(r"(?<=[:,!?])([0-9]+)\+([0-9]+)")
 _OTHERS_UNKNOWN = "?"
 _TOPIC = re.compile(
     "(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?"
@@ -125,6 +135,7 @@ _TOPIC = re.compile(
 _SNAPSHOT_ID = re.compile("[0-9]{1,19}")
 _PARTITION = re.compile(
     r"(?P<partition>[0-9]{1,10})(?P<unknown>\?)?(?:@(?P<start>[0-9]{1,19}))?:(?P<done>[0-9,-]*)(?:!(?P<told>[0-9,-]+))?"
+    r"(?:\?(?P<unsure>[0-9,-]+))?"
 )
 
 
@@ -137,8 +148,8 @@ def encode_entries(entries: LedgerEntries, *, complete: bool = True) -> str:
 
     An example is ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``. The groups that wrote rows
     of a topic stand behind its id, percent-encoded and separated by slashes. What is told without rows stands
-    behind ``!``; ``?`` stands behind a partition of which more may be there, and before all where there may
-    be more partitions. A long text is compressed.
+    behind ``!``, unknown offsets behind ``?``. A ``?`` right behind a partition means that all others are
+    unknown, and one before all means the same of other partitions. A long text is compressed.
     """
     words: list[str] = [] if complete else [_OTHERS_UNKNOWN]
     for topic, partitions in groupby(sorted(entries), key=lambda tp: tp.topic):
@@ -181,17 +192,19 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
             written_off=_decode_spans(one["told"], text),
             first_offset=start,
             topic_id=topic_id,
-            is_complete=not one["unknown"],
+            unknown=ALL_OFFSETS if one["unknown"] else _decode_spans(one["unsure"], text),
             groups=groups,
         )
     return entries
 
 
 def _decode_entry(entry: LedgerEntry) -> str:
-    start = "" if entry.is_complete else "?"
+    is_all_unknown = entry.unknown == ALL_OFFSETS
+    start = "?" if is_all_unknown else ""
     start += "" if entry.first_offset is None else f"@{entry.first_offset}"
     reported = f"!{_encode_spans(entry.written_off)}" if entry.written_off else ""
-    return f"{start}:{_encode_spans(entry.written)}{reported}"
+    unknown = f"?{_encode_spans(entry.unknown)}" if entry.unknown and not is_all_unknown else ""
+    return f"{start}:{_encode_spans(entry.written)}{reported}{unknown}"
 
 
 def _encode_spans(spans: Collection[Span]) -> str:
@@ -312,7 +325,8 @@ class Ledger:
         topic_id, groups = self._topics.get(tp.topic, ("", frozenset[str]()))
         if tp in self.entries:
             return replace(self.entries[tp], groups=groups)
-        return LedgerEntry(topic_id=topic_id, is_complete=self.is_complete, groups=groups)
+        unknown = () if self.is_complete else ALL_OFFSETS
+        return LedgerEntry(topic_id=topic_id, unknown=unknown, groups=groups)
 
     @cached_property
     def _topics(self) -> Mapping[str, tuple[str, frozenset[str]]]:
@@ -491,13 +505,14 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
     ).items():
         entries[tp] = had.entry(tp) + wrote
     if not found.is_complete:
-        entries = {tp: replace(one, is_complete=False) for tp, one in entries.items()}
+        entries = {tp: replace(one, unknown=ALL_OFFSETS) for tp, one in entries.items()}
     ledger = Ledger(entries, complete)
     for tp, wrote in merge_entries(
         decode_summary(i, snapshots[i].written) for i in found.rolled_back
     ).items():
-        if not (one := ledger.entry(tp)).is_complete:
-            entries[tp] = replace(one, rolled_back=difference(wrote.written, one.written))
+        one = ledger.entry(tp)
+        if gone := intersection(difference(wrote.written, one.written), one.unknown):
+            entries[tp] = replace(one, unknown=difference(one.unknown, gone))
     return Ledger(entries, complete)
 
 

@@ -227,14 +227,10 @@ class PartitionState:
 
     @property
     def ledger_scope(self) -> tuple[Span, ...]:
-        """Of what the table's word counts: the group's life on this log, if it can tell all of it.
-
-        Else what a roll back has removed.
-        """
+        """The offsets of the group's life on this log of which the ledger decides."""
         if self.ledger_entry is None or self.origin is None:
             return ()
-        life = (Span(self.origin.start, MAX_OFFSET),)
-        return life if self.ledger_entry.is_complete else intersection(self.ledger_entry.rolled_back, life)
+        return difference((Span(self.origin.start, MAX_OFFSET),), self.ledger_entry.unknown)
 
     def not_done(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
@@ -251,7 +247,8 @@ class PartitionState:
         redone = self.catch_up_log.outstanding(
             intersection(intersection(spans, self.pending_by_live_log), again)
         )
-        return difference((*by_table, *pending, *forgotten, *redone), self.written_off)
+        missing = intersection(elsewhere, self.catch_up_log.missing)
+        return difference((*by_table, *pending, *forgotten, *redone, *missing), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
         """Return the offsets below ``position`` that are neither in the table, owed, nor told as lost.
@@ -265,7 +262,7 @@ class PartitionState:
         life = (Span(self.origin.start, MAX_OFFSET),)
         judged = self.ledger_scope if self.is_committed_by_this_package else life
         return difference(
-            intersection(union((*judged, *self.catch_up_log.missing)), (Span(0, position),)),
+            intersection(union((*judged, *self.catch_up_log.missing)), (Span(self.origin.start, position),)),
             (*self.ledger_entry.written, *self.written_off, *self.pending_by_live_log),
         )
 

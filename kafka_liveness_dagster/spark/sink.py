@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kafka_liveness_dagster.core.ledger import (
+    ALL_OFFSETS,
     WRITTEN_KEY,
     Ledger,
     LedgerEntry,
@@ -197,7 +198,8 @@ class SinkLedgerAdapter:
         ranges = [OffsetRange(*tp, *span) for tp, span in partitions.items() if span.size]
         ranges_held = self._covered(ranges) if self._covered is not None else None
         found = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges_held or ())
-        return {tp: found.get(tp, LedgerEntry(is_complete=ranges_held is not None)) for tp in partitions}
+        unknown = ALL_OFFSETS if ranges_held is None else ()
+        return {tp: found.get(tp, LedgerEntry(unknown=unknown)) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
         """Do nothing: a sink keeps its commits, or is called again."""

@@ -17,7 +17,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     LiveCommitMetadata,
     OwnerState,
 )
-from kafka_liveness_dagster.core.ledger import LedgerEntry
+from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, PartitionState, TopicRecreatedError
 from kafka_liveness_dagster.core.resume import OwnedPartition, ResumePolicy
@@ -99,7 +99,7 @@ class RecordedCalls:
 
     def assume_written(self, accounts):
         if accounts:
-            self.done.append(("assumed", {tp: one.written for tp, one in accounts.items()}))
+            self.done.append(("assumed", {tp: (one.written, one.unknown) for tp, one in accounts.items()}))
 
 
 @pytest.fixture
@@ -342,16 +342,17 @@ def test_rows_of_a_dead_catch_up_run_get_their_side_effects_before_a_rebuilt_log
 
 
 def test_an_expired_ledger_is_completed_by_all_that_is_not_pending(steps, lane, monkeypatch):
-    """A catch-up run may have written some of the pending offsets; they are written again then."""
+    """A catch-up run may have written some of the pending offsets, and they are in no log yet."""
     mark = LiveCommitMetadata(OwnerState.RELEASED, "0badcafe", (Span(70, 90),), origin=GroupOrigin(0))
     log = CatchUpCommitMetadata(origin=GroupOrigin(0))
     state = PartitionState(120, mark, 0, log_end=120, catch_up_log=log)
     monkeypatch.setattr(steps, "partition_states", lambda _group, found: dict.fromkeys(found, state))
-    monkeypatch.setattr(steps, "read", lambda found: dict.fromkeys(found, LedgerEntry(is_complete=False)))
+    monkeypatch.setattr(steps, "read", lambda found: dict.fromkeys(found, LedgerEntry(unknown=ALL_OFFSETS)))
     steps.pending[AT] = 1
     lane().resume_assigned()
-    assumed = dict(step for step in steps.done if step[0] == "assumed")
-    assert assumed == {"assumed": {AT: (Span(0, 70), Span(90, 120))}}, "pending offsets are not assumed"
+    assumed = dict(step for step in steps.done if step[0] == "assumed")["assumed"]
+    done, unknown = (Span(0, 70), Span(90, 120)), (Span(70, 90),)
+    assert assumed == {AT: (done, unknown)}, "pending offsets are not assumed"
 
 
 def test_what_was_forgiven_is_learned_while_the_catch_up_log_says_so(steps, lane, monkeypatch):

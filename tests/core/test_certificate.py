@@ -25,7 +25,12 @@ from kafka_liveness_dagster.core.commit_metadata import (
     LiveCommitMetadata,
     OwnerState,
 )
-from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError, encode_entries
+from kafka_liveness_dagster.core.ledger import (
+    ALL_OFFSETS,
+    LedgerEntry,
+    UnknownLedgerFormatError,
+    encode_entries,
+)
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, size, union
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
@@ -37,7 +42,7 @@ OWING = replace(OURS, pending=(Span(70, 120),))
 WHOLE = LedgerEntry((Span(0, 120),), first_offset=0, topic_id="a")
 UNTIL_70 = replace(WHOLE, written=(Span(0, 70),))
 SECOND = CatchUpCommitMetadata(origin=ORIGIN, target="lake.shop.orders")
-UNKNOWN = LedgerEntry(is_complete=False)
+UNKNOWN = LedgerEntry(unknown=ALL_OFFSETS)
 
 
 def facts(committed=120, mark=OURS, account=WHOLE, *, log_start=0, log_end=120, second=SECOND, topic_id="a"):

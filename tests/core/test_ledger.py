@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.ledger import (
+    ALL_OFFSETS,
     COMPRESS_ABOVE_CHARS,
     MAX_CHARACTERS,
     MAX_PARTS,
@@ -30,14 +32,27 @@ from kafka_liveness_dagster.core.ledger import (
     was_rolled_back,
     written_since,
 )
-from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, Span, TopicPartition, union
+from kafka_liveness_dagster.core.offsets import (
+    MAX_OFFSET,
+    MAX_PARTITION,
+    Span,
+    TopicPartition,
+    difference,
+    union,
+)
 
 TP = TopicPartition("orders", 3)
 ID = "2Mq71qnKT1ul7FBvra2xew"
 SPANS = st.lists(st.builds(Span, st.integers(0, 2**62), st.integers(0, 2**62)), max_size=4).map(union)
 ACCOUNTS = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from(["orders", "a.b", "x-y_z"]), st.integers(0, 9)),
-    st.builds(LedgerEntry, SPANS, SPANS, st.none() | st.integers(0, 2**62)),
+    st.builds(
+        LedgerEntry,
+        SPANS,
+        SPANS,
+        st.none() | st.integers(0, 2**62),
+        unknown=SPANS | st.just(ALL_OFFSETS),
+    ),
     max_size=6,
 )
 
@@ -262,9 +277,9 @@ def test_nothing_says_nothing():
 def test_accounts_add_up():
     """Offsets are united, the beginning is the earliest, and what one of them does not know both do not."""
     both = LedgerEntry((Span(0, 5),), first_offset=3) + LedgerEntry(
-        (Span(5, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False
+        (Span(5, 9),), (Span(9, 10),), 1, topic_id=ID, unknown=ALL_OFFSETS
     )
-    assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, topic_id=ID, is_complete=False)
+    assert both == LedgerEntry((Span(0, 9),), (Span(9, 10),), 1, topic_id=ID, unknown=ALL_OFFSETS)
     assert merge_entries([{TP: LedgerEntry()}, {TP: LedgerEntry(first_offset=2)}])[TP] == LedgerEntry(
         first_offset=2
     )
@@ -352,10 +367,25 @@ def test_an_expired_history_still_shows_what_was_rolled_back():
         SnapshotSummary(9, 3, text((80, 90))),
     )
     found = read_ledger(snapshots, lineage(snapshots, 8)).entry(TP)
-    assert found.rolled_back == (Span(10, 20), Span(60, 70)), "only what grew out of the line"
-    assert (found + LedgerEntry((Span(10, 65),))).rolled_back == (Span(65, 70),)
+    known = difference(ALL_OFFSETS, found.unknown)
+    assert known == (Span(10, 20), Span(60, 70)), "only what grew out of the line"
+    assert decode_entries(encode_entries({TP: found})) == {TP: found}
     complete = {**snapshots, 5: SnapshotSummary(5, None, text((40, 50)))}
-    assert read_ledger(complete, lineage(complete, 8)).entry(TP).rolled_back == ()
+    assert read_ledger(complete, lineage(complete, 8)).entry(TP).is_complete
+
+
+def test_unknown_offsets_become_known():
+    """By a later snapshot that wrote them, or by a roll back of the one that had."""
+    total = encode_entries({TP: replace(held((0, 70))[TP], unknown=(Span(70, 100),))})
+    assert total == f"orders/{ID} 3@0:0-70?70-100"
+    snapshots = table(
+        SnapshotSummary(5, 4, text((100, 110)), total=total, total_as_of=4),
+        SnapshotSummary(6, 5, text((70, 80))),
+        SnapshotSummary(7, 6, text((80, 90))),
+    )
+    assert read_ledger(snapshots, lineage(snapshots, 7)).entry(TP).unknown == (Span(90, 100),)
+    assert read_ledger(snapshots, lineage(snapshots, 6)).entry(TP).unknown == (Span(90, 100),)
+    assert read_ledger(snapshots, lineage(snapshots, 6)).entry(TP).written == (Span(0, 80), Span(100, 110))
 
 
 def test_a_snapshot_nobody_listed_is_not_the_beginning():
@@ -374,7 +404,7 @@ def test_parents_in_a_circle_end():
 def test_a_sum_says_of_which_partitions_it_does_not_know_all():
     """A writer whose table has lost its history: what it had itself, and that there may be more."""
     lost = {
-        TP: LedgerEntry((Span(0, 30),), is_complete=False),
+        TP: LedgerEntry((Span(0, 30),), unknown=ALL_OFFSETS),
         TopicPartition("orders", 4): LedgerEntry((Span(5, 9),)),
     }
     told = encode_entries(lost, complete=False)

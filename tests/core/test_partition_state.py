@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
 )
 from kafka_liveness_dagster.core.ledger import LedgerEntry
 from kafka_liveness_dagster.core.offsets import (
+    MAX_OFFSET,
     OffsetRange,
     Span,
     TopicPartition,
@@ -57,14 +58,16 @@ def mark(*owed, kind=OwnerState.RELEASED, origin=BEGUN, again=None):
     return LiveCommitMetadata(kind, RUN, spans(*owed), reprocess=again and Span(*again), origin=origin)
 
 
-def account(*done, told=(), start=0, complete=True, rolled_back=()):
+ALL, EXCEPT_80_90 = [(0, MAX_OFFSET)], [(0, 80), (90, MAX_OFFSET)]
+
+
+def account(*done, told=(), start=0, unknown=()):
     return LedgerEntry(
         spans(*done),
         spans(*told),
         start,
         topic_id=ID,
-        is_complete=complete,
-        rolled_back=spans(*rolled_back),
+        unknown=spans(*unknown),
     )
 
 
@@ -95,7 +98,7 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
         ),
         pytest.param(FORGOTTEN, [(70, 120)], [], id="forgotten by another client's commit, and owed again"),
         pytest.param(
-            facts(120, mark(), account((100, 120), complete=False, rolled_back=[(80, 90)])),
+            facts(120, mark(), account((100, 120), unknown=EXCEPT_80_90)),
             [],
             [(80, 90)],
             id="lost: the table cannot tell all, and was rolled back",
@@ -104,7 +107,7 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
             facts(
                 120,
                 mark((70, 100)),
-                account((100, 120), complete=False, rolled_back=[(80, 90)]),
+                account((100, 120), unknown=EXCEPT_80_90),
                 second=replace(OURS, watermark=120),
             ),
             [(80, 90)],
@@ -115,7 +118,7 @@ FORGOTTEN = facts(120, None, account((0, 70)))  # a stranger's commit at 120
             facts(
                 120,
                 mark(origin=GroupOrigin(85, ID)),
-                account(complete=False, rolled_back=[(80, 90)], start=85),
+                account(unknown=EXCEPT_80_90, start=85),
             ),
             [],
             [(85, 90)],
@@ -147,13 +150,24 @@ def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, mis
         ),
         pytest.param(facts(120, mark(), account((0, 70), told=[(70, 120)])), [(70, 120)], [], id="forgiven"),
         pytest.param(
-            facts(120, mark((70, 120)), account((50, 70), complete=False)),
+            facts(
+                120,
+                mark(),
+                account((0, 70), unknown=ALL),
+                second=replace(OURS, watermark=120, missing=spans((70, 80))),
+            ),
+            [(60, 120)],
+            [(70, 80)],
+            id="the table cannot tell, and an earlier run found rows missing",
+        ),
+        pytest.param(
+            facts(120, mark((70, 120)), account((50, 70), unknown=ALL)),
             [(0, 120)],
             [(70, 120)],
             id="the table cannot tell: our own commit vouches for what it does not owe",
         ),
         pytest.param(
-            facts(120, None, account((50, 70), complete=False)),
+            facts(120, None, account((50, 70), unknown=ALL)),
             [(0, 120)],
             [(0, 50), (70, 120)],
             id="a stranger's does not",
@@ -206,7 +220,7 @@ def test_what_is_not_proven_done_is_left(found, asked, left):
         pytest.param(
             facts(200, mark(origin=GroupOrigin(60, ID)), account((60, 200), start=60)), [], id="older"
         ),
-        pytest.param(facts(200, mark(), account((60, 200), complete=False)), [], id="the table cannot tell"),
+        pytest.param(facts(200, mark(), account((60, 200), unknown=ALL)), [], id="the table cannot tell"),
         pytest.param(facts(200, mark(), None), [], id="no table"),
     ],
 )
@@ -221,7 +235,7 @@ def test_of_what_the_word_of_the_table_counts(found, judged):
         pytest.param(FORGOTTEN, [(70, 120)], id="forgotten"),
         pytest.param(facts(120, mark((70, 120)), account((0, 70))), [], id="owed"),
         pytest.param(facts(120, mark(), account((0, 50))), [(50, 120)], id="lost by the table"),
-        pytest.param(facts(120, mark(), account((0, 50), complete=False)), [], id="a table that cannot tell"),
+        pytest.param(facts(120, mark(), account((0, 50), unknown=ALL)), [], id="a table that cannot tell"),
         pytest.param(facts(120, mark(), None), [], id="no table"),
         pytest.param(
             facts(
@@ -298,7 +312,7 @@ def test_what_is_missing_after_an_external_commit_in_the_catch_up_log_is_owed_ag
     assert decide_resume(TP, known, ResumePolicy()).pending == (), "this process knows that it was forgiven"
 
 
-EXPIRED = account((90, 120), complete=False)  # what expired snapshots may have said is not known
+EXPIRED = account((90, 120), unknown=ALL)  # what expired snapshots may have said is not known
 FOUND_MISSING = replace(OURS, missing=spans((70, 80), (90, 95)))
 
 
@@ -659,7 +673,7 @@ def test_without_a_ledger_nothing_is_rebuilt():
 @given(SPANS, SPANS, SPANS, st.booleans(), st.none() | st.tuples(st.integers(0, 30), st.integers(31, 60)))
 def test_a_rebuilt_log_says_what_the_witnesses_say(pending, done, told, complete, again):
     """The two logs alone prove no offset done that they and the ledger together do not."""
-    table = account(*done, told=told, complete=complete)
+    table = account(*done, told=told, unknown=() if complete else ALL)
     before = facts(60, mark(*pending, again=again), table, second=EXTERNAL, log=(0, 60))
     log = rebuild_catch_up_log(before)
     after = facts(60, before.live_metadata, table, second=log, log=(0, 60))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.ledger import LedgerEntry, UnknownLedgerFormatError
+from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, UnknownLedgerFormatError
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
@@ -149,7 +149,7 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
     lane.read([TP])
     assert Table.expired
     entry.mark_committed()
-    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
+    assert lane.read([TP])[TP] == LedgerEntry(unknown=ALL_OFFSETS), "nobody can tell"
 
 
 def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
@@ -168,9 +168,9 @@ def test_what_is_believed_is_no_word_of_what_was_written_since(spark, table):
     landed = add(spark, table, 20, 30)  # as these ranges' write
     add(spark, table, 30, 30)
     expire(spark, table, [known, landed])
-    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), "nobody can tell"
+    assert lane.read([TP])[TP] == LedgerEntry(unknown=ALL_OFFSETS), "nobody can tell"
     entry.mark_committed()
-    assert lane.read([TP])[TP] == LedgerEntry(is_complete=False), (
+    assert lane.read([TP])[TP] == LedgerEntry(unknown=ALL_OFFSETS), (
         "nor was it told as of a snapshot that is there"
     )
 

@@ -420,8 +420,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an expired ledger does not show what was rolled back",
         file="core/partition_state.py",
-        old="intersection(self.ledger_entry.rolled_back, life)",
-        new="()",
+        old="difference((Span(self.origin.start, MAX_OFFSET),), self.ledger_entry.unknown)",
+        new="(Span(self.origin.start, MAX_OFFSET),) if self.ledger_entry.is_complete else ()",
         killed_by="tests/core/test_partition_state.py::test_the_snapshot_of_a_partition_has_what_is_pending",
         invariant="pending or lost",
     ),

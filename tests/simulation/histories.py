@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 HISTORIES = 4_000
-FAILED_ONCE = (566, 5_245, 11_954, 18_014, 19_351, 40_676, 48_809, 67_009, 73_677)
+FAILED_ONCE = (
+    *(566, 5_245, 11_954, 18_014, 19_351, 40_676),
+    *(47_763, 48_809, 67_009, 73_274, 73_677, 78_565),
+)
 """Seeds that showed a defect, whatever their histories are under today's code; add each seed that fails."""
 _SELDOM = (20_000, 20, 50)
 MUST_HAPPEN = {  # in every half: what a simulation does not reach it does not test

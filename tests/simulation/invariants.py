@@ -14,6 +14,7 @@ from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.commit_metadata import ExternalCommitError, committed_offset
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.ledger import SnapshotSummary, lineage
+from kafka_liveness_dagster.core.offsets import Span, intersection
 from kafka_liveness_dagster.core.partition_state import (
     DataExpiredError,
     RowsMissingError,
@@ -130,14 +131,11 @@ def found_by_next_owner(world: Simulation, p: SimulatedPartition) -> int:
 
 
 def known_offsets(world: Simulation, p: SimulatedPartition) -> int:
-    """What of the group's life some record knows of.
-
-    Where the table's history was expired, only what was rolled back.
-    """
+    """What of the group's life some record knows of, and not what the table's expired history had."""
     account = world.table.entries()[p.tp]
     begun = [start for start in (p.begun, account.first_offset) if start is not None]
     life = ~p.below(min(begun)) if begun else 0
-    return life if account.is_complete else life & p.read(account.rolled_back)
+    return life & ~p.read(intersection(account.unknown, (Span(0, p.log_end),)))
 
 
 def check_table(world: Simulation) -> None:

@@ -182,8 +182,9 @@ class CompletionCheck:
                 )
 
     def _with_own_writes(self, tp: TopicPartition, entry: LedgerEntry) -> LedgerEntry:
-        """Where the ledger cannot tell, what this run wrote counts."""
-        return entry if entry.is_complete else entry + self._ledger_entries.get(tp, LedgerEntry())
+        """Return the entry, with what this run wrote of its unknown offsets."""
+        own = self._ledger_entries.get(tp, LedgerEntry())
+        return entry + replace(own, written=intersection(own.written, entry.unknown), unknown=())
 
     def _with_ledger_entries(self, states: PartitionStates) -> PartitionStates:
         if self._ledger is not None:

@@ -415,8 +415,8 @@ class LivePlanner:
     def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
         """What is known besides what the table says goes into it with the next write.
 
-        Where it cannot tell, all below the position is done that is not pending: by the last commit's word,
-        or by its own. Of what is pending a catch-up run may have written some; it is written again then.
+        Unknown offsets below the position are done by the last commit, or by this one. Only pending ones stay
+        unknown: a catch-up run may have written some that no log has yet.
         """
         if self._ledger is None:
             return
@@ -429,7 +429,11 @@ class LivePlanner:
             )
             if state.ledger_entry is not None and not state.ledger_entry.is_complete:
                 done = state.done_by_commit((*r.catch_up_log.written_off, *r.pending))
-                assumed[tp] = replace(known[tp], written=intersection(done, (Span(0, r.position),)))
+                assumed[tp] = replace(
+                    known[tp],
+                    written=intersection(done, (Span(0, r.position),)),
+                    unknown=intersection(r.pending, state.ledger_entry.unknown),
+                )
         self._ledger.add_known(known)
         self._ledger.assume_written(assumed)
 

@@ -24,6 +24,7 @@ from kafka_liveness_dagster.core.ledger import (
     LedgerEntry,
     LedgerSnapshot,
     ancestor_ids,
+    ancestors,
     encode_entries,
     is_continuation_of,
     lineage,
@@ -32,7 +33,7 @@ from kafka_liveness_dagster.core.ledger import (
     was_rolled_back,
     written_since,
 )
-from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection
+from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection, union
 from kafka_liveness_dagster.core.partition_state import RowsMissingError, check_groups
 from kafka_liveness_dagster.core.sink_ledger import LedgerRecord
 from kafka_liveness_dagster.spark.connect.connection import connection_of
@@ -40,6 +41,8 @@ from kafka_liveness_dagster.spark.error_classification import storage_read_error
 from kafka_liveness_dagster.spark.ranges import describe
 from kafka_liveness_dagster.spark.table.snapshots import (
     LATEST_COUNT,
+    READ_ATTEMPTS,
+    has_grown,
     latest_summaries,
     read_history,
     summaries_of,
@@ -58,7 +61,6 @@ if TYPE_CHECKING:
 
 
 READ_TIMEOUT_SECONDS = 25.0
-_ATTEMPTS = 3
 READ_TIME_SHARE = 0.01
 """The largest share of its time that a ledger spends on reading the snapshots."""
 _MAX_READ_SECONDS = 300.0
@@ -164,10 +166,7 @@ class TableLedger:
         The next write records them. A roll back after the read that they complete is still found.
         """
         lost = {tp: one for tp, one in entries.items() if not self._ledger.entry(tp).is_complete}
-        added = {
-            tp: replace(self._ledger.entry(tp) + one, is_complete=True, rolled_back=())
-            for tp, one in lost.items()
-        }
+        added = {tp: replace(self._ledger.entry(tp) + one, unknown=one.unknown) for tp, one in lost.items()}
         self._ledger = replace(self._ledger, entries={**self._ledger.entries, **added})
 
     def record(
@@ -319,19 +318,20 @@ class TableLedger:
     def _read_current(self, session: SparkSession) -> tuple[int | None, Mapping[int, SnapshotSummary]]:
         """The current snapshot, and the newest ones unless it is the one that is known: as of one moment.
 
-        What is current may be expired before its history is read; the table has gone on then, and is asked
-        anew.
+        The current snapshot may expire before its history is read; the table has grown then, and is read
+        again.
         """
-        for _ in range(_ATTEMPTS):
+        snapshots: dict[int, SnapshotSummary] = {}
+        for _ in range(READ_ATTEMPTS):
             # A catalog that caches shows what others committed half a minute late
             self._table.refresh(session)
             snapshot_id = self._table.current_snapshot_id(session)
             if snapshot_id in (None, self._snapshot.snapshot_id, self._read_before.snapshot_id):
                 return snapshot_id, {}
             snapshots = latest_summaries(session, self._table)
-            if snapshot_id in snapshots:
-                break
-        return snapshot_id, snapshots
+            if snapshot_id in snapshots and not has_grown(session, self._table, snapshots, snapshot_id):
+                return snapshot_id, snapshots
+        return snapshot_id, {one: snapshots[one] for one in ancestors(snapshots, snapshot_id)}
 
     def _require_no_missing(
         self, before: LedgerEntries, *, is_unexpected: bool, was_rolled_back: bool, is_continuation: bool
@@ -344,11 +344,14 @@ class TableLedger:
         kept = dict(self._ledger.entries)
         for tp, entry in before.items():
             now = self._ledger.entry(tp)
-            if now.is_complete or was_rolled_back or (is_unexpected and tp in self._written):
-                known = entry if now.is_complete or was_rolled_back else self._written[tp]
-                self._missing += [OffsetRange(*tp, *span) for span in difference(known.written, now.written)]
-            elif is_continuation:
-                kept[tp] = replace(now + entry, is_complete=False)
+            gone = difference(entry.written, now.written)
+            if not was_rolled_back:
+                gone = difference(gone, now.unknown)
+            if is_unexpected and tp in self._written:
+                gone = union((*gone, *difference(self._written[tp].written, now.written)))
+            elif is_continuation and not was_rolled_back and now.unknown:
+                kept[tp] = replace(now + entry, unknown=now.unknown)
+            self._missing += [OffsetRange(*tp, *span) for span in gone]
         self._ledger = replace(self._ledger, entries=kept)
         if lacking := self._missing:  # for good: this process cannot go on as if nothing had been
             raise RowsMissingError(
@@ -407,7 +410,9 @@ class TableLedger:
         if not found.is_complete and len(snapshots) >= LATEST_COUNT:
             known = summaries_without_text(session, self._table)
             found = lineage(known, snapshot_id)
-            needed = {*found.path, *found.totals, *found.rolled_back}
+            listed = tuple(one for one in found.rolled_back if one in snapshots)  # the others may be newer
+            found = replace(found, rolled_back=listed)
+            needed = {*found.path, *found.totals, *listed}
             snapshots = known | summaries_of(session, self._table, needed)
         self._seen_snapshot_ids |= set(snapshots)
         return LedgerSnapshot(

@@ -5,6 +5,7 @@ A writer reads as little as it needs (``latest_summaries``); the audit reads all
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -26,7 +27,7 @@ from kafka_liveness_dagster.spark.error_classification import NOT_FOUND, storage
 from kafka_liveness_dagster.spark.errors import TableUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import Row, SparkSession
 
@@ -39,6 +40,27 @@ _SUMMARY_COLUMNS = (
     f"summary['{TOTAL_AS_OF_KEY}'] "
     "FROM {}"
 )
+
+
+READ_ATTEMPTS = 3
+"""Reads of a table that grows between the query for its current snapshot and the one for its snapshots."""
+
+
+def has_grown(
+    session: SparkSession,
+    table: IcebergTable,
+    snapshots: Mapping[int, SnapshotSummary],
+    snapshot_id: int | None,
+) -> bool:
+    """Return whether the table has another current snapshot than when these snapshots were queried.
+
+    Snapshots that were committed between both queries look like snapshots that were rolled back, so the
+    current one is queried again where there are any.
+    """
+    if not lineage(snapshots, snapshot_id).rolled_back:
+        return False
+    table.refresh(session)
+    return table.current_snapshot_id(session) != snapshot_id
 
 
 def latest_summaries(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
@@ -112,14 +134,19 @@ def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
 
 
 def _query_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
-    snapshot_id = table.current_snapshot_id(session)
-    if snapshot_id is None:
-        return LedgerHistory()
-    rows: dict[int, Row] = {
-        row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()
-    }
-    snapshots = {one: _to_summary(row) for one, row in rows.items()}
-    found = lineage(snapshots, snapshot_id)
+    for attempt in range(READ_ATTEMPTS):
+        snapshot_id = table.current_snapshot_id(session)
+        if snapshot_id is None:
+            return LedgerHistory()
+        rows: dict[int, Row] = {
+            row[0]: row for row in session.sql(_SNAPSHOTS_QUERY.format(table=table.quoted)).collect()
+        }
+        snapshots = {one: _to_summary(row) for one, row in rows.items()}
+        found = lineage(snapshots, snapshot_id)
+        if not has_grown(session, table, snapshots, snapshot_id):
+            break
+        if attempt == READ_ATTEMPTS - 1:
+            found = replace(found, rolled_back=())
     snapshots |= summaries_of(session, table, found.totals)  # few, with the long texts
     writes = tuple(_to_record(rows[one]) for one in ancestors(snapshots, snapshot_id))
     return LedgerHistory(snapshot_id, read_ledger(snapshots, found), writes)
