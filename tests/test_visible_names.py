@@ -617,6 +617,7 @@ COMMANDS = {
     "move": ("GROUP", "TABLE", *KAFKA),
     "produce": ("TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", *KAFKA),
     "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA),
+    "start": ("GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes"),
     "status": (
         "GROUP", "--topic", *KAFKA, "--table", "--spark", "--json", "--prometheus", "--by-partition",
         "--watch",

@@ -1,10 +1,11 @@
-"""The commands about one consumer group: ``status``, ``write-off``, ``move``, ``adopt`` and ``replay``."""
+"""The commands about one group: ``status``, ``write-off``, ``move``, ``adopt``, ``start`` and ``replay``."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -238,6 +239,74 @@ def adopt(
             click.confirm(f"Let group {group} take over these rows of {table}?", abort=True)
         for line in found.adopt():
             click.echo(line)
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.option("--from-group", "other", type=GROUP, help="Flink's group.id, or connect-NAME of a sink.")
+@click.option(
+    "--from-checkpoint",
+    "checkpoint",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="checkpointLocation of Structured Streaming.",
+)
+@click.option(
+    "--from-file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help='JSON: {"orders": {"0": 70, "1": 66}}.',
+)
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@bootstrap_servers_option
+@command_config_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def start(
+    group: str,
+    *,
+    other: str | None,
+    checkpoint: Path | None,
+    file: Path | None,
+    topics: tuple[str, ...],
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    yes: bool,
+) -> None:
+    """Start a group where another engine stopped.
+
+    Commits the offsets of another group, of a checkpoint or of a file as the beginning of consumer group
+    GROUP. Its first run reads from there, without a gap. GROUP must be new: no members and no commits of
+    these topics. Stop the other engine first. Nothing is committed if the broker has deleted records that
+    were not read.
+
+    Exit code 1 if a check fails; nothing is changed then.
+
+    \b
+    Example:
+      kafka-liveness start orders-etl --from-group connect-orders-sink
+      kafka-liveness start orders-etl --from-checkpoint ./checkpoint
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli import start as start_module  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+
+    if sum(source is not None for source in (other, checkpoint, file)) != 1:
+        raise click.UsageError("Name one source: --from-group, --from-checkpoint or --from-file.")
+    cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+    warning = ""
+    if other is not None:
+        offsets = start_module.read_group(cluster, other, topics)
+    elif checkpoint is not None:
+        offsets, warning = start_module.read_checkpoint(checkpoint)
+    else:
+        assert file is not None  # noqa: S101 - one of the three is given
+        offsets = start_module.read_file(file)
+    if topics:
+        offsets = {tp: offset for tp, offset in offsets.items() if tp.topic in topics}
+    found = start_module.GroupStart.check(cluster, group, offsets)
+    for line in (*found.lines(), *([f"warning: {warning}"] if warning else [])):
+        click.echo(line)
+    if not yes:
+        click.confirm(f"Start group {group} at these offsets?", abort=True)
+    click.echo(found.commit())
 
 
 @click.command()

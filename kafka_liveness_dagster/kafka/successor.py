@@ -1,4 +1,4 @@
-"""Copy both commit logs of a consumer group to its successor.
+"""Commit offsets in a group without members: those of its predecessor, or of another engine.
 
 Must not decide whether a group is a successor: a person does, with ``kafka-liveness adopt``.
 """
@@ -60,14 +60,19 @@ def copy_commits(
         found = cluster.commits(from_group + suffix, [tp for tp in known if tp.topic not in taken])
         offsets = {tp: (commit.offset, commit.metadata) for tp, commit in found.items()}
         if offsets:
-            _commit(cluster, to_group + suffix, offsets)
+            commit_offsets(cluster, to_group + suffix, offsets)
         copied = sorted(offsets)
     return copied
 
 
-def _commit(cluster: Cluster, group: str, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
+def commit_offsets(cluster: Cluster, group: str, offsets: dict[TopicPartition, tuple[int, str]]) -> None:
+    """Commit these offsets with their metadata in a group without members.
+
+    Raises:
+        CommitRefusedError: the broker refused.
+    """
     kafka = cluster.settings
-    client = create_client(Consumer, kafka.committer_config(group, "kafka-liveness/adopt"))
+    client = create_client(Consumer, kafka.committer_config(group, "kafka-liveness/commands"))
     committing = Committer(client, group, kafka.bootstrap_servers, seconds=_REQUEST_SECONDS)
     try:
         error = committing.commit(offsets)

@@ -38,7 +38,19 @@ HALF = os.fsdecode(b"\xff")  # as a shell hands over what is no UTF-8
 SECRET = "sc://h:1/;token=hunter2 "  # a blank behind it
 
 
-COMMANDS = ["up", "down", "doctor", "demo", "timeline", "status", "health", "write-off", "move", "adopt"]
+COMMANDS = [
+    "up",
+    "down",
+    "doctor",
+    "demo",
+    "timeline",
+    "status",
+    "health",
+    "write-off",
+    "move",
+    "adopt",
+    "start",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
