@@ -8,9 +8,11 @@ test_security, ``delta`` and ``parquet`` in test_sinks, ``decoded`` in test_deco
 from __future__ import annotations
 
 import itertools
+import re
 import sqlite3
 import time
 from contextlib import closing, nullcontext
+from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -242,3 +244,18 @@ def test_a_database_replaces_and_is_a_ledger(run, example, topic, tmp_path, warm
     assert f"{topic}/" in commits[0].text
     sink.merge_ledger()
     assert [one.text for one in sink.ledger_commits()] == [commits[0].text]
+
+
+def test_json_becomes_columns_and_other_records_dead_letters(example, run, topic, services, rows):
+    """The record of docs/json-records.md, and one that is no JSON; the topic has two others of that kind."""
+    page = (Path(__file__).parents[2] / "docs" / "json-records.md").read_text(encoding="utf-8")
+    [record] = re.findall(r"echo '(\{.*?\})'", page, re.DOTALL)
+    sender = Producer({"bootstrap.servers": services.bootstrap_servers})
+    sender.produce(topic, record.replace("\n", ""))
+    assert sender.flush(seconds(60)) == 0
+    table = f"lake.{topic.replace('-', '_')}.orders"
+    run(example("json_records"), table=table)
+    [row] = rows(table)
+    assert (row["order_id"], row["city"], row["skus"], row["total"]) == (1, "London", ["tea"], 3.5)
+    assert str(row["placed_at"]) == "2026-11-26 10:00:00+00:00"
+    assert sorted(one["offset"] for one in rows(f"{table}_dead_letters")) == [0, 1]

@@ -1,0 +1,23 @@
+import dagster as dg
+import kafka_liveness_dagster as kl
+
+SCHEMA = """
+    order_id long, placed_at timestamp,
+    customer struct<name: string, city: string>,
+    items array<struct<sku: string, price: decimal(10,2)>>
+"""
+
+@kl.kafka_asset(
+    topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
+    batching=kl.Batching(on_bad_record="dead_letter"))
+def orders(batch):
+    order = f"from_json(cast(value AS string), '{SCHEMA}', map('mode', 'FAILFAST'))"
+    return batch.selectExpr("topic", "partition", "offset", f"{order} AS o").selectExpr(
+        "topic", "partition", "offset",
+        "o.order_id", "o.placed_at", "o.customer.city AS city",
+        "transform(o.items, i -> i.sku) AS skus",
+        "aggregate(o.items, 0D, (sum, i) -> sum + i.price) AS total")
+
+defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
+    resources={"kafka": kl.KafkaLivenessResource(),
+               "spark": kl.SparkConnectResource()}))
