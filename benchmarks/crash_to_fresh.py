@@ -6,7 +6,7 @@ A pipeline reads 50 orders a second from 8 partitions. What runs it is killed wi
 then, and stops when Iceberg committed the first snapshot with a record that was produced after it: the
 table's own `committed_at`, for all alike.
 
-- the live lane with the dagster.yaml of docs/production.md: a sensor's tick, which has a thread of the
+- the live lane with the dagster.yaml of docs/dagster-instance.md: a sensor's tick, which has a thread of the
   daemon's own, notices the death of the run worker, and the queue is looked at each second. The Spark server
   and Kafka live on;
 - Structured Streaming in a process of its own, with Spark in it, killed and started again at once by this

@@ -42,7 +42,7 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRu
 _MB = 1e6
 # Of the heap: what has survived; fresh objects come and go beside it
 _OLD = "sun.gc.generation.1.space.0.used"
-_RUNS_KEPT = 1  # of each job: what ended before them is deleted, as docs/production.md wants it
+_RUNS_KEPT = 1  # of each job: what ended before them is deleted, as docs/dagster-instance.md wants it
 
 
 @dataclass

@@ -25,7 +25,9 @@ from kafka_liveness_dagster.doctor.rules import Outcome, run_rules
 from kafka_liveness_dagster.doctor.spark_rules import CATALOG, SERVER, SETTINGS, find_catalogs
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = (DOCS / "production.md").read_text(encoding="utf-8")
+INSTANCE_PAGE, SPARK_PAGE = (
+    (DOCS / page).read_text(encoding="utf-8") for page in ("dagster-instance.md", "spark.md")
+)
 ORDERS = DOCS / "examples" / "orders.py"
 
 
@@ -40,7 +42,7 @@ def not_well(found):
 def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
     """Nothing to change but what the page leaves to Postgres; the instance's folder is as it was."""
     (tmp_path / "dagster.yaml").write_text(
-        "".join(re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0])
+        "".join(re.findall(r"^```yaml\n(.*?)^```", INSTANCE_PAGE, re.DOTALL | re.MULTILINE)[0])
     )
     found = examined(tmp_path)
     assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
@@ -52,7 +54,7 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
 
 def test_spark_as_the_page_has_it():
     """Every setting that the rules ask for is on the page, with a value that is well."""
-    [conf] = re.findall(r"^```\n(spark\.sql\.extensions.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    [conf] = re.findall(r"^```\n(spark\.sql\.extensions.*?)^```", SPARK_PAGE, re.DOTALL | re.MULTILINE)
     told = dict(line.split(maxsplit=1) for line in conf.splitlines())
     rules = [rule for rule in SERVER if set(rule.required_facts) <= set(SETTINGS)]
     [(name, lake)] = find_catalogs(told).items()

@@ -62,4 +62,7 @@ def test_a_condition_without_missing_dependencies_runs_after_each_backfill(insta
 
 def test_an_asset_of_the_live_asset_alone_does_not_run_after_a_backfill(instance):
     instance.report_runless_asset_event(dg.AssetMaterialization("orders"))
-    assert requested(instance, dg.AutomationCondition.eager(), *map(filled, KEYS), deps=["orders"])[1:] == [0, 0]
+    assert requested(instance, dg.AutomationCondition.eager(), *map(filled, KEYS), deps=["orders"])[1:] == [
+        0,
+        0,
+    ]

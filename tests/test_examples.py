@@ -36,10 +36,11 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("metrics.md", "sh"): "test_telemetry.py",
     ("metrics.md", "yaml"): "integration/test_telemetry_export.py",
     ("deployment.md", "sh"): "deploy/host.py",
-    ("production.md", "dagster"): "test_production.py",
-    ("production.md", "spark.sql.extensions"): "object_store/servers.py",
-    ("production.md", "sh"): "production/recipes.py",
-    ("production.md", "yaml"): "test_production.py",
+    ("dagster-instance.md", "dagster"): "test_production.py",
+    ("dagster-instance.md", "sh"): "production/recipes.py",
+    ("dagster-instance.md", "yaml"): "test_production.py",
+    ("json-records.md", "sh"): "integration/test_examples.py",
+    ("spark.md", "spark.sql.extensions"): "object_store/servers.py",
     ("readers.md", "yaml"): "object_store/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
     ("sinks.md", "properties"): "integration/test_sinks.py",
@@ -67,7 +68,7 @@ def commands():
         for text in (*fences(page, "", "sh"), *IN_LINE.findall(FENCE.sub("", page))):
             found |= {
                 re.sub(r"[\[\]…]", "", typed).strip()
-                for typed in COMMAND.findall(re.sub(r"\n {8,}", " ", text))
+                for typed in COMMAND.findall(re.sub(r"\\\n +|\n {8,}", " ", text))
             }
     return sorted(found)
 

@@ -236,7 +236,10 @@ def test_each_public_name_is_where_the_package_looks_for_it():
             [],
         ),
         ("kafka_liveness_dagster.core.offsets.OffsetRange.start and https://example.org/docs/gone.md", []),
-        ("docs/production.md#dagsteryaml, tests/integration/test_, definitions.py, -m benchmarks.$$name", []),
+        (
+            "docs/spark.md#settings, tests/integration/test_, definitions.py, -m benchmarks.$$name",
+            [],
+        ),
     ],
 )
 def test_each_kind_of_name_that_is_not_there_is_found(text, gone):

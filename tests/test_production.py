@@ -1,4 +1,4 @@
-"""What docs/production.md shows is loaded by Dagster as it stands there."""
+"""What docs/dagster-instance.md shows is loaded by Dagster as it stands there."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ def test_what_is_said_of_run_monitoring_is_so(tmp_path):
     with dg.DagsterInstance.from_config(str(tmp_path)) as untold:
         assert not untold.run_monitoring_enabled
         assert not untold.run_launcher.supports_check_run_worker_health
-        assert f"{untold.run_monitoring_poll_interval_seconds} unless set: how late" in SETTINGS
+        assert f"delay of both; {untold.run_monitoring_poll_interval_seconds} by default" in SETTINGS

@@ -179,7 +179,7 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
             "spark", spark_rules.SERVER, {**server, "run with": jars.connector_version(server["client"])}
         )
         if not catalogs:
-            advice = "set spark.sql.catalog.<name> (docs/production.md); a sink of your own needs none"
+            advice = "set spark.sql.catalog.<name> (docs/spark.md); a sink of your own needs none"
             yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))
         for name, settings in catalogs.items():
             with connection_of(session).abort_after(

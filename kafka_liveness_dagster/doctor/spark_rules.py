@@ -103,7 +103,7 @@ def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) 
         return UNKNOWN(
             "the server has a Kafka connector of an unknown version: its jar is not on the server's own "
             "class path",
-            f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/production.md'}",
+            f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/spark.md'}",
         )
     if _version_line(jar.version) != _version_line(server):
         return FAIL(f"{jar.name} on Spark {server}", f"replace it by {wanted}: it uses Spark's own classes")
@@ -113,7 +113,7 @@ def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) 
         replace = (
             f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
         )
-        install = "install a pyspark of the table in docs/production.md: this one was run with no connector"
+        install = "install a pyspark of the table in docs/spark.md: this one was run with no connector"
         return WARN(f"{jar.name} with pyspark {client}", replace if run_with else install)
     return OK(f"{jar.name} with pyspark {client}")
 

@@ -147,7 +147,7 @@ def test_what_is_well_is_told_without_advice(of):
         (SERVER, {"connector": Jar("")}, "kafka connector", UNKNOWN, "pyspark 4.1.4 goes with 4.1.3"),
         (SERVER, {"connector": Jar(CONNECTOR.format("4.1.1"))}, "kafka connector", WARN,
             "with pyspark 4.1.4; replace"),
-        (SERVER, {"run with": None}, "kafka connector", WARN, "docs/production.md"),
+        (SERVER, {"run with": None}, "kafka connector", WARN, "docs/spark.md"),
         (SERVER, {"iceberg": None}, "iceberg", Outcome.FAIL, "iceberg-spark-runtime-4.1_2.13 1.12.0"),
         (SERVER, {"iceberg jar": Jar(RUNTIME.format("4.0"))}, "iceberg", Outcome.FAIL,
             "for Spark 4.0 on Spark 4.1.3"),

@@ -157,7 +157,7 @@ def running(services, produce):
     topic, table = f"orders-{uuid4().hex[:8]}", f"lake.shop_{uuid4().hex[:8]}.orders"
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
-    page = (DOCS / "production.md").read_text()
+    page = (DOCS / "dagster-instance.md").read_text()
     [settings] = re.findall(r"^```yaml\n(run_monitoring.*?)^```", page, re.DOTALL | re.MULTILINE)
     with Host(code(topic, table), settings, services.bootstrap_servers, spark_settings) as host:
         host.start_all()

@@ -288,7 +288,7 @@ def test_processes_that_ask_at_once_download_once(repository, monkeypatch):
 
 def test_the_page_has_what_goes_with_each_pyspark():
     """The four versions of a line, as the embedded Spark has them."""
-    page = (Path(__file__).parents[2] / "docs" / "production.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| (\d\S*) \| (\d\S*) \|$", page, re.MULTILINE)
     assert {
         line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines

@@ -1,6 +1,6 @@
 """A REST catalog and an S3 store as child processes, and what Spark and pyiceberg are told to reach them.
 
-They are told what docs/production.md and docs/readers.md show, with the addresses and keys of here.
+They are told what docs/spark.md and docs/readers.md show, with the addresses and keys of here.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ class StorageServers:
         return f"http://{LOOPBACK}:{self.s3_port}"
 
     def spark_settings(self, name, **others):
-        """The catalog as docs/production.md has it in ``spark-defaults.conf``, by this name."""
+        """The catalog as docs/spark.md has it in ``spark-defaults.conf``, by this name."""
         [page] = re.findall(
-            r"^```\n(spark\.sql\.extensions .*?)^```", _page("production.md"), re.DOTALL | re.MULTILINE
+            r"^```\n(spark\.sql\.extensions .*?)^```",
+            _page("spark.md"),
+            re.DOTALL | re.MULTILINE,
         )
         told = dict(line.split() for line in self._of_here(page).splitlines())
         catalog, ours = "spark.sql.catalog.lake", f"spark.sql.catalog.{name}"

@@ -16,7 +16,10 @@ from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port
 from tests.production.recipes import URL
 from tests.waiting import wait_for
 
-USER, PASSWORD = "dagster", "s3cret"  # docs/production.md names the user, and a database of the same name
+USER, PASSWORD = (
+    "dagster",
+    "s3cret",
+)  # docs/dagster-instance.md names the user, and a database of the same name
 # Debian keeps its commands out of the path: one folder for each version
 _INSTALLED = Path("/usr/lib/postgresql")
 _USERS = ("postgres", "nobody")
@@ -42,7 +45,7 @@ class Postgres:
 
     @property
     def url(self):
-        """The URL as docs/production.md writes it, with the place and the password of this server."""
+        """The URL as docs/dagster-instance.md writes it, with the place and the password of this server."""
         return URL.replace("SECRET@db.example:5432", f"{PASSWORD}@{LOOPBACK}:{self._port}")
 
     @property

@@ -1,4 +1,4 @@
-"""The recipes of docs/production.md and the workspace file of docs/deployment.md, read from these pages."""
+"""The recipes of docs/production.md and docs/dagster-instance.md, and docs/deployment.md's workspace file."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import yaml
 
 _ROOT = Path(__file__).parents[2]
-_PAGE = (_ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+_PAGE = (_ROOT / "docs" / "dagster-instance.md").read_text(encoding="utf-8")
+_CHECKUP = (_ROOT / "docs" / "production.md").read_text(encoding="utf-8").replace("\\\n  ", "")
 _WORKSPACE = _ROOT / "deploy" / "systemd" / "etc" / "workspace.yaml"
 SETTINGS, STORAGE = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.DOTALL | re.MULTILINE)
 """The two parts of ``dagster.yaml``."""
 [URL] = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
 """The URL of a PostgreSQL, with a placeholder for the password and for the address."""
-[DOCTOR] = re.findall(r"^(kafka-liveness doctor --bootstrap-servers .*)$", _PAGE, re.MULTILINE)
+[DOCTOR] = re.findall(r"^(kafka-liveness doctor .*--bootstrap-servers .*)$", _CHECKUP, re.MULTILINE)
 [POOL] = re.findall(r"^(dagster instance concurrency set \S+ \d+)$", _PAGE, re.MULTILINE)
 
 
