@@ -39,8 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Caller: mkdocs, for each page. Affects: where its links lead."""
+    """Caller: mkdocs, for each page. Affects: where its links lead, and the first page's template."""
     here = page.file.src_uri
+    if here == "README.md":
+        page.meta["template"] = "home.html"
     if here.startswith("reference/"):
         return markdown
     parts = _CODE.split(markdown)  # every second one is code
