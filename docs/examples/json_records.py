@@ -11,8 +11,11 @@ SCHEMA = """
     topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
     batching=kl.Batching(on_bad_record="dead_letter"))
 def orders(batch):
-    order = f"from_json(cast(value AS string), '{SCHEMA}', map('mode', 'FAILFAST'))"
-    return batch.selectExpr("topic", "partition", "offset", f"{order} AS o").selectExpr(
+    value, strict = "cast(value AS string)", "map('mode', 'FAILFAST')"
+    order = f"from_json({value}, '{SCHEMA}', {strict}) AS o"
+    return batch.selectExpr(
+        "topic", "partition", "offset", order
+    ).selectExpr(
         "topic", "partition", "offset",
         "o.order_id", "o.placed_at", "o.customer.city AS city",
         "transform(o.items, i -> i.sku) AS skus",

@@ -133,8 +133,8 @@ def validate(
             continue
         if not record.has_failed_again(key):
             raise InvalidSettingError(
-                f"{one} is not owed by group {group_id}, it is done already or was never skipped: there is "
-                "nothing to write off; nothing was written"
+                f"{one} is not pending in group {group_id}: it is done already or was never skipped. Nothing "
+                "was written."
             )
         kept.append(key)
     forgiven = []

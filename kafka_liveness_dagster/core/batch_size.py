@@ -54,9 +54,8 @@ class SlowRecordError(KafkaLivenessError):
         self.offsets = tuple(offsets)
         named = ", ".join(f"offset {r.start} of {r.topic_partition}" for r in self.offsets)
         super().__init__(
-            f"{named}: alone in a batch, still not processed within the process timeout of "
-            f"{process_seconds:g} s. {outcome}. See what the record does to the transform, or raise "
-            "max_batch_seconds"
+            f"{named}: not processed within the process timeout of {process_seconds:g} s, alone in a batch. "
+            f"{outcome}. Fix: find why the transform is slow for this record, or raise max_batch_seconds."
         )
 
 

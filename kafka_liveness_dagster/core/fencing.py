@@ -21,9 +21,9 @@ class FenceReason(StoredByName):
     """Why this process may not commit any more; the value is the sentence users read."""
 
     POLL_TIMEOUT = "the batch took longer than its process timeout"
-    PARTITIONS_LOST = "the group took this member for dead and gave its partitions to others"
+    PARTITIONS_LOST = "the broker removed this consumer from the group and reassigned its partitions"
     REPLACED = "another consumer uses the same group.instance.id"
-    MAX_RUNTIME_REACHED = "nothing is left of the run's dagster/max_runtime"
+    MAX_RUNTIME_REACHED = "the run has reached its dagster/max_runtime"
     RUN_CANCELED = "the Dagster run was canceled"
     RUN_ENDED = "the Dagster run is no longer in progress"
     ORPHANED = "the run worker that started this step is gone"

@@ -352,10 +352,11 @@ def check_target(group_id: str, states: Mapping[TopicPartition, PartitionState],
     if others:
         theirs, tp = next(iter(others.items()))
         raise TableMismatchError(
-            f"this run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}): "
-            "two assets, here or in two Dagster instances, would get a part of the records each. Nothing "
-            f"was written or committed. Give one of them a group_id of its own. If {theirs} was renamed or "
-            f"moved to {target}, end its runs and say so: `kafka-liveness move {group_id} {target}`"
+            f"This run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}). "
+            "Two assets with one group, here or in two Dagster instances, would get a part of the records "
+            "each. Nothing was written or committed. Fix: give one of them its own group_id. If "
+            f"{theirs} was renamed or moved to {target}, end its runs and run "
+            f"`kafka-liveness move {group_id} {target}`."
         )
 
 
@@ -392,11 +393,11 @@ def topic_recreated_message(
 ) -> str:
     """What to say of a topic made anew, and what to do about it."""
     return (
-        f"topic {tp.topic} was deleted and made anew: {where} has offsets of {tp} with topic id {was}, the "
-        f"broker's is {now}. Offsets begin again, so the new records would take the place of the old rows: "
-        f"{outcome}. To keep the old rows give the asset another table and another group_id; to begin anew "
-        "drop the table and delete the offsets of the group and of its .catch-up (kafka-consumer-groups "
-        "--delete-offsets)"
+        f"Topic {tp.topic} was deleted and created again: {where} has offsets of {tp} with topic id {was}, "
+        f"the broker's is {now}. New records have the old offsets, so they would replace the old rows: "
+        f"{outcome}. Fix: to keep the old rows, give the asset a new table and a new group_id. To start from "
+        "scratch, drop the table and delete the offsets of the group and of its .catch-up "
+        "(kafka-consumer-groups --delete-offsets)."
     )
 
 
@@ -408,15 +409,15 @@ def check_offset_in_log(tp: TopicPartition, offset: int, log_start: int, log_end
     """
     if offset > log_end:
         raise TopicRecreatedError(
-            f"{tp} is committed at {offset} but its log ends at {log_end}: the topic was deleted and "
-            "created again, or somebody committed what is not there. Reset the group's offsets "
-            "(kafka-consumer-groups --reset-offsets) once you know why"
+            f"{tp} is committed at {offset} but its log ends at {log_end}. The topic was deleted and "
+            "created again, or another client committed an offset that does not exist. Fix: find out which, "
+            "then reset the group's offsets (kafka-consumer-groups --reset-offsets)."
         )
     if offset < log_start:
         raise DataExpiredError(
             f"{tp} is committed at {offset} but its log starts at {log_start}: {log_start - offset} offsets "
-            "were deleted before they were processed. Raise the topic's retention; to go on without them, "
-            "and have them reported as lost, set on_data_loss='write_off'"
+            "were deleted before they were processed. Nothing was committed. Fix: raise the topic's "
+            "retention. To continue without them, and report them as lost, set on_data_loss='write_off'."
         )
 
 
@@ -432,8 +433,8 @@ def rows_missing_error(
     return RowsMissingError(
         f"the table lacks {join_some(ranges)}, {size(missing):,} offsets that were committed after their "
         f"rows were written (committed {state.committed}): it was dropped, replaced or rolled back. The "
-        f"broker still has {size(missing) - gone:,} of them. {outcome}. Restore the table, or set "
-        "on_missing_rows='crash_lag': what the broker has becomes crash lag partitions, the rest is "
-        "reported as lost",
+        f"broker still has {size(missing) - gone:,} of them. {outcome}. Fix: restore the table, or set "
+        "on_missing_rows='crash_lag': offsets that the broker has become crash lag, the others are reported "
+        "as lost.",
         ranges,
     )

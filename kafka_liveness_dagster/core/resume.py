@@ -345,7 +345,7 @@ def pending_to_keep(state: PartitionState) -> tuple[Span, ...]:
 def _reset_position(tp: TopicPartition, state: PartitionState, policy: ResumePolicy) -> int:
     if policy.auto_offset_reset == "error":
         raise NoCommittedOffsetError(
-            f"{tp} has no committed offset and auto_offset_reset is 'error': commit one ({state.log_start} "
-            f"is the log start, {state.log_end} the log end) or choose 'earliest' or 'latest'"
+            f"{tp} has no committed offset and auto_offset_reset is 'error'. Its log is "
+            f"{state.log_start}-{state.log_end}. Fix: commit an offset, or choose 'earliest' or 'latest'."
         )
     return state.log_end if policy.auto_offset_reset == "latest" else state.log_start

@@ -154,31 +154,31 @@ def to_package_error(
     if cause.code() in _UNREACHABLE:
         return BrokerUnreachableError(
             f"no Kafka broker answered at {bootstrap_servers} while {operation} ({cause.name()}: "
-            f"{cause.str()}). Check the address, the network and the listener's security settings; for the "
-            "embedded broker run `kafka-liveness up`"
+            f"{cause.str()}). Fix: check the address, the network and the listener's security settings. For "
+            "the embedded broker run `kafka-liveness up`."
         )
     if cause.code() in _NO_LONGER_A_MEMBER:
         return CommitRefusedError(
             f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of the "
-            "group, its partitions belong to others now. Nothing was committed; the next owner processes "
-            "the batch again"
+            "group, and its partitions have other owners. Nothing was committed; the next owner processes "
+            "the batch again. Fix: none is needed, unless it repeats: then raise session_timeout_seconds."
         )
     if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return TopicNotFoundError(
-            f"a topic is gone while {operation} ({cause.name()}): it was deleted, or is being made anew. "
-            "Nothing was committed; create the topic, or reset the group's offsets once you know why"
+            f"a topic is gone while {operation} ({cause.name()}): it was deleted, or is being recreated. "
+            "Nothing was committed. Fix: create the topic, or reset the group's offsets once you know why."
         )
     if cause.code() == _LOGIN:
         return BrokerUnreachableError(
             f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: "
-            f"{cause.str()}): its connection was logging in again. That passes by itself, unless the login "
-            "is refused from now on"
+            f"{cause.str()}): its connection was logging in again. Fix: none is needed, unless the broker "
+            "now refuses the login."
         )
     if cause.code() in _COORDINATOR_MOVING or cause.retriable():
         return BrokerUnreachableError(
             f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: "
-            f"{cause.str()}): a leader or a coordinator is moving, which passes by itself unless a broker "
-            "is down for good"
+            f"{cause.str()}): a leader or a coordinator is moving. Fix: none is needed, unless a broker "
+            "stays down."
         )
     remedy = _OTHER_ASSIGNOR if cause.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL else ""
     return KafkaRefusedError(f"Kafka refused while {operation} ({cause.name()}): {cause.str()}{remedy}")

@@ -122,7 +122,7 @@ class BatchLog:
         """A batch is in the table and committed, but for what its new owner writes again."""
         if written.unknown_commits:
             self.log.warning(
-                "the catalog did not say whether it took the commit of %s (%s): the table was asked, each "
+                "the catalog did not respond whether it took the commit of %s (%s): the table was read, each "
                 "row is once",
                 batch,
                 format_count(written.unknown_commits, "answer") + " lost",

@@ -49,7 +49,7 @@ class RetryReason(Enum):
     """Why a commit was refused that may be tried again."""
 
     OTHER_WRITER = "a second writer of the same offsets"
-    CATALOG = "what holds the catalog's database"
+    CATALOG = "the program that holds the catalog's database"
     PARTIAL_FILE_CONFLICT = "files that hold more than the batch"
     ROWS_EXIST = "rows of these offsets, from an attempt before"
     COMMIT_STATE_UNKNOWN = "a catalog that does not say whether it took a commit"
@@ -345,8 +345,8 @@ def storage_write_error(error: PySparkException, table: str, ranges: str) -> Sto
     if (found := _storage_problem(error, table)) is None:
         return None
     return StorageError(
-        f"{ranges} could not be written to {table}: {found.message}: the table has all of the batch or "
-        f"nothing, no offset of it was committed, and it comes again; {found.remedy}"
+        f"{ranges} could not be written to {table}: {found.message}. The table has all of the batch or "
+        f"nothing, no offset of it was committed, and it is retried. Fix: {found.remedy}."
     )
 
 
@@ -356,8 +356,8 @@ def disk_full_error(error: PySparkException, ranges: str) -> StorageError | None
     if not _is_full(found):
         return None
     return StorageError(
-        f"{ranges} could not be processed: a disk that Spark works on is full ({_root_cause(found)}): "
-        f"nothing of it was written or committed, and it comes again; {_FREE_SPACE}"
+        f"{ranges} could not be processed: a disk that Spark works on is full ({_root_cause(found)}). "
+        f"Nothing of the batch was written or committed, and it is retried. Fix: {_FREE_SPACE}."
     )
 
 
@@ -366,8 +366,7 @@ def storage_read_error(error: PySparkException, table: str) -> TableUnreadableEr
     if (found := _storage_problem(error, table)) is None:
         return None
     return TableUnreadableError(
-        f"{table} could not be read: {found.message}: nothing is known of it, and nothing was changed; "
-        f"{found.remedy}"
+        f"{table} could not be read: {found.message}. Nothing was changed. Fix: {found.remedy}."
     )
 
 
@@ -382,10 +381,10 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
     cases = (
         (
             is_commit_state_unknown(error),
-            f"its catalog {catalog} did not say whether it took the commit",
+            f"its catalog {catalog} did not respond whether it took the commit",
             (
-                "what landed is replaced then; look whether the catalog is well, and at its address in "
-                f"{settings}"
+                "check the catalog and its address in "
+                f"{settings}; rows that were committed all the same are replaced by the retry"
             ),
         ),
         (
@@ -395,9 +394,9 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
         ),
         (
             any(kind.startswith(_STORE_ERRORS) for kind, _ in found) or is_of_table,
-            "its store does not take or give files",
+            "its store does not accept or return files",
             (
-                "look whether it answers, at its rights and space, and at address, keys and region in "
+                "check that the store responds, its rights and space, and address, keys and region in "
                 f"{settings}"
             ),
         ),
@@ -405,32 +404,32 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
             any(said == _MISSING_CLIENT for _, said in found),
             "the Spark server lacks the client of its store",
             (
-                "put it on the class path that has Iceberg (for S3: iceberg-aws-bundle), or mend io-impl in "
-                f"{settings}"
+                "put it on the class path that has Iceberg (for S3: iceberg-aws-bundle), or correct io-impl "
+                f"in {settings}"
             ),
         ),
         (
             not names.isdisjoint(_REFUSES),
             f"its catalog {catalog} refuses this",
             (
-                f"look at the login in {settings}, and at what it may do: read, write, create tables and "
+                f"check the login in {settings}, and its rights to read, write, and create tables and "
                 "namespaces"
             ),
         ),
         (
             _NO_NAMESPACE in names,
-            f"its catalog {catalog} lacks its namespace, or the one around it",
-            "create it by hand",
+            f"its catalog {catalog} lacks its namespace, or the namespace above it",
+            "create the namespace",
         ),
         (
             not names.isdisjoint(_UNAVAILABLE),
-            f"its catalog {catalog} does not answer",
-            f"look whether it runs and is well, and at its address in {settings}",
+            f"its catalog {catalog} does not respond",
+            f"check that the catalog runs, and its address in {settings}",
         ),
         (
             _CATALOG_LOAD_FRAME in str(error),
             f"the Spark server cannot open its catalog {catalog}",
-            f"mend {settings}",
+            f"correct {settings}",
         ),
     )
     said = f" ({_root_cause(found) or summarize(error)})"

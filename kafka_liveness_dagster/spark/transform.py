@@ -225,12 +225,13 @@ class TransformedBatch:
             where = first if self._has_failure(first) else second
         return UnreadableRecordError(
             f"the record at offset {where[0].start} of {where[0].topic_partition} has a timestamp above "
-            f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold: its batch fails whatever the "
-            "transform does, and nothing of it was written or committed. Let the group pass it "
-            "(enable_parallel_rebalance does with the next live run, kafka-consumer-groups --reset-offsets "
-            f"--to-offset {where[0].end} without): it is crash lag then. `kafka-liveness write-off GROUP "
-            f"{where[0]} --reason …` closes it, a backfill processes what else was passed. "
-            "message.timestamp.after.max.ms on the topic keeps others out"
+            f"{_LAST_MS:,} ms (year 294247), which Spark cannot hold. Its batch fails in any "
+            "transform. Nothing of it was written or committed. Fix: skip the record. With "
+            "enable_parallel_rebalance the next live run does; otherwise run kafka-consumer-groups "
+            f"--reset-offsets --to-offset {where[0].end}. It is crash lag then: "
+            f"`kafka-liveness write-off GROUP {where[0]} --reason …` closes it, and a backfill "
+            "processes the rest of its range. "
+            "message.timestamp.after.max.ms on the topic keeps such records out."
         )
 
     def _has_failure(self, ranges: Sequence[OffsetRange]) -> bool:
@@ -262,18 +263,18 @@ class TransformedBatch:
         )
         return KafkaSourceError(
             f"Spark could not read {join_some(self.ranges, max_items=1)}: {what} since they were planned "
-            f"({summarize(error)}): nothing of the batch was written or committed; raise the topic's "
-            "retention",
+            f"({summarize(error)}). Nothing of the batch was written or committed. Fix: raise the topic's "
+            "retention.",
             is_lost=True,
         )
 
     def _read_error(self, error: PySparkException) -> KafkaSourceError:
         servers = self.options.get("kafka.bootstrap.servers")
         return KafkaSourceError(
-            f"the Spark server got no answer, or a refusal, from Kafka at {servers} for "
-            f"{join_some(self.ranges, max_items=1)} ({summarize(error)}): nothing of the batch was written "
-            "or committed, and it comes again; the brokers' advertised.listeners have to be reached from "
-            "Spark's machines too, and the login needs READ on the topic"
+            f"Spark's machines got no response, or a refusal, from Kafka at {servers} for "
+            f"{join_some(self.ranges, max_items=1)} ({summarize(error)}). Nothing of the batch was written "
+            "or committed, and it is retried. Fix: make the brokers' advertised.listeners reachable from "
+            "Spark's machines too, and grant the login READ on the topic."
         )
 
     def _stopped_error(self) -> TransformError:
@@ -283,9 +284,9 @@ class TransformedBatch:
 
     def _source_error(self, error: PySparkException) -> KafkaSourceError:
         return KafkaSourceError(
-            f"the Spark server cannot read from Kafka ({summarize(error)}): nothing was read or written; it "
-            "needs Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of its own version, and "
-            "options of the Kafka resource that this one knows"
+            f"the Spark server cannot read from Kafka ({summarize(error)}). Nothing was read or written. "
+            "Fix: add Spark's Kafka connector, org.apache.spark:spark-sql-kafka-0-10 of the server's "
+            "version, and leave out options of the Kafka resource that it does not have."
         )
 
     def _source_options_error(self, what: str, remedy: str) -> TransformError:

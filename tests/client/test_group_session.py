@@ -159,7 +159,7 @@ def test_a_commit_of_a_member_that_the_group_put_out_meanwhile_is_refused(member
         return ()
 
     lane.member.commit = commit
-    with pytest.raises(FencedError, match="took this member for dead"):
+    with pytest.raises(FencedError, match="removed this consumer from the group"):
         memberships.commit(Batch((OffsetRange("orders", 3, 120, 150),), 60.0, membership_epoch=1))
 
 

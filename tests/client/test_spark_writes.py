@@ -274,7 +274,7 @@ def test_a_last_commit_without_a_reply_is_the_storage_s_error(server, session, t
     """It names the catalog: a conflict would send people to look for a second writer."""
     server.gives(OVERWRITE, UNANSWERED)
     server.gives("is_current_ancestor", [{"count": 0}])
-    with pytest.raises(StorageError, match="did not say whether it took the commit"):
+    with pytest.raises(StorageError, match="did not respond whether it took the commit"):
         write_table(session, table, BATCH, frame_of(session), max_attempts=2)
 
 

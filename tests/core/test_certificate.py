@@ -166,10 +166,10 @@ NOT_CERTIFIED = {
         certificate(account=LedgerEntry()),
         "120 offsets missing (0-120): they were committed",
     ),
-    "made anew": (certificate(topic_id="b"), "topic orders was deleted and made anew"),
+    "made anew": (certificate(topic_id="b"), "Topic orders was deleted and created again"),
     "made anew, and committed no more": (
         certificate(None, None, second=CatchUpCommitMetadata(), topic_id="b"),
-        "made anew",
+        "created again",
     ),
     "beyond the log end": (certificate(log_end=100), "committed at 120 but its log ends at 100"),
     "its offsets were deleted": (

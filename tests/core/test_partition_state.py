@@ -527,7 +527,7 @@ def test_what_only_a_record_of_everything_has_room_for_is_recovered_as_a_whole()
 def test_a_topic_made_anew_is_known_by_its_id(found, where):
     """However many records it has; with both ids, and the remedy."""
     with pytest.raises(
-        TopicRecreatedError, match=f"{where} has offsets of orders:3 with topic id old.*{ID}.*another table"
+        TopicRecreatedError, match=f"{where} has offsets of orders:3 with topic id old.*{ID}.*a new table"
     ):
         decide_resume(TP, found, ResumePolicy())
 

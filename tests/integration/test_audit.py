@@ -205,7 +205,7 @@ def test_a_topic_made_anew_is_not_certified(world, audit, refused):
     assert "name it with --table" in refused(world.group)
     code, found = audit(world, "--table", world.table)
     assert code == 1
-    assert f"topic {world.topic} was deleted and made anew" in found["sentence"]
+    assert f"opic {world.topic} was deleted and created again" in found["sentence"]
     assert before in found["sentence"]
     assert world.topic_id() in found["sentence"]
 

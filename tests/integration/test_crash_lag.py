@@ -266,7 +266,7 @@ def test_a_topic_made_anew_under_a_live_member_is_an_error(world, services):
 
     world.grow_to(30)
     admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
-    gone = "committed at 30 but its log ends at|deleted, or is being made anew"  # as soon as either is seen
+    gone = "committed at 30 but its log ends at|deleted, or is being recreated"  # as soon as either is seen
     with pytest.raises((TopicRecreatedError, TopicNotFoundError), match=gone), world.live() as consumer:
         world.process(consumer, 30)
         admin.delete_topics([world.topic])[world.topic].result()

@@ -38,7 +38,7 @@ def in_the_middle_of_a_batch(isolated, proxy, spark, rows, *, in_flight):
         proxy.fall_silent()
         told = ends(run, error="SparkNotRespondingError", within=BUDGET + AFTER)
     assert str(proxy.port) in told
-    assert re.search(r"said nothing for \d+ s", told), told
+    assert re.search(r"sent nothing for \d+ s", told), told
     assert isolated.committed() in {0, SIZE * (in_flight - 1)}, "the first of two may have landed before"
     assert isolated.committed() <= len(rows(isolated.table))
     proxy.resume()

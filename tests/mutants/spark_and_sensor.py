@@ -310,7 +310,7 @@ _WRITE = (
         old="            rows = self._attempt.rows_if_committed()\n",
         new="            rows = None\n",
         killed_by=f"{_WRITES}test_a_commit_without_a_reply_is_not_written_again_if_it_landed",
-        invariant="did not say whether it took the commit",
+        invariant="did not respond whether it took the commit",
     ),
     Mutant(
         name="the last commit without a reply counts as a conflict",

@@ -166,13 +166,13 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
 @pytest.mark.parametrize(
     ("rest", "s3", "says"),
     [
-        (503, None, "catalog shaky does not answer .*settings spark.sql.catalog.shaky"),
-        (500, None, "catalog shaky does not answer"),
-        (0, None, "catalog shaky does not answer .*failed to respond"),
+        (503, None, "catalog shaky does not respond .*settings spark.sql.catalog.shaky"),
+        (500, None, "catalog shaky does not respond"),
+        (0, None, "catalog shaky does not respond .*failed to respond"),
         (401, None, "catalog shaky refuses this .*login"),
-        (None, 503, r"store does not take or give files .*Status Code: 503"),
-        (None, 403, r"store does not take or give files .*Status Code: 403.* keys"),
-        (None, 0, "store does not take or give files .*failed to respond"),
+        (None, 503, r"store does not accept or return files .*Status Code: 503"),
+        (None, 403, r"store does not accept or return files .*Status Code: 403.* keys"),
+        (None, 0, "store does not accept or return files .*failed to respond"),
     ],
 )
 def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky, rest, s3, says):  # noqa: PLR0917
@@ -384,7 +384,7 @@ def test_a_catalog_that_says_nothing_for_good(warm_spark, table, rows, shaky, mo
     else:
         shaky[0].fails = of_commits(500, every=1)
     with pytest.raises(
-        StorageError, match=r"did not say whether it took the commit .*what landed is replaced"
+        StorageError, match=r"did not respond whether it took the commit .*are replaced by the retry"
     ):
         put(warm_spark, same, orders(0, 20), by="second")
     assert commits(shaky[0]) == (1 if was_done else 5)

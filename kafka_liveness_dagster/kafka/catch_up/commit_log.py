@@ -136,7 +136,7 @@ class CatchUpCommitLog:
             ExternalCommitError: an external commit replaced the log, and this process has not read it before.
         """
         if not self._update(ranges, _with_written_off, may_go_on):
-            raise self._lost_writes_error("told as lost or forgiven")
+            raise self._lost_writes_error("written off")
 
     def mark_missing_rows(
         self, ranges: Iterable[OffsetRange], log: Logger, topic_ids: Mapping[str, str]
@@ -210,10 +210,11 @@ class CatchUpCommitLog:
             first = states[tp].committed or 0
             if unknown := difference(states[tp].not_done(spans), (Span(0, first),)):
                 raise NotPendingError(
-                    f"{OffsetRange(*tp, *unknown[0])} is not owed by group {self._group_id}: its live lane "
-                    f"is at {first}, and it owes {', '.join(map(str, states[tp].outstanding)) or 'nothing'} "
-                    f"of {tp}. Nothing was processed; if the partition was added by hand, delete it; if the "
-                    "group's offsets were reset, the live lane comes to it"
+                    f"{OffsetRange(*tp, *unknown[0])} is not pending in group {self._group_id}: its live "
+                    f"lane is at {first}, and pending of {tp} is "
+                    f"{', '.join(map(str, states[tp].outstanding)) or 'nothing'}. Nothing was processed. "
+                    "Fix: delete the partition if a person added it. If the group's offsets were reset, the "
+                    "live lane processes the range."
                 )
 
     def close(self) -> None:
@@ -279,7 +280,7 @@ class CatchUpCommitLog:
     def _lost_writes_error(self, what: str) -> CommitRefusedError:
         return CommitRefusedError(
             f"the catch-up commit log {self._group_id + CATCH_UP_SUFFIX} lost {_MAX_WRITES} writes to other "
-            f"runs: what was {what} stays owed; run its backfill again"
+            f"runs. The offsets that were {what} stay pending. Fix: run their backfill again."
         )
 
     def _commit(self, logs: Mapping[TopicPartition, CatchUpCommitMetadata]) -> None:

@@ -45,19 +45,24 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import LiveSettings
 
 
-CRASH_LAG_LINE = "crash lag %s, %d offsets, is owed, a partition for each range; live goes on behind it"
+CRASH_LAG_LINE = (
+    "skipped ahead to the log end after a crash: %s, %d offsets, became crash lag, pending, a partition for "
+    "each range"
+)
 FORGOTTEN_PENDING_LINE = (
-    "%s, %d offsets, is below the committed offset and neither in the table nor owed: somebody's commit "
-    "replaced what was owed, or the table lost it. It is owed again, a partition for each range"
+    "%s, %d offsets, are committed and neither in the table nor pending: another client replaced the "
+    "group's commit, or the table lost rows. They are pending again, a partition for each range"
 )
 WRITTEN_UNCOMMITTED_LINE = (
     "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
 )
-LOST_LINE = "lost: %s, %d offsets, expired before it was processed; going on without it"
-IN_ORDER_LINE = (
-    "resumes in order, since there are too many owed ranges for a commit, or for max_ranges of CrashLag: %s"
+LOST_LINE = (
+    "DATA LOSS: %s, %d offsets, expired in Kafka before they were processed; the lane goes on without them"
 )
-PAUSED_LINE = "paused in both lanes until resume() lets it go on: %s"
+IN_ORDER_LINE = (
+    "resumed in order, since the pending ranges do not fit a commit, or exceed max_ranges of CrashLag: %s"
+)
+PAUSED_LINE = "paused in both lanes until resume(): %s"
 
 
 class OnRecovered(Protocol):

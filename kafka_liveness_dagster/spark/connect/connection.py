@@ -140,13 +140,13 @@ class SparkConnection(
             return
         silent = self.silent_seconds
         says = (
-            f"has said nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "answers, but not this"
+            f"sent nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "responds, but not to this"
         )
         self._abort_message = (
-            f"Spark at {self.address} {says}: {message}. The connection was given up and nothing was "
-            "committed; what it may still write is replaced when the batch comes again. Look at the "
-            "network between here and there, at the server's load, and at what it waits for itself (a "
-            "thread dump tells): catalog, storage or Kafka"
+            f"Spark at {self.address} {says}: {message}. The connection was closed and nothing was "
+            "committed. The batch is retried, and replaces what Spark may still write. Fix: check the "
+            "network, the server's load, and what the server waits for (a thread dump shows it): catalog, "
+            "storage or Kafka."
         )
         if self._channel is not None:
             self._channel.close()

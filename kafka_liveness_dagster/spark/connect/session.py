@@ -254,16 +254,16 @@ def _unreachable_error(
         within = "" if starting.is_absent else f" within {timeout_seconds:.0f} s"
         of_last = f" ({_refusal_reason(Exception(starting.problem), remote)})" if starting.problem else ""
         return (
-            f"no Spark Connect server answered at {redact(remote)}{within}{of_last}: start one "
-            "(`kafka-liveness up` starts one on this machine), correct the address, or look at the "
-            "server's log and load; a busy one may take connect_timeout_seconds of SparkConnectResource; "
-            "with a token, a server on another host needs use_ssl=true as well"
+            f"no Spark Connect server answered at {redact(remote)}{within}{of_last}. Fix: start one "
+            "(`kafka-liveness up` starts one on this machine), correct the address, or check the server's "
+            "log and load. For a busy server raise connect_timeout_seconds of SparkConnectResource. With a "
+            "token, a server on another host needs use_ssl=true as well."
         )
     return (
-        f"Spark Connect at {redact(remote)} gave no session ({_refusal_reason(refused, remote)}): check the "
-        "token in the URL, that client and server are the same Spark version, and the server's log: one "
-        "that ran out of memory answers like this until its process is gone; `kafka-liveness up` restarts "
-        "the embedded one"
+        f"Spark Connect at {redact(remote)} gave no session ({_refusal_reason(refused, remote)}). Fix: "
+        "check the token in the URL, that client and server have the same Spark version, and the server's "
+        "log. A server that ran out of memory answers like this until its process is gone. "
+        "`kafka-liveness up` restarts the embedded one."
     )
 
 

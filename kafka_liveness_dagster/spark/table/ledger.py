@@ -356,9 +356,9 @@ class TableLedger:
         if lacking := self._missing:  # for good: this process cannot go on as if nothing had been
             raise RowsMissingError(
                 f"table {self.target} lacks {describe(lacking)}, {sum(r.size for r in lacking):,} offsets "
-                "that it held while this run was at work: it was dropped, replaced or rolled back, and "
-                "what was committed of them is missing. Restore the table; or set "
-                "on_missing_rows='crash_lag': the next live run owes it again",
+                "that it held during this run: it was dropped, replaced or rolled back. Rows of committed "
+                "offsets are missing. Fix: restore the table, or set on_missing_rows='crash_lag': the next "
+                "live run makes the offsets crash lag.",
                 lacking,
             )
 

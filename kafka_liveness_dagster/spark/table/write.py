@@ -211,8 +211,8 @@ class TableWrite:
         ).value
         raise WriteConflictError(
             f"{describe(self.ranges)} of {self.table.name} was refused {self.max_attempts} times in "
-            f"{time.monotonic() - started:.0f} s ({problem.message[:300]}): nothing was written; look for "
-            f"{cause}"
+            f"{time.monotonic() - started:.0f} s ({problem.message[:300]}). Nothing was written. Fix: "
+            f"look for {cause}."
         )
 
     def _next_attempt(self) -> Callable[[], int]:
