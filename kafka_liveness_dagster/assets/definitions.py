@@ -35,8 +35,8 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
     @dg.job(
         name=f"{settings.identifier}_maintenance_job",
         description=(
-            f"Keeps table {settings.table} small: compacts files, expires snapshots, deletes what nobody "
-            "has. What either lane may write again is left as it is, and a commit of theirs always comes "
+            f"Maintains table {settings.table}: compacts small files, expires old snapshots, deletes orphan "
+            "files. It leaves ranges alone that a lane may write again, and a lane's commit always comes "
             "first."
         ),
         executor_def=dg.in_process_executor,
@@ -76,14 +76,14 @@ def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
     return (
         f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps "
         f"({windows.timezone}). It is materialized when **every record of it is in {settings.target}**, "
-        "whichever lane wrote it: nothing of it is owed, and nothing waits.\n\n"
-        f"- **Who tells:** the sensor `{settings.identifier}_sensor`, {windows.allowed_lateness_seconds:,g} "
-        "s after its end at the earliest.\n"
-        "- **Why one is missing:** *windows* in the events of the topic's asset says what it waits for. "
-        "None are told of a time before the group began, or before its first record.\n"
-        "- **What came after that:** *late_records* in its events.\n"
-        "- **To process one again:** *Materialize…*; rows of exactly its offsets are replaced, by today's "
-        "code."
+        "whichever lane wrote it: no offset of it is pending or unread.\n\n"
+        f"- **What adds partitions:** the sensor `{settings.identifier}_sensor`, "
+        f"{windows.allowed_lateness_seconds:,g} s after the end at the earliest.\n"
+        "- **Why a partition is missing:** *windows* in the events of the topic's asset has the "
+        "reason. No window before the group's first record is marked.\n"
+        "- **Records that came later:** *late_records* in its events.\n"
+        "- **To reprocess a partition:** *Materialize…*; today's code replaces the rows of exactly its "
+        "offsets."
     )
 
 

@@ -236,10 +236,10 @@ class PartitionCertificate:
                 "on_missing_rows='crash_lag'"
             )
         unknown = self.state.ledger_entry is None or not self.state.ledger_entry.is_complete
-        why = f", and the {self._target} cannot tell" if unknown else ""
+        why = f", and the {self._target} has no record" if unknown else ""
         return (
-            f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run owes "
-            "them again"
+            f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run makes "
+            "them pending again"
         )
 
     def _notes(self) -> Iterator[str]:

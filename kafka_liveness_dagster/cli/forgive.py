@@ -103,7 +103,9 @@ def validate(
     """
     check_group_id(group_id)
     if not reason.strip():
-        raise InvalidSettingError("--reason is empty: say why nobody will process these offsets")
+        raise InvalidSettingError(
+            "--reason is empty. Fix: give the reason why these offsets will not be processed."
+        )
     kept = [key for key in dict.fromkeys(ranges) if is_replay(key)]
     for key in kept:
         record.require_closable(key)
@@ -125,8 +127,8 @@ def validate(
         if pending := difference(intersection(states[tp].outstanding, (span,)), asked.get(tp, ())):
             raise InvalidSettingError(
                 f"{key} cannot be closed: {join_some([OffsetRange(*tp, *one) for one in pending])} of it is "
-                "owed. Nothing was written. Fix: materialize the partitions of what is owed first, or name "
-                "these ranges, too."
+                "pending. Nothing was written. Fix: materialize the partitions of these ranges first, "
+                "or name the ranges, too."
             )
     for key, one in named.items():
         if intersection(states[one.topic_partition].outstanding, (one.span,)):
@@ -205,12 +207,12 @@ class DagsterRecord:
     def describe(self, request: ForgiveRequest) -> str:
         """Where it will be written."""
         if self.asset is not None and not request.ranges:
-            return f"a materialization of {self.asset.to_user_string()} will tell of it"
+            return f"a materialization of {self.asset.to_user_string()} will record it"
         if self.asset is None:
             return "DAGSTER_HOME is not set: Dagster will have no event of who wrote it off, and why"
         keys = [key for r in request.ranges for key in self._keys_of(r)]
         on = f", partitions {', '.join(keys)} (materialize them afterwards: they end at once)" if keys else ""
-        return f"an event of {self.asset.to_user_string()} will tell of it{on}"
+        return f"an event of {self.asset.to_user_string()} will record it{on}"
 
     def write(self, request: ForgiveRequest, outcome: str) -> None:
         """One event for each range and partition that holds some of it."""

@@ -40,8 +40,8 @@ class LeaveReason(StoredByName):
     that is stopped. It released its partitions."""
     UNRELEASED = "was ended by a signal to its process, and could not release its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
-    MAX_RUNTIME_REACHED = "left because nothing is left of its dagster/max_runtime"
-    REPLACED = "was put out by another consumer with its group.instance.id"
+    MAX_RUNTIME_REACHED = "left because it reached its dagster/max_runtime"
+    REPLACED = "was replaced by another consumer with the same group.instance.id"
     UNEXPLAINED = "left for no known reason"
     """It is back and did not say why it was away, or it is no Dagster run."""
     EXTERNAL_CLIENT = "left"
@@ -130,7 +130,7 @@ class RebalanceCompleted:
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f", which took about {self.seconds:.0f} s"
-        return f"the partitions were dealt anew, among {_count_members(self.members)}{took}"
+        return f"the partitions were reassigned among {_count_members(self.members)}{took}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class CrashLagFound:
     offsets: int
 
     def __str__(self) -> str:
-        return f"crash lag {self.key}, {self.offsets:,} offsets, is owed"
+        return f"crash lag {self.key}, {self.offsets:,} offsets, is pending"
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ class CrashLagForgotten:
     replaced_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        who = join_some(self.replaced_by) or "somebody who is not in the group now"
+        who = join_some(self.replaced_by) or "a client that is not in the group now"
         return (
-            f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} committed "
-            "over it"
+            f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} replaced "
+            "its commit"
         )
 
 
@@ -225,7 +225,7 @@ def event_identity(event: GroupEvent) -> str:
 
 
 def _describe_member(name: str, *, foreign: bool) -> str:
-    return f"foreign member {name}" if foreign else f"run {name}"
+    return f"external member {name}" if foreign else f"run {name}"
 
 
 def _describe_partitions(partitions: Sequence[TopicPartition]) -> str:

@@ -30,7 +30,7 @@ class FenceReason(StoredByName):
     CLOSED = "the consumer was closed"
     BROKERS_UNAVAILABLE = "no broker answered this member for longer than its session timeout"
     HANDED_OVER = "its partitions were handed over to another member"
-    INTERRUPTED = "the process was told to end"
+    INTERRUPTED = "a signal ended the process"
 
     @property
     def leave(self) -> LeaveReason | None:

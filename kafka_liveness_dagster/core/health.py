@@ -112,12 +112,17 @@ def group_alive(
         ),
         # Rule 2: somebody reads; what others commit never comes into the table
         (ours, Severity.FINE, f"{_format_count(ours, 'member')} at work, lag {lag:,}", ""),
-        (foreign, Severity.ERROR, f"only foreign consumers are in the group: {join_some(foreign)}", _FOREIGN),
+        (
+            foreign,
+            Severity.ERROR,
+            f"only external consumers are in the group: {join_some(foreign)}",
+            _FOREIGN,
+        ),
         # Rule 3: on its way in
         (requested or runs.are_coming, Severity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
         (runs.away, Severity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _REJOINS_WITH_NEXT_POLL),
         # Rule 4: nobody is there
-        (lag, Severity.ERROR, f"lag {lag:,} and nobody reads{failed}", _NO_MEMBERS),
+        (lag, Severity.ERROR, f"lag {lag:,} and no member{failed}", _NO_MEMBERS),
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
         (True, Severity.FINE, "nothing to read, no member needed", ""),
     )
@@ -233,10 +238,10 @@ def crash_lag_age(
     if unsure := replaced_log_lines(p for p in partitions if p.is_upper_bound):
         return Verdict(Severity.WARNING, f"cannot tell: {join_some(unsure)}", numbers)
     if not pending:
-        return Verdict(Severity.FINE, "nothing is owed", numbers)
+        return Verdict(Severity.FINE, "nothing is pending", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
     sentence = (
-        f"{pending:,} offsets in {_format_count(ranges, 'range')} are owed, the oldest for "
+        f"{pending:,} offsets in {_format_count(ranges, 'range')} are pending, the oldest for "
         f"{oldest_seconds:,.0f} s"
     )
     if max_age_seconds is None:
@@ -249,8 +254,8 @@ def crash_lag_age(
         return Verdict(Severity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if ranges_without_key:
         sentence = (
-            f"{join_some(ranges_without_key)} of {pending:,} owed offsets: no such partition in Dagster, so "
-            "no known age"
+            f"{join_some(ranges_without_key)} of {pending:,} pending offsets: no such partition in "
+            "Dagster, so no known age"
         )
         return Verdict(
             Severity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers
@@ -290,8 +295,8 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
             f"expired before they were processed: {join_some(lost)}, {numbers['expired_offsets']:,} offsets"
         )
         remedy = (
-            "What is gone: `kafka-liveness write-off` closes owed ranges, on_data_loss='write_off' goes on "
-            "without them"
+            "For lost offsets: `kafka-liveness write-off` closes pending ranges, on_data_loss='write_off' "
+            "goes on without them"
         )
         also = f" About to expire: {join_some(near)}: {longer}." if near else ""
         return Verdict(Severity.ERROR, f"{sentence}.{also} {remedy}", numbers)
@@ -333,15 +338,13 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
             Severity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers
         )
     if forgotten:
-        sentence = (
-            f"{join_some(forgotten)}: not in the table, and a stranger's commit made the group forget it"
-        )
-        return Verdict(Severity.ERROR, f"{sentence}. It is owed again: materialize its partition", numbers)
+        sentence = f"{join_some(forgotten)}: not in the table: another client replaced the group's commit"
+        return Verdict(Severity.ERROR, f"{sentence}. It is pending again: materialize its partition", numbers)
     if replaced := replaced_log_lines(seen.partitions):
         return Verdict(Severity.WARNING, join_some(replaced), numbers)
     return Verdict(
         Severity.FINE,
-        f"every committed offset is in the table or accounted for; {pending:,} are owed",
+        f"every committed offset is in the table or accounted for; {pending:,} are pending",
         numbers,
     )
 
@@ -356,19 +359,19 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     >>> from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
     >>> pending = PendingDeadLetters(7, (OffsetRange("orders", 3, 75, 76),), "ValueError: 'x'")
     >>> print(dead_letters_waiting(pending, "").message)
-    7 dead letters are owed: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Mend...
+    7 dead letters are pending: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Fix...
     """
     if unavailable_reason:
         return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
     numbers = {"dead_letters": pending.offset_count}
     if not pending.offset_count:
-        return Verdict(Severity.FINE, "no dead letter is owed", numbers)
+        return Verdict(Severity.FINE, "no dead letter is pending", numbers)
     more = pending.offset_count - len(pending.first_offset)
     named = ", ".join(map(str, pending.first_offset)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if pending.offset_count > 1 else "dead letter is"
-    remedy = "Mend the transform and materialize their partitions, or `kafka-liveness write-off` them"
+    remedy = "Fix the transform and materialize their partitions, or `kafka-liveness write-off` them"
     sentence = (
-        f"{pending.offset_count:,} {are} owed: {named}; the first failed with {pending.reason}. {remedy}"
+        f"{pending.offset_count:,} {are} pending: {named}; the first failed with {pending.reason}. {remedy}"
     )
     return Verdict(Severity.WARNING, sentence, numbers)
 
@@ -385,8 +388,8 @@ def _format_count(number: int, noun: str) -> str:
 HANGING_SECONDS = 900.0
 """The broker's limit for an open transaction, unless its ``transaction.max.timeout.ms`` was changed."""
 _REMEDY = (
-    "Nobody who reads committed gets them before it ends. One whose producer is gone: `kafka-transactions.sh "
-    "--bootstrap-server … find-hanging`, then `abort`"
+    "No reader with read_committed gets them before it ends. If its producer is gone: "
+    "`kafka-transactions.sh --bootstrap-server … find-hanging`, then `abort`"
 )
 
 

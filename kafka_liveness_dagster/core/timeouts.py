@@ -184,8 +184,8 @@ def resolve_budget(
     chosen = next((RunBudget(s, source) for s, source in candidates if s is not None), None)
     if chosen is None:
         raise InvalidSettingError(
-            "no run budget: a batch without a deadline could hold its partitions for ever. "
-            "Set max_batch_seconds, or dagster/max_runtime on the run"
+            "no run budget: a batch without a deadline could hold its partitions indefinitely. "
+            "Fix: set max_batch_seconds, or dagster/max_runtime on the run"
         )
     if run_remaining is not None and run_remaining <= 0:
         raise MaxRuntimeReachedError(

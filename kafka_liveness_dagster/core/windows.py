@@ -161,5 +161,5 @@ def _describe_unprocessed(left: Mapping[TopicPartition, int], partitions: Sequen
     pending = next(size(one.outstanding) for one in partitions if one.topic_partition == worst)
     others = [count for tp, count in left.items() if count and tp != worst]
     text = f"{left[worst]:,} offsets of {worst}"
-    text += f", {min(pending, left[worst]):,} of them owed" if pending else ""
+    text += f", {min(pending, left[worst]):,} of them pending" if pending else ""
     return text + (f"; {sum(others):,} offsets of {len(others):,} more partitions" if others else "")

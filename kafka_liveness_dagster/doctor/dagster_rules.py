@@ -189,7 +189,7 @@ def _ticks(days: Mapping[str, int] | int) -> CheckResult:
     )
     if forever := [kind for kind in ("success", "skipped") if kept[kind] == -1]:
         return WARN(
-            f"ticks kept for ever: {', '.join(forever)}",
+            f"ticks kept indefinitely: {', '.join(forever)}",
             "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes "
             "up to 17,280 ticks a day",
         )

@@ -72,11 +72,11 @@ def _metadata(most: str) -> CheckResult:
     if int(most) < wanted:
         return FAIL(
             f"offset.metadata.max.bytes is {int(most):,}",
-            f"set it to {wanted:,}, Kafka's default: commits hold the owed ranges of a partition, and one "
+            f"set it to {wanted:,}, Kafka's default: commits hold the pending ranges of a partition, and one "
             "with more of them is refused (OFFSET_METADATA_TOO_LARGE), after which the live lane can "
             "commit nothing",
         )
-    return OK(f"{int(most):,} bytes of metadata a commit, some 200 owed ranges a partition")
+    return OK(f"{int(most):,} bytes of metadata a commit, some 200 pending ranges a partition")
 
 
 def _offsets_retention(minutes: str) -> CheckResult:
@@ -95,7 +95,7 @@ def _offsets_topic(told_copies: str | int, in_sync: str, brokers: int, is_embedd
     # Rule 5: commits are as durable as the topic that has them
     copies = int(told_copies)
     found = f"__consumer_offsets: copies {copies}, min.insync.replicas {in_sync}, brokers {brokers}"
-    owed = "the commits hold what is owed"
+    owed = "the commits hold the pending ranges"
     if int(in_sync) > copies:
         return FAIL(found, f"lower min.insync.replicas to {copies} or less: every commit is refused")
     if is_embedded:
@@ -158,7 +158,7 @@ def _retention(kept_ms: str, offsets_minutes: str) -> CheckResult:
     kept = int(kept_ms)
     known = int(offsets_minutes) * 60.0
     if kept == _NEVER:
-        return OK("records are kept for ever, as far as retention.ms goes")
+        return OK("records are kept indefinitely, as far as retention.ms goes")
     seconds = kept / 1000
     if seconds < _WEEKEND:
         return WARN(

@@ -63,5 +63,7 @@ def _check_state_file(home: Path) -> CheckResult:
         with closing(sqlite3.connect(file, timeout=_CATALOG_SECONDS)) as catalog:
             (tables,) = catalog.execute("select count(*) from iceberg_tables").fetchone()
     except sqlite3.Error as error:
-        return FAIL(f"{file} cannot be read ({error})", "move it away with the warehouse to begin anew")
+        return FAIL(
+            f"{file} cannot be read ({error})", "move it away with the warehouse to start from scratch"
+        )
     return OK(f"{file}, {tables} table(s)")

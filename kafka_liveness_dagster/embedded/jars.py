@@ -151,7 +151,7 @@ def check_pyspark() -> str:
         known = " or ".join(PROVIDED_BY_SPARK)
         raise JarsError(
             f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
-            f"'pyspark[connect]=={max(PROVIDED_BY_SPARK)}', or use a Spark Connect server of yours "
+            f"'pyspark[connect]=={max(PROVIDED_BY_SPARK)}', or use your own Spark Connect server "
             "(SparkConnectResource("
             "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
         )
@@ -205,7 +205,7 @@ def resolve_jars(name: Name, *, show: Callable[[str], None] = lambda _: None) ->
     except OSError:
         is_ours = False
     if not is_ours:
-        raise JarsError(f"the jars cannot be kept in {root}: let KAFKA_LIVENESS_JARS name a folder of yours")
+        raise JarsError(f"the jars cannot be kept in {root}: let KAFKA_LIVENESS_JARS name your own folder")
     with FileLock(root / f"{name}.lock"):
         return find_jars(name) or _download(name, root, show)
 

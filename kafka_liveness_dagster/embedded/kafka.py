@@ -139,7 +139,7 @@ def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path
         raise ServiceNotStartedError(
             f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle "
             f"machine: is the disk of {data.parent} slow or full, or the machine busy? The next start "
-            f"formats it anew; set {START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
+            f"formats it again; set {START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
         ) from late
     if done.returncode:
         raise ServiceNotStartedError(

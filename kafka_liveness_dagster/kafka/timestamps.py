@@ -230,7 +230,8 @@ class ProcessedRanges:
     def excluded_lines(self) -> Iterator[str]:
         """A line for each reason why something of it is none of the ranges."""
         if self.pending:
-            yield f"since they are owed and have partitions of their own: {', '.join(map(str, self.pending))}"
+            ranges = ", ".join(map(str, self.pending))
+            yield f"since they are pending and have partitions of their own: {ranges}"
         if self.unread:
             yield f"since the live lane comes to them: {self.unread:,} offsets"
 

@@ -345,7 +345,7 @@ class Watchdog:
             try:
                 self._run_context.report_fence(why)
             except Exception:  # only the name of a departure depends on it
-                log.exception("could not tell Dagster: %s", why)
+                log.exception("could not report to Dagster: %s", why)
             self._reported = why
 
     def _raise_fence(self, reason: FenceReason, leave_of: Leave | None = None) -> None:

@@ -172,13 +172,13 @@ class LateRecords:
             total = count + storage.call(partial(self._previous_count, window.key))
             late = [r for r in ranges if tuple(r.topic_partition) in where[window]]
             storage_of(self._context).log.warning(
-                "%s of %s came after it was told complete", format_count(count, "record"), window
+                "%s of %s came after it was marked complete", format_count(count, "record"), window
             )
             event = dg.AssetObservation(
                 self._windows.key,
                 partition=window.key,
                 description=(
-                    f"{format_count(count, 'record')} came after it was told complete, {total:,} in all"
+                    f"{format_count(count, 'record')} came after it was marked complete, {total:,} in all"
                 ),
                 metadata=late_metadata(self._group_id, total, count, ranges=late),
             )

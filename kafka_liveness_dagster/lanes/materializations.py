@@ -188,7 +188,7 @@ class Materializations:
         try:
             return table.result()
         except KafkaLivenessError as error:  # what was written was committed: no reason to end the run
-            self._storage.log.warning("the table's snapshot is not told: %s", error)
+            self._storage.log.warning("the table's snapshot is not in the event: %s", error)
             return None
 
 

@@ -355,7 +355,7 @@ class Pipeline:
             )
             raise SlowRecordError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
-        return str(SlowRecordError([poison], batch.deadline_seconds, "It stays owed, the others go on"))
+        return str(SlowRecordError([poison], batch.deadline_seconds, "It stays pending, the others go on"))
 
     def _new_write(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415

@@ -266,10 +266,10 @@ def run_catch_up_lane(
         storage = storage_of(context)
         storage.log.info("a batch may take %s", lane.budget)
         storage.log.info(
-            "%s; still owed: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
+            "%s; pending: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
         )
         if reprocess:
-            storage.log.info("processed again, whatever is owed of them: %s", join_some(reprocess))
+            storage.log.info("reprocessed, pending or not: %s", join_some(reprocess))
         tally = Tally()
         pipeline.run(
             lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally
@@ -547,7 +547,7 @@ def _processed_offsets(
             "a live run reads the others" if found.unread else "",
         ]
         raise IncompleteWindowError(
-            f"{window} is not complete: {sum(r.size for r in found.pending):,} offsets are owed "
+            f"{window} is not complete: {sum(r.size for r in found.pending):,} offsets are pending "
             f"({join_some(found.pending) or 'none'}), {found.unread:,} are not read yet. Nothing was "
             f"processed again. Fix: {'; '.join(filter(None, remedies))}. The sensor marks the window "
             "complete then"

@@ -43,23 +43,22 @@ _CONNECT_SECONDS = 10.0
 _DESCRIPTIONS = {
     GROUP_ALIVE: (
         "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that "
-        "is in progress and no member, and when records wait and nobody reads them."
+        "is in progress and no member, and when records wait and the group has no member."
     ),
     LAG: (
-        "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that "
-        "nobody ends."
+        "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that hangs."
     ),
     RETENTION: (
-        "The broker deletes nothing that waits for either lane, and will not soon: nothing waits in the "
-        "oldest tenth of a log that retention has begun to delete."
+        "The broker deletes no unread or pending records, and will not soon: none are in the oldest tenth "
+        "of a log that retention has begun to delete."
     ),
     EXACT: (
-        "Every offset below the committed one, since the group began, is in the table, owed, or told as "
-        "lost: the commit logs held against what the table's snapshots say that it has."
+        "Every committed offset is in the table, pending as crash lag, or reported as lost. Compares the "
+        "group's commits with the table's snapshots."
     ),
-    CRASH_LAG_AGE: "How long Dagster has known of the oldest range that is still owed, at most "
+    CRASH_LAG_AGE: "How long Dagster has known of the oldest pending range, at most "
     "max_age_seconds of CrashLag.",
-    DEAD_LETTERS: "No record that the transform could not process is still owed.",
+    DEAD_LETTERS: "No record that the transform could not process is pending.",
 }
 
 

@@ -114,7 +114,7 @@ def build_group_sensor(
         default_status=sensor.default_status,
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=(
-            f"Watches consumer group {group_id}: starts live runs, turns owed ranges into partitions."
+            f"Watches consumer group {group_id}: starts live runs, and makes pending ranges partitions."
         ),
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:

@@ -131,11 +131,13 @@ class WindowMaterializer:
                 events.append(self._materialization(window, found, now))
         again, late_seen, waiting = self._late_updates(instance, observed, progress.last_late_event)
         words = [
-            f"told to {_format_time(told_to)}" if told_to else "",
+            f"marked complete up to {_format_time(told_to)}" if told_to else "",
             f"windows before {_format_time(first)} are not marked complete: the group's first record is later"
             if first
             else "",
-            f"{unknown:,} windows up to there are not told: the group had not all of them" if unknown else "",
+            f"{unknown:,} windows up to there are not marked complete: the group had not all of them"
+            if unknown
+            else "",
             said,
             f"late records are waited for in {join_some(waiting)}" if waiting else "",
         ]
@@ -247,7 +249,7 @@ class WindowMaterializer:
         return dg.AssetMaterialization(
             self.windows.key,
             partition=key,
-            description="told again, since records came after it was told complete",
+            description="marked complete again: late records came",
             metadata={**before.metadata, LATE_RECORDS: late.asset_observation.metadata[LATE_RECORDS]},
         )
 

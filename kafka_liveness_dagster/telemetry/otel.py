@@ -82,7 +82,7 @@ def suppress_errors(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        log.exception("%s was not told to OpenTelemetry", what)
+        log.exception("%s was not reported to OpenTelemetry", what)
 
 
 def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = None) -> dict[str, str]:

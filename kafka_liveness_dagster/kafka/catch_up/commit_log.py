@@ -339,9 +339,9 @@ def warn_about_external_commits(
 def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
     """The error for offsets that no commit can say are owed."""
     outcome = (
-        "They were to be passed, but the group owes too many ranges to owe them too, and nothing of their "
-        "batch was passed, written or committed: mend the transform, or materialize or forgive crash lag "
-        "partitions first"
+        "They were not quarantined, because the group has too many pending ranges. Nothing of their "
+        "batch was written or committed. Fix: correct the transform, or materialize or "
+        "write off crash lag partitions first"
     )
     return BadRecordError(left_out, "", outcome)
 

@@ -362,7 +362,7 @@ class CatchUpConsumer(BatchConsumer):
     def _write_off_expired(self, expired: list[OffsetRange], states: PartitionStates) -> None:
         first = expired[0]
         told = (
-            f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} owed offsets expired before "
+            f"{', '.join(map(str, expired))}: {sum(r.size for r in expired)} pending offsets expired before "
             f"they were caught up, {first.topic_partition}'s log starts at "
             f"{states[first.topic_partition].log_start}"
         )

@@ -462,7 +462,9 @@ class LivenessConsumer(BatchConsumer, GroupView):
             SlowRecordError: it was to be passed before, but the commit metadata has no room for it.
         """
         if poison in self._poison:
-            outcome = "The group owes too many ranges to owe it too: materialize crash lag partitions first"
+            outcome = (
+                "The group has too many pending ranges for one more: materialize crash lag partitions first"
+            )
             raise SlowRecordError([poison], self.timeouts.process_timeout_ms / 1000, outcome)
         self._poison.add(poison)
 
