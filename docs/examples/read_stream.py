@@ -1,5 +1,6 @@
 def copy(spark, table, into, checkpoint):
-    """Append to a table what is new in another since the last time: by a schedule, say."""
+    """Append a table's new rows to another, for example each hour."""
     new = spark.readStream.format("iceberg").load(table)
-    to = new.writeStream.format("iceberg").option("checkpointLocation", checkpoint)
+    to = new.writeStream.format("iceberg")
+    to = to.option("checkpointLocation", checkpoint)
     to.trigger(availableNow=True).toTable(into).awaitTermination()
