@@ -45,7 +45,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",
     ("sinks.md", "properties"): "integration/test_sinks.py",
     ("tutorial.md", "sh"): "test_examples.py",
-    ("ui.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "end_to_end/test_tutorial.py",
+    ("backfill.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "end_to_end/test_tutorial.py",
 }
 OF_THE_READERS_OWN = {  # a Trino that no test has
     ("readers.md", "properties"),

@@ -175,3 +175,14 @@ def test_a_setting_wants_what_its_refusal_says():
         reference.wanted(KafkaAssetSettings, "idle_seconds") == "a number of seconds from 0 to 1,000,000,000"
     )
     assert reference.wanted(KafkaAssetSettings, "complete_every") == "'15min', '1h' or '1d'"
+
+
+def test_a_page_has_one_name_in_its_file_its_title_and_the_navigation():
+    """So that a reader who searches for one of them finds the page."""
+    navigation = re.findall(
+        r"^ +- ([\w -]+): ([\w-]+)\.md$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
+    pages = {file.stem: file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md")}
+    titles = {stem: text.split("\n", 1)[0].removeprefix("# ") for stem, text in pages.items()}
+    assert {stem: title for title, stem in navigation if stem in pages} == titles
+    assert {stem: title.lower().replace(" ", "-") for stem, title in titles.items()} == {s: s for s in pages}

@@ -26,7 +26,7 @@ ASSET = SimpleNamespace(
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        pytest.param(ProcessedRanges((FIRST,), (SECOND,), 0), "50 offsets are owed", id="crash lag"),
+        pytest.param(ProcessedRanges((FIRST,), (SECOND,), 0), "50 offsets are pending", id="crash lag"),
         pytest.param(ProcessedRanges((FIRST,), (), 50), "50 are not read yet", id="not read yet"),
     ],
 )

@@ -5,7 +5,7 @@
 >>> print(gone)
 run 0badcafe crashed; it had orders:3
 >>> print(CrashLagFound("orders:3:70-120", 50))
-crash lag orders:3:70-120, 50 offsets, is owed
+crash lag orders:3:70-120, 50 offsets, is pending
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ whichever lane.
 >>> orders = TopicPartition("orders", 3)
 >>> jumped = PartitionSnapshot(orders, 120, None, log_end=190, outstanding=(Span(70, 90),), origin=0)
 >>> judge_window([jumped], {orders: 40}, {orders: 130}, started_in_group_lifetime=False).waiting_for
-'30 offsets of orders:3, 20 of them owed'
+'30 offsets of orders:3, 20 of them pending'
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ What helps is in the innermost.
 >>> kind = "org.apache.iceberg.exceptions.ServiceUnavailableException"
 >>> told = f"({kind}) Service unavailable: maintenance until 4 pm"
 >>> print(storage_read_error(PySparkException(told), "lake.shop.orders"))
-lake.shop.orders could not be read: its catalog lake does not answer (Service unavailable: maintenance...
+lake.shop.orders could not be read: its catalog lake does not respond (Service unavailable: maintenance...
 """
 
 from __future__ import annotations

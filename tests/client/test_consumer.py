@@ -50,7 +50,7 @@ def test_an_offset_that_the_live_lane_could_not_pass_ends_the_run(consumer):
     poison = OffsetRange("orders", 3, 70, 71)
     consumer.quarantine(poison)
     consumer.quarantine(OffsetRange("orders", 3, 80, 81))
-    with pytest.raises(SlowRecordError, match="owes too many ranges"):
+    with pytest.raises(SlowRecordError, match="has too many pending ranges"):
         consumer.quarantine(poison)
 
 

@@ -148,14 +148,14 @@ NOT_CERTIFIED = {
         certificate(mark=None, account=UNKNOWN),
         (
             "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
-            "cannot tell"
+            "has no record"
         ),
     ),
     "forgotten, where there is no table": (
         certificate(mark=None, account=None),
         (
             "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
-            "cannot tell"
+            "has no record"
         ),
     ),
     "lost by the table": (

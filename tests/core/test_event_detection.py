@@ -284,7 +284,7 @@ def test_foreign_members_are_named_as_such():
     _, joined, left = told(AT_FIRST, both, AT_FIRST)
     assert joined == [MemberJoined(java.name, (P1,), is_foreign=True), RebalanceCompleted(2, None)]
     assert left == [MemberLeft(java.name, LeaveReason.EXTERNAL_CLIENT, ()), RebalanceCompleted(1, None)]
-    assert str(joined[0]) == "foreign member java-1 at 10.0.0.7 joined with orders:1"
+    assert str(joined[0]) == "external member java-1 at 10.0.0.7 joined with orders:1"
 
 
 @pytest.mark.parametrize("name", ["consumer-orders-etl-prod-", "0badcafe", "mirror*"])
@@ -421,14 +421,14 @@ def test_words():
     back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
     assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
     assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, (P0,))).startswith(
-        "foreign member kcat"
+        "external member kcat"
     )
     assert str(RebalanceStarted(2)) == "a rebalance is under way, with 2 members"
     assert (
         str(RebalanceCompleted(2, 7.4))
-        == "the partitions were dealt anew, among 2 members, which took about 7 s"
+        == "the partitions were reassigned among 2 members, which took about 7 s"
     )
-    assert str(RebalanceCompleted(1, None)) == "the partitions were dealt anew, among 1 member"
+    assert str(RebalanceCompleted(1, None)) == "the partitions were reassigned among 1 member"
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
     assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress, but has not been seen at work for 60 s"
@@ -436,7 +436,7 @@ def test_words():
 
 
 def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
-    """By whom, where a foreign member is there; while it is owed again nothing new is told."""
+    """By whom, where a external member is there; while it is owed again nothing new is told."""
     left = (Span(70, 120),)
     lost = PartitionSnapshot(P0, 120, None, log_end=120, outstanding=left, forgotten_pending=left)
     owed = PartitionSnapshot(
@@ -454,8 +454,8 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
         )
     told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
-    assert str(told_first).endswith("kcat at 10.0.0.7 committed over it")
-    assert "somebody who is not in the group now" in str(CrashLagForgotten("orders:0:70-120", 50))
+    assert str(told_first).endswith("kcat at 10.0.0.7 replaced its commit")
+    assert "a client that is not in the group now" in str(CrashLagForgotten("orders:0:70-120", 50))
 
 
 @pytest.mark.parametrize(
@@ -477,5 +477,5 @@ def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
 def test_a_range_without_a_partition_is_named_with_its_size():
     """The sentence has the key that a backfill takes."""
     assert (
-        str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is owed"
+        str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is pending"
     )

@@ -64,17 +64,17 @@ NEW = partition(committed=None, mark=None, log_end=50)
             [], {RUN: FAILED}, IDLE, WARNING, "read; the last live run failed", id="it failed, nothing waits"
         ),
         pytest.param(
-            [], {RUN: DONE}, BEHIND, ERROR, "lag 50 and nobody reads.", id="records wait for nobody"
+            [], {RUN: DONE}, BEHIND, ERROR, "lag 50 and no member.", id="records wait for nobody"
         ),
-        pytest.param([], {}, NEW, ERROR, "lag 50 and nobody reads.", id="never read"),
+        pytest.param([], {}, NEW, ERROR, "lag 50 and no member.", id="never read"),
         pytest.param(
-            [], {RUN: FAILED}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="crashed, no other"
+            [], {RUN: FAILED}, OPEN_BEHIND, ERROR, "member; the last live run failed", id="crashed, no other"
         ),
         pytest.param(
             [], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"
         ),
         pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a run is on its way", id="about to join"),
-        pytest.param([], {OLDER: LATER_STEPS}, NEW, ERROR, "nobody reads", id="only its other steps go on"),
+        pytest.param([], {OLDER: LATER_STEPS}, NEW, ERROR, "and no member", id="only its other steps go on"),
         pytest.param(
             [], {RUN: TIMED_OUT}, OPEN_BEHIND, WARNING, f"run {RUN} left by poll timeout", id="its batch hung"
         ),
@@ -86,7 +86,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
             [], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"
         ),
         pytest.param(
-            [], {RUN: DEAD}, OPEN_BEHIND, ERROR, "reads; the last live run failed", id="its process is gone"
+            [], {RUN: DEAD}, OPEN_BEHIND, ERROR, "member; the last live run failed", id="its process is gone"
         ),
         pytest.param(
             [], {RUN: STOPPED}, BEHIND, ERROR, "run was ended by a signal", id="SIGTERM, and no sensor"
@@ -173,8 +173,8 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
 @pytest.mark.parametrize(
     ("partitions", "oldest", "unlisted", "bound", "gravity", "says"),
     [
-        pytest.param([IDLE], 0.0, [], 60.0, FINE, "nothing is owed", id="nothing"),
-        pytest.param([OWING], 900.0, [], None, FINE, "60 offsets in 2 ranges are owed, the oldest for 900",
+        pytest.param([IDLE], 0.0, [], 60.0, FINE, "nothing is pending", id="nothing"),
+        pytest.param([OWING], 900.0, [], None, FINE, "60 offsets in 2 ranges are pending, the oldest for 900",
                      id="told"),
         pytest.param([OWING], 60.0, [], 60.0, FINE, "at most 60 s", id="the bound is allowed"),
         pytest.param([replace(OWING, external=KCAT)], 0.0, [], 60.0, FINE, "at most 60 s",
@@ -186,7 +186,7 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
         ),
         pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Materialize",
                      id="too old"),
-        pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 owed",
+        pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 pending",
                      id="no partition"),
         pytest.param([OWING], 0.0, ["orders:0:70-120"], None, FINE, "no bound", id="no partition, no bound"),
     ],
@@ -249,7 +249,7 @@ def test_retention(at, gravity, says):
             partition(), (), "", FINE, "every committed offset is in the table", id="it is all there"
         ),
         pytest.param(
-            partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are owed", id="owed is accounted for"
+            partition(outstanding=(Span(10, 30),)), (), "", FINE, "20 are pending", id="owed is accounted for"
         ),
         pytest.param(replace(partition(), external=KCAT), (), "", WARNING, REPLACED, id="an external commit"),
         pytest.param(
@@ -291,12 +291,12 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
 @pytest.mark.parametrize(
     ("owed", "cannot_tell", "gravity", "says"),
     [
-        pytest.param(PendingDeadLetters(), "", FINE, "no dead letter is owed", id="none"),
+        pytest.param(PendingDeadLetters(), "", FINE, "no dead letter is pending", id="none"),
         pytest.param(
             PendingDeadLetters(1, BAD[:1], "X: no"),
             "",
             WARNING,
-            "1 dead letter is owed: orders:0:7-8; the",
+            "1 dead letter is pending: orders:0:7-8; the",
             id="1",
         ),
         pytest.param(

@@ -87,7 +87,7 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
     ("given_seconds", "error", "words"),
     [
         pytest.param(
-            {}, InvalidSettingError, "no run budget.*Set max_batch_seconds", id="no budget is no default"
+            {}, InvalidSettingError, "no run budget.*Fix: set max_batch_seconds", id="no budget is no default"
         ),
         pytest.param({"argument": 0}, InvalidSettingError, r"0 s \(argument\) must be above 0", id="zero"),
         pytest.param({"op_tag": -1}, InvalidSettingError, r"-1 s \(op tag\)", id="negative"),

@@ -41,13 +41,13 @@ def judge(one, begin, end, *, is_of_our_time=False):
         pytest.param(
             partition(outstanding=(Span(50, 80),)),
             60,
-            "10 offsets of orders:0, 10 of them owed",
+            "10 offsets of orders:0, 10 of them pending",
             id="cut by a crash",
         ),
         pytest.param(
             partition(outstanding=(Span(1, 2), Span(90, 95))),
             60,
-            "1 offsets of orders:0, 1 of them owed",
+            "1 offsets of orders:0, 1 of them pending",
             id="owed long before",
         ),
         pytest.param(

@@ -1,6 +1,6 @@
 """The first hour of a new user: commands and clicks of README and docs, in an empty folder, do what they say.
 
-The pictures of docs/ui.md are made on the way when KAFKA_LIVENESS_SCREENSHOTS names a folder for them.
+The pictures of docs/backfill.md are made on the way when KAFKA_LIVENESS_SCREENSHOTS names a folder for them.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def tab(page, name):
 
 
 def backfill_by_clicking(page, url, keys, crashed):
-    """docs/ui.md: what was skipped is found as missing, explained, launched and watched with clicks alone."""
+    """docs/backfill.md: what was skipped is found as missing, explained, launched and watched with clicks alone."""
     key, missing = keys[0], len(keys)
     spans = [key.rpartition(":")[2].split("-") for key in keys]
     skipped = sum(int(end) - int(start) for start, end in spans)

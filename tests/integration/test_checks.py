@@ -112,7 +112,7 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     w = checked.world
     found = checked.run()
     assert {name for name, one in found.items() if not one.passed} == {"group_alive", "lag"}
-    assert "lag 50 and nobody reads" in found["group_alive"].description
+    assert "lag 50 and no member" in found["group_alive"].description
     assert "lag 50 is above max_lag=40" in found["lag"].description
     assert (found["group_alive"].severity, found["lag"].severity) == (ERROR, WARN)
     assert found["lag"].metadata["lag"].value == 50
@@ -120,7 +120,7 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
         join(w, consumer)
         assert set(checked.run("lag")) == {"lag"}, "any of them may be run alone"
         checked.fails(
-            checked.run(), "crash_lag_age", WARN, f"{w.topic}:3:70-120 of 50 owed offsets: no such partition"
+            checked.run(), "crash_lag_age", WARN, f"{w.topic}:3:70-120 of 50 pending offsets: no such partition"
         )
         told = checked.tick()
         assert {name: one.passed for name, one in told.items()} == dict.fromkeys(NAMES, True)

@@ -69,7 +69,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
 
     found = world.check()
     assert not found.passed
-    assert f"4 dead letters are owed: {world.topic}:0:0-1" in found.description
+    assert f"4 dead letters are pending: {world.topic}:0:0-1" in found.description
     world.tick()
     assert len(world.keys()) == 4
 
@@ -87,7 +87,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
         [1],
     )
     assert world.pending() == [(7, 8)]
-    assert "2 dead letters are owed" in world.check().description
+    assert "2 dead letters are pending" in world.check().description
     assert [row["value"] for row in world._rows(world.table)][:2] == [-1, 1]
 
 
@@ -184,7 +184,7 @@ def test_what_the_commit_has_no_room_for_is_named_before_anything_is_passed(make
     monkeypatch.setattr(commit_metadata, "MAX_METADATA_BYTES", 50)
     error = world.live()
     assert isinstance(error, BadRecordError)
-    assert "owes too many ranges" in str(error)
+    assert "has too many pending ranges" in str(error)
     assert (world.offsets_in_table(), world.letters(), world.pending(), bool(world.committed_offset())) == (
         [],
         [],
@@ -226,7 +226,7 @@ def test_the_catch_up_lane_does_what_it_can(make):
             [3, 5],
             [(3, 4), (5, 6)],
         )
-    assert "2 dead letters are owed" in world.check().description
+    assert "2 dead letters are pending" in world.check().description
     world.value = MENDED
     assert world.catch_up((2, 7)) is None
     assert (world.offsets_in_table(), world.letters(), world.pending(), world.materialized_ranges()) == (

@@ -1,4 +1,4 @@
-"""Complete hours as docs/windows.md has them, in a Dagster whose daemon starts every run."""
+"""Complete hours as docs/complete-hours.md has them, in a Dagster whose daemon starts every run."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, work
         away.setattr(type(instance), "report_run_failed", lambda *_: 1 / 0)
         assert desk.looks(clock, 60) == [(LIVE, None)] * 2
     assert desk.status(run) is STARTED
-    assert "could not tell Dagster that run" in capfd.readouterr().err
+    assert "could not report to Dagster that run" in capfd.readouterr().err
     desk.run("live")
     assert desk.looks(clock, 60) == []
     assert desk.status(run) is FAILURE

@@ -125,7 +125,7 @@ def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
     world.crash_and_resume_at_120()
     error = world.catch_up((70, 120), between=lambda _: world.expire(105))
     assert isinstance(error, kl.DataExpiredError), error
-    assert f"{world.topic}:0:70-105: 35 owed offsets expired" in str(error)
+    assert f"{world.topic}:0:70-105: 35 pending offsets expired" in str(error)
     skip = kl.Offsets(on_data_loss="write_off")
     assert world.catch_up((70, 120), between=lambda _: world.expire(110), offsets=skip) is None
     assert world.offsets() == written_rows(0, 70) + written_rows(110, 120)
@@ -243,5 +243,5 @@ def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
     asset = ["--asset", f"{world.name}_crash_lag"]
     code, said, keys = replay(world, tmp_path / "home", "--from", "2020-01-01T00:00Z", *asset)
     assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{world.topic}:0:0-70"])
-    assert f"since they are owed and have partitions of their own: {world.topic}:0:70-120" in said
+    assert f"since they are pending and have partitions of their own: {world.topic}:0:70-120" in said
     assert "since the live lane comes to them: 10 offsets" in said

@@ -31,7 +31,7 @@ from tests.waiting import wait_for
 # Dagster's GraphQL client
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")
 
-EMPTIED, DEALT = "the group has no member any more", "the partitions were dealt anew, among {} members"
+EMPTIED, DEALT = "the group has no member any more", "the partitions were reassigned among {} members"
 
 
 class Sensor:
@@ -267,7 +267,7 @@ def test_others_come_and_go(services, make_topic, instance):
         )
         elsewhere = f"dagster/orders_job/{uuid4()}/orders"
         for client_id, who in {
-            "kcat": "foreign member kcat at 127.0.0.1",
+            "kcat": "external member kcat at 127.0.0.1",
             elsewhere: f"run {run_id_of_client(elsewhere)} of another Dagster instance",
         }.items():
             foreign = Consumer(

@@ -159,7 +159,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
         desk.cursor = before
         again = {request.tags["about"]: request.run_key for request in desk.tick().run_requests}
     assert f"run {consumer._run_context.short_run_id} joined with {crashed.topic}:0" in " ".join(asked)
-    assert f"crash lag {crashed.topic}:3:70-120, 50 offsets, is owed" in asked
+    assert f"crash lag {crashed.topic}:3:70-120, 50 offsets, is pending" in asked
     assert {request.job_name for request in first.run_requests} == {"orders_job"}
     assert len(set(asked.values())) == len(asked)
     assert all(asked[about] == key for about, key in again.items()), (

@@ -184,7 +184,7 @@ def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
         seen.asset_entry.asset_key if hasattr(seen, "asset_entry") else seen.asset_key == asset.crash_lag.key
     )
     assert seen.partition_key == key
-    assert "stays owed" in seen.asset_observation.description
+    assert "stays pending" in seen.asset_observation.description
     with world.kafka.consumer(topics=[world.topic], group_id=f"etl-{world.topic}") as consumer:
         assert [str(owed) for owed in consumer.pending(world.topic, 0)] == [key]
 

@@ -388,7 +388,7 @@ def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instan
         "write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words
     )
     assert told.exit_code == 0, told.output
-    assert f"an event of orders_crash_lag will tell of it, partitions {w.tp}:70-120" in told.stdout
+    assert f"an event of orders_crash_lag will record it, partitions {w.tp}:70-120" in told.stdout
     [seen] = instance.fetch_observations(key, limit=1).records
     event = seen.asset_observation
     who = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -446,7 +446,7 @@ def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypa
     assert f"orders_crash_lag has no partition {replay}" in run(*asked).stderr
     instance.add_dynamic_partitions("orders_crash_lag", [replay])
     before = logs(owing)
-    assert f"{replay} cannot be closed: {owing.tp}:70-120 of it is owed" in run(*asked).stderr
+    assert f"{replay} cannot be closed: {owing.tp}:70-120 of it is pending" in run(*asked).stderr
     with monkeypatch.context() as patch:
         patch.delenv("DAGSTER_HOME")
         assert "set DAGSTER_HOME" in run(*asked).stderr

@@ -120,12 +120,12 @@ def test_an_hour_that_a_crash_cut_is_told_when_its_crash_lag_is_done(world):
     """Each once, in order, with its offsets; and until then it is said what is waited for."""
     world.crash_at_70()
     assert {hour: told["offsets"].value for hour, told in world.completed_windows().items()} == {0: 60}
-    until = f"told to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
+    until = f"marked complete up to {world.key(1)[:10]} {world.key(1)[11:]} UTC"
     assert world.waiting_windows() == f"{until}; {world.key(1)} waits for 30 offsets of {world.topic}:0"
     world.grow_to(150)
     assert world.live() is None
     assert world.completed_windows() == {}
-    assert world.waiting_windows().endswith(f"50 offsets of {world.topic}:0, 50 of them owed")
+    assert world.waiting_windows().endswith(f"50 offsets of {world.topic}:0, 50 of them pending")
     assert world.catch_up((70, 150)) is None
     told = world.completed_windows()
     assert {hour: one["offsets"].value for hour, one in told.items()} == {1: 60, 2: 30}
@@ -510,7 +510,7 @@ def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     before = world.snapshots()
     error = world.materialize(1)
     assert isinstance(error, IncompleteWindowError)
-    assert f"50 offsets are owed ({world.topic}:0:70-120), 0 are not read yet" in str(error)
+    assert f"50 offsets are pending ({world.topic}:0:70-120), 0 are not read yet" in str(error)
     assert world.snapshots() == before
 
 
@@ -526,7 +526,7 @@ def test_an_hour_by_hand_with_old_dead_letters(made):
     assert world.completed_windows() == {}
     error = world.materialize(0)
     assert isinstance(error, IncompleteWindowError)
-    assert f"1 offsets are owed ({world.topic}:0:5-6)" in str(error)
+    assert f"1 offsets are pending ({world.topic}:0:5-6)" in str(error)
     assert (
         f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`"
         in str(error)
