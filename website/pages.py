@@ -42,12 +42,23 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Caller: mkdocs, for each page. Affects: where its links lead, and the first page's template."""
     here = page.file.src_uri
     if here == "README.md":
-        page.meta["template"] = "home.html"
+        page.meta |= {"template": "home.html", "title": "kafka_liveness_dagster"}
+        markdown = _without_header(markdown)
     if here.startswith("reference/"):
         return markdown
     parts = _CODE.split(markdown)  # every second one is code
     parts[::2] = [_LINK.sub(lambda link: f"]({_place(here, link['to'])}", text) for text in parts[::2]]
     return "".join(parts)
+
+
+def _without_header(readme: str) -> str:
+    r"""Leave out the title, the tagline and the picture of the lanes, which the first page's template has.
+
+    >>> _without_header("# a\n\n- b\n\n![c](docs/images/concept-lanes.svg)\n")
+    '- b\n\n'
+    """
+    body = readme[readme.index("\n- ") + 1 :]
+    return re.sub(r"!\[[^]]*\]\([^)]*concept-lanes\.svg\)\n+", "", body)
 
 
 def on_page_content(html: str, **_: object) -> str:
