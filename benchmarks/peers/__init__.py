@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -48,8 +49,9 @@ class Pace:
         self.interval_ms = max(round(self.interval_ms * change), _SHORTEST_MS)
 
 
-def class_path(name: str, *, of_spark: Sequence[str] = ()) -> str:
-    """Return the class path of a peer, whose jars are downloaded at first use.
+@cache
+def class_path(name: str, *, of_spark: tuple[str, ...] = ()) -> str:
+    """Return the class path of a peer, whose jars are downloaded at first use and checked once a process.
 
     Args:
         name: ``flink`` or ``connect``.
