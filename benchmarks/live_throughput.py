@@ -5,7 +5,9 @@ all in one pass, and plans once. The peers:
 
 - Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the batch size;
 - Flink in one JVM, which reads while it writes, with exactly-once checkpoints. Flink commits by time: in the
-  warm-up its checkpoint interval is tuned until a commit has about as many records as a batch.
+  warm-up its checkpoint interval is tuned until a commit has about as many records as a batch;
+- Kafka Connect, a standalone worker with Iceberg's sink, whose commit interval is tuned in the same way. It
+  may make fewer and larger commits than wanted, so the table has the commits of each way.
 
 All have the same options of Kafka's consumer, the same catalog and the same table properties. They take turns
 in every repetition, each in a warm JVM. After each the table is compared with the topic: every offset once.
@@ -26,8 +28,10 @@ import click
 from rich.console import Console
 
 import kafka_liveness_dagster as kl
-from benchmarks.lake import Lake, fill, lake, new_topic, to_rows
+from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
 from benchmarks.peers import Pace
+from benchmarks.peers.connect import SINK_VERSION, TASKS, connect
+from benchmarks.peers.connect import VERSION as CONNECT_VERSION
 from benchmarks.peers.flink import VERSION as FLINK_VERSION
 from benchmarks.peers.flink import flink
 from benchmarks.report import Table, keep, show
@@ -37,6 +41,7 @@ from benchmarks.ways import FLIGHTS, Runs, everything, in_words, one_pass, strea
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from benchmarks.peers.connect import Connect
     from benchmarks.peers.flink import Flink
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
@@ -58,7 +63,7 @@ _PICTURE = Path("docs/images/live-throughput.svg")
     "--repetitions", default=3, show_default=True, help="Of each way, after three that are not counted."
 )
 @click.option("--peer/--no-peer", default=True, help="Structured Streaming.")
-@click.option("--peers/--no-peers", default=True, help="Flink.")
+@click.option("--peers/--no-peers", default=True, help="Flink and Kafka Connect.")
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
@@ -75,9 +80,9 @@ def main(
     write: Path | None,
     svg_file: Path | None,
 ) -> None:
-    """Measure the live lane against plain Spark, Structured Streaming and Flink, from Kafka into Iceberg.
+    """Measure the live lane against plain Spark, Structured Streaming, Flink and Kafka Connect.
 
-    About 9 minutes. With `--records 400000 --repetitions 1` half a minute tells whether all works; the ratios
+    About 12 minutes. `--records 400000 --repetitions 1` shows in three minutes whether all works. The ratios
     of so few records are worse, since joining the group and the first plan count as much.
     """
     console = Console()
@@ -88,6 +93,7 @@ def main(
         all_ways = _ways(services, topic, batches, Runs(services), peer=peer)
         if peers:
             all_ways |= _flink_ways(services, topic, batches, running.enter_context(flink(services)))
+            all_ways |= _connect_ways(services, topic, batches, running.enter_context(connect(services)))
         commits: dict[str, list[int]] = {name: [] for name in all_ways}
         ways = {
             name: partial(services.timed, _counted(services, way, commits[name]), records)
@@ -127,6 +133,14 @@ def _flink_ways(services: Lake, topic: str, batches: Sequence[int], running: Fli
     }
 
 
+def _connect_ways(services: Lake, topic: str, batches: Sequence[int], running: Connect) -> dict[str, Way]:
+    """Return what Kafka Connect is to do, by the name of its row."""
+    return {
+        connected(batch): partial(_connect, services, topic, running, pace=Pace(batch, _WARM_UPS))
+        for batch in batches
+    }
+
+
 def _counted(services: Lake, way: Way, commits: list[int]) -> Way:
     """Return a way that also keeps the number of its commits."""
 
@@ -153,6 +167,11 @@ def flinked(batch: int) -> str:
     return f"Flink, about {batch:,} a commit"
 
 
+def connected(batch: int) -> str:
+    """The name of Kafka Connect's row."""
+    return f"Kafka Connect, about {batch:,} a commit"
+
+
 def _live(runs: Runs, topic: str, batch: int | Literal["auto"], flights: int, table: IcebergTable) -> float:
     name = f"live_{uuid4().hex[:8]}"
     asset = kl.kafka_asset(
@@ -169,6 +188,13 @@ def _stream(services: Lake, topic: str, batch: int, table: IcebergTable) -> floa
 def _flink(services: Lake, topic: str, running: Flink, table: IcebergTable, *, pace: Pace) -> float:
     seconds = running.write(topic, table, pace.interval_ms)
     pace.tune(services.rows(table), services.commits(table))
+    return seconds
+
+
+def _connect(services: Lake, topic: str, running: Connect, table: IcebergTable, *, pace: Pace) -> float:
+    records = sum(log_ends(services.servers, topic, PARTITIONS).values())
+    seconds = running.write(topic, table, records, pace.interval_ms)
+    pace.tune(records, services.commits(table))
     return seconds
 
 
@@ -209,6 +235,11 @@ def _told(
             f"Flink {FLINK_VERSION} is a cluster in one process, with two task slots and Iceberg's "
             "IcebergSink; its clock goes from the submission of the job to its end. It commits by time, "
             "so its commits are the checkpoints with records"
+        )
+    if any(connected(batch) in found for batch in batches):
+        table.note(
+            f"Kafka Connect {CONNECT_VERSION} is a standalone worker, with {TASKS} tasks of Iceberg's sink "
+            f"{SINK_VERSION}; its clock goes from the creation of the connector to the last commit"
         )
     for batch in batches:
         best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)
