@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import tempfile
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -87,10 +88,13 @@ def compiled(source: Path, path: str) -> Path:
     javac = jars.find_java().with_name("javac")
     if not javac.exists():
         raise RuntimeError(f"{javac} is missing. Fix: install a JDK, or use --no-peers")
-    command = [str(javac), "-d", str(folder), "-cp", path, str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{source.name} was not compiled:\n{done.stderr[-2000:]}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
+        command = [str(javac), "-d", f"{scratch}/classes", "-cp", path, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{source.name} was not compiled:\n{done.stderr[-2000:]}")
+        Path(scratch, "classes").rename(folder)  # complete or absent
     return folder
 
 
