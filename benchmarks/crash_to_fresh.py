@@ -10,7 +10,11 @@ table's own `committed_at`, for all alike.
   daemon's own, notices the death of the run worker, and the queue is looked at each second. The Spark server
   and Kafka live on;
 - Structured Streaming in a process of its own, with Spark in it, killed and started again at once by this
-  benchmark, as no supervisor could do it sooner.
+  benchmark, as no supervisor could do it sooner;
+- Flink in one JVM, with a checkpoint each second, killed and started again at once in the same way. It goes
+  on from its last complete checkpoint.
+
+The tables of both peers are compared with the topic afterwards: every offset once.
 
     python -m benchmarks.crash_to_fresh --write benchmarks/RESULTS.md
 """
@@ -40,6 +44,7 @@ from benchmarks import crashing, stream_driver
 from benchmarks.daemon import Daemon
 from benchmarks.lake import Lake, fresh_at, lake, log_ends, new_topic
 from benchmarks.left_behind import Trickle
+from benchmarks.peers.flink import flink, last_checkpoint
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
 from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
@@ -53,8 +58,10 @@ if TYPE_CHECKING:
 TITLE = "From SIGKILL to fresh data"
 PARTITIONS = 8
 LIVE, STREAM = "live lane, through Dagster", "Structured Streaming, started again at once"
+FLINK = "Flink, started again at once"
 FRESH = "a fresh record is in the table"
 _PATIENCE = 120.0
+_CHECKPOINT_MS = 1_000
 _SETTINGS = (
     "run_coordinator: {module: dagster, class: QueuedRunCoordinator, config: {dequeue_interval_seconds: 1}}\n"
     "sensors: {use_threads: true, num_workers: 8}\n"
@@ -71,13 +78,14 @@ Moments = dict[str, float]
 @click.option(
     "--repetitions", default=10, show_default=True, help="Of each way, after one that is not counted."
 )
+@click.option("--peers/--no-peers", default=True, help="Flink.")
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
-def main(repetitions: int, write: Path | None) -> None:
+def main(repetitions: int, *, peers: bool, write: Path | None) -> None:
     """Kill what runs a pipeline, and measure until its table has fresh data again.
 
-    About 12 minutes: a crash may happen at any moment between two looks of Dagster's daemon.
+    About 16 minutes: a crash may happen at any moment between two looks of Dagster's daemon.
     """
     console = Console()
     with lake() as services:
@@ -85,6 +93,8 @@ def main(repetitions: int, write: Path | None) -> None:
             LIVE: partial(_live, services),
             STREAM: partial(_stream, services),
         }
+        if peers:
+            ways[FLINK] = partial(_flink, services)
         found = interleaved(console, "killing", ways, repetitions, list(ways))
     table = _told(found)
     show(console, table)
@@ -149,7 +159,26 @@ def _stream(services: Lake) -> Moments:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
         with start():
-            return {FRESH: _await_fresh(services, topic, table, killed_at)}
+            fresh = _await_fresh(services, topic, table, killed_at)
+    services.drop_exact(table)
+    return {FRESH: fresh}
+
+
+def _flink(services: Lake) -> Moments:
+    topic, table = new_topic(services.servers, PARTITIONS), services.new_table()
+    checkpoints = services.home / f"checkpoints-{topic}"
+    with Trickle(services.servers, topic, PARTITIONS):
+        with flink(services) as running:
+            running.start(topic, table, _CHECKPOINT_MS, checkpoints)
+            _await_fresh(services, topic, table, time.time())
+            killed_at = time.time()
+            running.kill()
+        with flink(services) as running:
+            last = last_checkpoint(checkpoints)
+            running.start(topic, table, _CHECKPOINT_MS, checkpoints, restored=last)
+            fresh = _await_fresh(services, topic, table, killed_at)
+    services.drop_exact(table)
+    return {FRESH: fresh}
 
 
 @contextmanager
@@ -192,14 +221,17 @@ def _await_fresh(services: Lake, topic: str, table: IcebergTable, since: float) 
 
 
 def _told(found: dict[str, list[Moments]]) -> Table:
-    table = Table("seconds from SIGKILL: median (spread)", ("moment", LIVE, STREAM))
+    peers = [way for way in (STREAM, FLINK) if way in found]
+    table = Table("seconds from SIGKILL: median (spread)", ("moment", LIVE, *peers))
     live = found[LIVE]
     names = sorted(live[0], key=lambda name: statistics.median(one[name] for one in live))
     for name in names:
-        peer = _spread([one[FRESH] for one in found[STREAM]]) if name == FRESH else ""
-        table.add(name, _spread([one[name] for one in live]), peer)
+        of_peers = [_spread([one[FRESH] for one in found[peer]]) if name == FRESH else "" for peer in peers]
+        table.add(name, _spread([one[name] for one in live]), *of_peers)
     seconds = Seconds({way: [one[FRESH] for one in moments] for way, moments in found.items()})
-    table.note(f"the live lane {seconds.ratios(STREAM, LIVE)} times as fast, in the same repetition")
+    for peer in peers:
+        ratios = seconds.ratios(peer, LIVE)
+        table.note(f"the live lane {ratios} times as fast as {peer}, in the same repetition")
     table.note(
         "with `sensors: {use_threads: true}`, so a tick watches the run's process, and "
         "`dequeue_interval_seconds: 1`; without them the sensor looks every 5 s, and so does the queue"

@@ -24,6 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.embedded import services
 from kafka_liveness_dagster.embedded.jars import jars_folder
+from kafka_liveness_dagster.embedded.spark import CATALOG
 from kafka_liveness_dagster.spark.connect.session import connect
 from kafka_liveness_dagster.spark.source import DEFAULTS, source_group_id
 from kafka_liveness_dagster.spark.table.schema import create_table
@@ -75,12 +76,32 @@ class Lake:
         ours = {**DEFAULTS, **self.kafka.settings().spark_options()}
         return {**ours, "kafka.group.id": source_group_id(ours) + reader}
 
+    @property
+    def catalog(self) -> dict[str, str]:
+        """Properties of the JDBC catalog, for a peer without Spark to have the same."""
+        prefix = f"spark.sql.catalog.{CATALOG}."
+        settings = ("uri", "jdbc.schema-version", "warehouse")
+        return {"name": CATALOG, **{name: str(self.session.conf.get(prefix + name)) for name in settings}}
+
     def new_table(self) -> IcebergTable:
         """An empty table as the package makes them, the same for every way to write."""
         table = IcebergTable(f"lake.bench.orders_{uuid4().hex[:8]}")
         row = self.session.sql("SELECT '' AS topic, 0 AS partition, 0L AS offset, '' AS order_json")
         create_table(table, row.limit(0), (), {})
         return table
+
+    def commits(self, table: IcebergTable) -> int:
+        """Count the snapshots that added records to a table."""
+        added = self.session.sql(
+            f"SELECT count(*) AS n FROM {table.quoted}.snapshots "
+            "WHERE CAST(summary['added-records'] AS long) > 0"
+        ).first()
+        assert added is not None  # noqa: S101 - an aggregate has a row
+        return int(added["n"])
+
+    def rows(self, table: IcebergTable) -> int:
+        """Count the rows of a table."""
+        return int(self.session.table(table.quoted).count())
 
     def timed(self, way: Callable[[IcebergTable], float], records: int) -> float:
         """Seconds of one way into a new table, which must be exact afterwards."""

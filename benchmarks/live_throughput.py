@@ -1,35 +1,51 @@
 """How fast does the live lane bring records from Kafka into an Iceberg table, in batches that are each exact?
 
 Four million orders of about 100 bytes on 8 partitions. The bound is plain Spark, which reads and writes them
-all in one pass, and plans once (Flink, which reads while it writes, was measured at 0.97 to 1.41 times its
-speed); the peer is Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the
-batch size. All have the same options of Spark's Kafka source and the same table properties, take turns in
-every repetition on one warm server, and after each the table is looked at: every offset once.
+all in one pass, and plans once. The peers:
+
+- Structured Streaming with `trigger(availableNow=True)` and `maxOffsetsPerTrigger` of the batch size;
+- Flink in one JVM, which reads while it writes, with exactly-once checkpoints. Flink commits by time: in the
+  warm-up its checkpoint interval is tuned until a commit has about as many records as a batch;
+- Kafka Connect, a standalone worker with Iceberg's sink, whose commit interval is tuned in the same way. It
+  may make fewer and larger commits than wanted, so the table has the commits of each way.
+
+All have the same options of Kafka's consumer, the same catalog and the same table properties. They take turns
+in every repetition, each in a warm JVM. After each the table is compared with the topic: every offset once.
 
     python -m benchmarks.live_throughput --write benchmarks/RESULTS.md
 """
 
 from __future__ import annotations
 
+import statistics
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from uuid import uuid4
 
 import click
 from rich.console import Console
 
 import kafka_liveness_dagster as kl
-from benchmarks.lake import Lake, fill, lake, new_topic, to_rows
+from benchmarks.lake import Lake, fill, lake, log_ends, new_topic, to_rows
+from benchmarks.peers import Pace
+from benchmarks.peers.connect import SINK_VERSION, TASKS, connect
+from benchmarks.peers.connect import VERSION as CONNECT_VERSION
+from benchmarks.peers.flink import VERSION as FLINK_VERSION
+from benchmarks.peers.flink import flink
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import Seconds, interleaved
 from benchmarks.ways import FLIGHTS, Runs, everything, in_words, one_pass, stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from benchmarks.peers.connect import Connect
+    from benchmarks.peers.flink import Flink
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
+Way: TypeAlias = "Callable[[IcebergTable], float]"
 TITLE = "Live throughput"
 PARTITIONS = 8
 BOUND = "plain Spark, one pass"
@@ -47,6 +63,7 @@ _PICTURE = Path("docs/images/live-throughput.svg")
     "--repetitions", default=3, show_default=True, help="Of each way, after three that are not counted."
 )
 @click.option("--peer/--no-peer", default=True, help="Structured Streaming.")
+@click.option("--peers/--no-peers", default=True, help="Flink and Kafka Connect.")
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
@@ -59,23 +76,31 @@ def main(
     repetitions: int,
     *,
     peer: bool,
+    peers: bool,
     write: Path | None,
     svg_file: Path | None,
 ) -> None:
-    """Measure the live lane against plain Spark and Structured Streaming, from Kafka into Iceberg.
+    """Measure the live lane against plain Spark, Structured Streaming, Flink and Kafka Connect.
 
-    About 7 minutes. With `--records 400000 --repetitions 1` half a minute tells whether all works; the ratios
+    About 12 minutes. `--records 400000 --repetitions 1` shows in three minutes whether all works. The ratios
     of so few records are worse, since joining the group and the first plan count as much.
     """
     console = Console()
-    with lake() as services:
+    with lake() as services, ExitStack() as running:
         topic = new_topic(services.servers, PARTITIONS)
         with console.status(f"producing {records:,} records"):
             fill(services.servers, topic, PARTITIONS, records)
         all_ways = _ways(services, topic, batches, Runs(services), peer=peer)
-        ways = {name: partial(services.timed, way, records) for name, way in all_ways.items()}
+        if peers:
+            all_ways |= _flink_ways(services, topic, batches, running.enter_context(flink(services)))
+            all_ways |= _connect_ways(services, topic, batches, running.enter_context(connect(services)))
+        commits: dict[str, list[int]] = {name: [] for name in all_ways}
+        ways = {
+            name: partial(services.timed, _counted(services, way, commits[name]), records)
+            for name, way in all_ways.items()
+        }
         found = Seconds(interleaved(console, "writing", ways, repetitions, list(ways) * _WARM_UPS))
-    table = _told(found, records, batches)
+    table = _told(found, {name: made[_WARM_UPS:] for name, made in commits.items()}, records, batches)
     show(console, table)
     if write is not None:
         keep(write, TITLE, "python -m benchmarks.live_throughput", [table])
@@ -84,14 +109,12 @@ def main(
         _draw(svg_file or _PICTURE, found, records)
 
 
-def _ways(
-    services: Lake, topic: str, batches: Sequence[int], runs: Runs, *, peer: bool
-) -> dict[str, Callable[[IcebergTable], float]]:
+def _ways(services: Lake, topic: str, batches: Sequence[int], runs: Runs, *, peer: bool) -> dict[str, Way]:
     """What is measured, by the name of its row.
 
     Each writes the whole topic to a table and gives its seconds.
     """
-    ways: dict[str, Callable[[IcebergTable], float]] = {}
+    ways: dict[str, Way] = {}
     ways[BOUND] = lambda table: one_pass(everything(services, topic), table)
     for batch in batches:
         for flights in FLIGHTS:
@@ -102,6 +125,33 @@ def _ways(
     return ways
 
 
+def _flink_ways(services: Lake, topic: str, batches: Sequence[int], running: Flink) -> dict[str, Way]:
+    """Return what Flink is to do, by the name of its row."""
+    return {
+        flinked(batch): partial(_flink, services, topic, running, pace=Pace(batch, _WARM_UPS))
+        for batch in batches
+    }
+
+
+def _connect_ways(services: Lake, topic: str, batches: Sequence[int], running: Connect) -> dict[str, Way]:
+    """Return what Kafka Connect is to do, by the name of its row."""
+    return {
+        connected(batch): partial(_connect, services, topic, running, pace=Pace(batch, _WARM_UPS))
+        for batch in batches
+    }
+
+
+def _counted(services: Lake, way: Way, commits: list[int]) -> Way:
+    """Return a way that also keeps the number of its commits."""
+
+    def counted(table: IcebergTable) -> float:
+        seconds = way(table)
+        commits.append(services.commits(table))
+        return seconds
+
+    return counted
+
+
 def ours(batch: int, flights: int) -> str:
     """The name of the live lane's row."""
     return f"live lane, {batch:,} a batch{in_words(flights)}"
@@ -110,6 +160,16 @@ def ours(batch: int, flights: int) -> str:
 def streamed(batch: int) -> str:
     """The name of the peer's row."""
     return f"Structured Streaming, {batch:,} a trigger"
+
+
+def flinked(batch: int) -> str:
+    """The name of Flink's row."""
+    return f"Flink, about {batch:,} a commit"
+
+
+def connected(batch: int) -> str:
+    """The name of Kafka Connect's row."""
+    return f"Kafka Connect, about {batch:,} a commit"
 
 
 def _live(runs: Runs, topic: str, batch: int | Literal["auto"], flights: int, table: IcebergTable) -> float:
@@ -125,8 +185,30 @@ def _stream(services: Lake, topic: str, batch: int, table: IcebergTable) -> floa
     return stream(services, topic, table, batch)
 
 
-def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
-    columns = ("way", "seconds: median (spread)", "records/s", "of the bound", "of Structured Streaming")
+def _flink(services: Lake, topic: str, running: Flink, table: IcebergTable, *, pace: Pace) -> float:
+    seconds = running.write(topic, table, pace.interval_ms)
+    pace.tune(services.rows(table), services.commits(table))
+    return seconds
+
+
+def _connect(services: Lake, topic: str, running: Connect, table: IcebergTable, *, pace: Pace) -> float:
+    records = sum(log_ends(services.servers, topic, PARTITIONS).values())
+    seconds = running.write(topic, table, records, pace.interval_ms)
+    pace.tune(records, services.commits(table))
+    return seconds
+
+
+def _told(
+    found: Seconds, commits: Mapping[str, Sequence[int]], records: int, batches: Sequence[int]
+) -> Table:
+    columns = (
+        "way",
+        "seconds: median (spread)",
+        "commits",
+        "records/s",
+        "of the bound",
+        "of Structured Streaming",
+    )
     table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", columns)
     for name in found:
         peer = next(
@@ -136,6 +218,7 @@ def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
         faster = found.ratios(peer, name) if peer and peer != name else ""
         cells = (
             found.spread(name),
+            f"{statistics.median(commits[name]):.0f}",
             f"{records / found.median(name):,.0f}",
             found.ratios(BOUND, name),
             faster,
@@ -147,6 +230,17 @@ def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
         "the last commit of offsets. That of Structured Streaming goes from the start of the query to its "
         "end"
     )
+    if any(flinked(batch) in found for batch in batches):
+        table.note(
+            f"Flink {FLINK_VERSION} is a cluster in one process, with two task slots and Iceberg's "
+            "IcebergSink; its clock goes from the submission of the job to its end. It commits by time, "
+            "so its commits are the checkpoints with records"
+        )
+    if any(connected(batch) in found for batch in batches):
+        table.note(
+            f"Kafka Connect {CONNECT_VERSION} is a standalone worker, with {TASKS} tasks of Iceberg's sink "
+            f"{SINK_VERSION}; its clock goes from the creation of the connector to the last commit"
+        )
     for batch in batches:
         best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)
         if (goal := GOALS.get(batch)) is not None:
