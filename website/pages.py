@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Caller: mkdocs, for each page. Affects: where its links lead, and the first page's template."""
     here = page.file.src_uri
     if here == "README.md":
-        page.meta |= {"template": "home.html", "title": "kafka_liveness_dagster"}
+        page.meta.update(template="home.html", title="kafka_liveness_dagster")
         markdown = _without_header(markdown)
     if here.startswith("reference/"):
         return markdown

@@ -477,5 +477,6 @@ def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
 def test_a_range_without_a_partition_is_named_with_its_size():
     """The sentence has the key that a backfill takes."""
     assert (
-        str(CrashLagFound("orders:0:70-1070", 1_000)) == "crash lag orders:0:70-1070, 1,000 offsets, is pending"
+        str(CrashLagFound("orders:0:70-1070", 1_000))
+        == "crash lag orders:0:70-1070, 1,000 offsets, is pending"
     )

@@ -63,9 +63,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
         pytest.param(
             [], {RUN: FAILED}, IDLE, WARNING, "read; the last live run failed", id="it failed, nothing waits"
         ),
-        pytest.param(
-            [], {RUN: DONE}, BEHIND, ERROR, "lag 50 and no member.", id="records wait for nobody"
-        ),
+        pytest.param([], {RUN: DONE}, BEHIND, ERROR, "lag 50 and no member.", id="records wait for nobody"),
         pytest.param([], {}, NEW, ERROR, "lag 50 and no member.", id="never read"),
         pytest.param(
             [], {RUN: FAILED}, OPEN_BEHIND, ERROR, "member; the last live run failed", id="crashed, no other"

@@ -140,7 +140,7 @@ def tab(page, name):
 
 
 def backfill_by_clicking(page, url, keys, crashed):
-    """docs/backfill.md: what was skipped is found as missing, explained, launched and watched with clicks alone."""
+    """docs/backfill.md: skipped ranges are found as missing, explained, launched and watched with clicks."""
     key, missing = keys[0], len(keys)
     spans = [key.rpartition(":")[2].split("-") for key in keys]
     skipped = sum(int(end) - int(start) for start, end in spans)
