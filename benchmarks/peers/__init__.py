@@ -34,6 +34,12 @@ class Pace:
 
     Attributes:
         interval_ms: the interval of the next run.
+
+    >>> pace = Pace(500_000, tuned_runs=1)
+    >>> pace.tune(records=4_000_000, commits=4)
+    >>> pace.tune(records=4_000_000, commits=16)
+    >>> pace.interval_ms
+    250
     """
 
     def __init__(self, batch: int, tuned_runs: int) -> None:
