@@ -26,7 +26,7 @@ class Failpoint(Enum):
     AFTER_JOIN = "after_join"
     """Live: partitions are assigned, nothing is committed.
 
-    Catch-up: what was asked for is known to be owed.
+    Catch-up: what was asked for is known to be pending.
     """
     AFTER_TOKEN_COMMIT = "after_token_commit"  # noqa: S105 - KIP-333's word for the two numbers of a jump
     """Live: the jump and what it owes are in the live commit log, and nobody was told."""

@@ -173,7 +173,7 @@ def range_metadata(
     *,
     is_reprocessed: bool = False,
 ) -> dict[str, dg.MetadataValue]:
-    """One crash lag range after its run; ``is_reprocessed``, if it was processed whatever was owed of it."""
+    """One crash lag range after its run; ``is_reprocessed`` if it was processed, pending or not."""
     was_owed = any(requested.overlaps(r) for r in pending)
     gone = [r for r in lost if r.overlaps(requested)]
     state = "processed by this run" if was_owed else "processed before this run"

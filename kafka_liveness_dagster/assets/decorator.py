@@ -120,7 +120,7 @@ def kafka_asset(
         completeness: which hour is the first one, in which time zone, and how late its records may come.
         batching: how batches are cut and written: fair (from 50,000 offsets on, so by default, over four
             batches) or greedy, one or two at a time, what happens to slow and bad records.
-        crash_lag: what is owed after a crash: from how many offsets on, who catches it up, when the check
+        crash_lag: what is pending after a crash: from how many offsets on, who catches it up, when the check
             warns.
         offsets: what to do where offsets, or the rows of committed ones, are missing.
         membership: how a live run is a member of its group: when it counts as alive, and under which name.

@@ -1,6 +1,6 @@
 """Close crash lag by hand: record it in Dagster first, then in the catch-up commit log.
 
-Nothing is written of a range that is not owed. An event that stands without its commit says so in a second
+Nothing is written of a range that is not pending. An event that stands without its commit says so in a second
 event; a commit without its event there is not.
 
 A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone:
@@ -38,7 +38,7 @@ _KEPT_MESSAGE = "closed, earlier rows kept"
 
 @dataclass(frozen=True)
 class ForgiveRequest:
-    """What is to be forgiven: the owed part of the ranges asked for; ``expired`` of it exists no more.
+    """What is to be written off: the pending part of the ranges asked for; ``expired`` of it exists no more.
 
     Attributes:
         kept_keys: partitions of offsets that are done, to be closed with the rows that are there.
@@ -87,17 +87,17 @@ class ForgiveRequest:
 def validate(
     kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str, record: DagsterRecord
 ) -> ForgiveRequest:
-    """Read and check what is to be forgiven; writes nothing.
+    """Read and check what is to be written off; writes nothing.
 
     Args:
         kafka: the cluster.
         group_id: of the live lane.
-        ranges: owed ranges, or partitions of the crash lag asset.
+        ranges: pending ranges, or partitions of the crash lag asset.
         reason: in a person's words.
         record: knows the partitions.
 
     Raises:
-        InvalidSettingError: a range is mistyped, is not owed (``NotPendingError``), or is done already; no
+        InvalidSettingError: a range is mistyped, is not pending (``NotPendingError``), or is done already; no
             reason.
         ExternalCommitError: an external commit replaced the catch-up commit log, so what is done is unknown.
     """
@@ -285,7 +285,7 @@ def write_off(kafka: KafkaSettings, request: ForgiveRequest, record: DagsterReco
     """Write the event, then the catch-up commit log; then close the partitions that are kept as they are.
 
     Raises:
-        CommitRefusedError: the broker refused; the ranges stay owed, and a second event says so.
+        CommitRefusedError: the broker refused; the ranges stay pending, and a second event says so.
     """
     if request.ranges:
         second = CatchUpCommitLog(kafka, request.group_id, _CLIENT_ID)

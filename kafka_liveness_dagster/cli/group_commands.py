@@ -78,7 +78,7 @@ def status(
     All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the
     table is queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
 
-    Never joins, never commits. Exit code 1 when there is no such group, or its topic was made anew: the
+    Never joins, never commits. Exit code 1 when there is no such group, or its topic was created again: the
     broker deletes a group's commits with the topic, so with --table the table is asked whose offsets it has.
 
     \b

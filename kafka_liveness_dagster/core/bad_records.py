@@ -42,7 +42,7 @@ class BadRecordError(KafkaLivenessError):
 
 
 class PendingDeadLetters(NamedTuple):
-    """The dead letters that are owed: how many, the first of them, and why that one failed."""
+    """The dead letters that are pending: how many, the first of them, and why that one failed."""
 
     offset_count: int = 0
     first_offset: tuple[OffsetRange, ...] = ()

@@ -76,7 +76,7 @@ class Batch:
         rotation_start: the partition after which the next shares are dealt.
         assignment_ids: by which ownership each partition was planned; a later one leaves its part to a
             replay.
-        skipped: single offsets of it that cannot be processed: its commit passes them, and they are owed.
+        skipped: single offsets of it that cannot be processed: its commit passes them, and they are pending.
         planning_seconds: how long it took to ask where the logs end, and to plan it.
     """
 
@@ -113,7 +113,7 @@ class Batch:
         )
 
     def pending_of(self, tp: TopicPartition) -> tuple[Span, ...]:
-        """What of a partition is owed when it is committed."""
+        """What of a partition is pending when it is committed."""
         return union(r.span for r in self.skipped if r.topic_partition == tp)
 
     def _remainder(self, part: OffsetRange) -> tuple[Span, ...]:

@@ -4,7 +4,7 @@ Without ``auto`` only the ceiling limits it. With a bound of bytes no more than 
 by what the records of the batches before weighed.
 
 After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what
-failed alone is named, and the caller decides whether it is owed or ends the run.
+failed alone is named, and the caller decides whether it is pending or ends the run.
 
 >>> from kafka_liveness_dagster.core.batch_planning import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange

@@ -89,7 +89,7 @@ class GroupOrigin:
 
     Attributes:
         start: the first offset that the group answers for: what lies below was never its to process.
-        topic_id: Kafka's id of the topic (KIP-516), by which a topic made anew is known; empty where no
+        topic_id: Kafka's id of the topic (KIP-516), by which a topic created again is known; empty where no
             broker told it.
     """
 
@@ -162,10 +162,10 @@ class LiveCommitMetadata:
 
 @dataclass(frozen=True)
 class CatchUpCommitMetadata:
-    """The catch-up commit log: every owed offset below ``watermark`` is done, and so are ``done`` above it.
+    """The catch-up commit log: pending offsets below ``watermark``, and those of ``done`` above it, are done.
 
     Attributes:
-        written_off: offsets that are accounted for without having been processed: forgiven, or lost and
+        written_off: offsets that are accounted for without having been processed: written off, or lost and
             reported.
         origin: whose offsets these are; None where no table could be asked.
         target: where the rows go that the group answers for; None where nobody can be asked what is there.
@@ -193,9 +193,9 @@ class CatchUpCommitMetadata:
         return max(self.watermark, self.done[-1].end if self.done else 0)
 
     def mark_done(self, pending: tuple[Span, ...], newly: tuple[Span, ...]) -> CatchUpCommitMetadata:
-        """The log after ``newly`` was done. The watermark passes only what is done or was never owed.
+        """The log after ``newly`` was done. The watermark passes only what is done or was never pending.
 
-        It never passes the end of ``owed``, so a range that comes to be owed meanwhile is above it.
+        It never passes the end of ``owed``, so a range that comes to be pending meanwhile is above it.
         """
         done = union((*self.done, *newly))
         rest = CatchUpCommitMetadata(self.watermark, done).outstanding(pending)
@@ -206,7 +206,7 @@ class CatchUpCommitMetadata:
         return replace(self, watermark=watermark, done=done, missing=missing)
 
     def reopen(self, spans: tuple[Span, ...]) -> CatchUpCommitMetadata:
-        """The log after these offsets came to be owed again, though they were done, or told as lost, before.
+        """Return the log after these offsets, done or written off before, became pending again.
 
         >>> CatchUpCommitMetadata(watermark=120).reopen((Span(70, 100),)).encode()
         'kl1 done @- 100-120'
@@ -309,7 +309,7 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
 def fits_commit_metadata(
     pending: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None
 ) -> bool:
-    """Whether the live commit log's metadata can hold these owed ranges under the longest mark."""
+    """Whether the live commit log's metadata can hold these pending ranges under the longest mark."""
     return LiveCommitMetadata(
         OwnerState.RELEASED, "0" * 8, pending, reprocess=again, origin=origin
     ).fits_commit_metadata()

@@ -221,7 +221,7 @@ class MemberSnapshot:
     """One member as the coordinator lists it.
 
     Attributes:
-        name: the run's 8 hex digits; of a foreign member words for people.
+        name: the run's 8 hex digits; of an external member words for people.
         is_foreign: it is no run of this package.
         is_static: it has a ``group.instance.id`` of the user's.
         group_instance_id: its ``group.instance.id`` when that was made for its run: after its death another

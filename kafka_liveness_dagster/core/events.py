@@ -45,7 +45,7 @@ class LeaveReason(StoredByName):
     UNEXPLAINED = "left for no known reason"
     """It is back and did not say why it was away, or it is no Dagster run."""
     EXTERNAL_CLIENT = "left"
-    """Of a foreign member nobody knows why."""
+    """Of an external member nobody knows why."""
     OTHER_INSTANCE = "of another Dagster instance left"
     """Its own instance's sensor knows why; what it gave up others have taken."""
 
@@ -71,7 +71,7 @@ class MemberJoined:
     """A member was seen for the first time.
 
     Attributes:
-        name: the run's 8 hex digits; of a foreign member words for people, ``<client id> at <host>``.
+        name: the run's 8 hex digits; of an external member words for people, ``<client id> at <host>``.
         is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
         is_of_other_instance: a run that this Dagster instance does not have: another one has the group too.
     """
@@ -110,7 +110,7 @@ def _count_members(count: int) -> str:
 
 @dataclass(frozen=True)
 class RebalanceStarted:
-    """The coordinator was seen to deal the partitions anew."""
+    """The coordinator was seen to deal the partitions again."""
 
     members: int
 
@@ -170,7 +170,7 @@ class GhostFound:
 
 @dataclass(frozen=True)
 class CrashLagFound:
-    """A range is owed that had no partition yet; ``key`` is the partition's."""
+    """A range is pending that had no partition yet; ``key`` is the partition's."""
 
     key: str
     offsets: int
@@ -181,10 +181,10 @@ class CrashLagFound:
 
 @dataclass(frozen=True)
 class CrashLagForgotten:
-    """Somebody's commit replaced what said that a range is owed: it is neither in the table nor owed.
+    """Somebody's commit replaced what said that a range is pending: it is neither in the table nor pending.
 
     Attributes:
-        replaced_by: foreign members of the group at that look; empty when none was there any more.
+        replaced_by: external members of the group at that look; empty when none was there any more.
     """
 
     key: str

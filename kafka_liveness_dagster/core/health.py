@@ -228,8 +228,8 @@ def crash_lag_age(
 
     Args:
         partitions: the group's.
-        oldest_seconds: how long Dagster has known of the oldest range that is still owed.
-        ranges_without_key: owed ranges that Dagster has no partition for: nobody knows their age.
+        oldest_seconds: how long Dagster has known of the oldest range that is still pending.
+        ranges_without_key: pending ranges that Dagster has no partition for: nobody knows their age.
         max_age_seconds: None for a check that only reports.
     """
     pending = sum(p.pending_offsets for p in partitions)
@@ -350,7 +350,7 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
 
 
 def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -> Verdict:
-    """Whether records wait that no transform could process yet, and nobody has forgiven.
+    """Whether records wait that no transform could process yet, and nobody has written off.
 
     Args:
         pending: those whose offsets the group owes.

@@ -53,7 +53,7 @@ class LedgerEntry:
 
     Attributes:
         written: offsets whose rows are in the table, all of them; offsets without rows included.
-        written_off: offsets that are accounted for without rows: forgiven, or lost and reported.
+        written_off: offsets that are accounted for without rows: written off, or lost and reported.
         first_offset: the first offset that was ever this table's to hold; None while nobody said.
         topic_id: whose offsets they are; empty where no broker told it.
         unknown: offsets that may be in the table although they are not in ``written``: snapshots that would
@@ -78,7 +78,7 @@ class LedgerEntry:
     def __add__(self, other: LedgerEntry) -> LedgerEntry:
         """Both together.
 
-        They are of one log, or the topic was made anew and the later id is the one that is told.
+        They are of one log, or the topic was created again and the later id is the one that is told.
         """
         starts = [entry.first_offset for entry in (self, other) if entry.first_offset is not None]
         written = union((*self.written, *other.written))

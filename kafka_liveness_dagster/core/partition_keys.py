@@ -1,7 +1,7 @@
 """Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
 
-Keys are only ever added: a key that was materialised stays, and the same range owed once more gets ``@2``.
-One that somebody wants processed again, whatever is owed, says when it was asked for:
+Keys are only ever added: a key that was materialised stays, and the same range pending once more gets ``@2``.
+One that somebody wants processed again, whatever is pending, says when it was asked for:
 ``@replay-20261122T100000Z``.
 
 >>> parse_key("orders:3:70-120@2")
@@ -27,7 +27,7 @@ _AMBIGUOUS = "..."  # Dagster's partition range separator
 
 
 def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
-    """The partition key of a range; ``repetition`` counts how often the same range came to be owed.
+    """The partition key of a range; ``repetition`` counts how often the same range came to be pending.
 
     Raises:
         InvalidSettingError: Dagster could not tell the key from a range of keys.
@@ -98,7 +98,7 @@ def is_key(key: str) -> bool:
 def new_keys(
     pending: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]
 ) -> list[str]:
-    """Keys to add so that every owed offset has a partition that is still to be materialised.
+    """Keys to add so that every pending offset has a partition that is still to be materialised.
 
     Ranges that grew together keep their old keys; only the uncovered rest gets new ones.
     """

@@ -24,7 +24,7 @@ _NEARLY_EXPIRED_PARTS = 10
 
 
 class Expiry(Enum):
-    """How near the broker's retention is to an owed range."""
+    """How near the broker's retention is to a pending range."""
 
     SAFE = "safe"
     NEARLY = "about to expire"
@@ -33,7 +33,7 @@ class Expiry(Enum):
 
 
 def expiry(pending: Span, log_start: int, log_end: int) -> Expiry:
-    """Whether owed data still exists, and whether it will for long.
+    """Whether pending data still exists, and whether it will for long.
 
     >>> from kafka_liveness_dagster.core.offsets import Span
     >>> expiry(Span(70, 120), log_start=100, log_end=190).value
@@ -54,12 +54,12 @@ class PartitionSnapshot:
     """The answers of a partition's state at one moment.
 
     Attributes:
-        outstanding: what is owed and not proven done by table and catch-up commit log both, what was
+        outstanding: what is pending and not proven done by table and catch-up commit log both, what was
             forgotten included.
         forgotten_pending: what of it no commit says any more.
         missing_rows: what was committed and the table has lost.
         origin: the first offset that the group answers for; None where nobody knows.
-        written_off: what is accounted for without rows: forgiven, or lost and told.
+        written_off: what is accounted for without rows: written off, or lost and told.
         external: the commit of another client that replaced the catch-up commit log.
         unrecorded: what of ``outstanding`` is in the table: a run died before it recorded that.
         is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.

@@ -1,7 +1,7 @@
 """Derive the progress of one partition from its three records and the broker's log bounds.
 
 The records are both commit logs and the ledger. An offset is done because a record proves it, never
-because nobody remembers that it is owed. Told, never asking: who decides what follows is ``core.resume``.
+because nobody remembers that it is pending. Told, never asking: who decides what follows is ``core.resume``.
 
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
 >>> done = CatchUpCommitMetadata(origin=GroupOrigin(0), target="t")
@@ -48,7 +48,7 @@ class DataExpiredError(KafkaLivenessError):
 
 
 class TopicRecreatedError(KafkaLivenessError):
-    """This is not the log the offsets were committed for: the topic was deleted and made anew."""
+    """This is not the log the offsets were committed for: the topic was deleted and created again."""
 
 
 class TableMismatchError(KafkaLivenessError):
@@ -150,7 +150,7 @@ class PartitionState:
 
     @property
     def done_in_rebuilt_log(self) -> tuple[Span, ...]:
-        """Owed offsets that are done in a rebuilt catch-up commit log.
+        """Pending offsets that are done in a rebuilt catch-up commit log.
 
         Their writer may have died before it recorded them.
         """
@@ -212,15 +212,16 @@ class PartitionState:
 
     @property
     def proves_loss(self) -> bool:
-        """Whether missing rows prove that the table lost them; else they are owed again.
+        """Whether missing rows prove that the table lost them; else they are pending again.
 
-        An external commit may have replaced the only record that offsets were forgiven, or lost and reported.
+        An external commit may have replaced the only record that offsets were written off, or lost and
+        reported.
         """
         return self.is_committed_by_this_package and self.catch_up_log.external is None
 
     @property
     def written_off(self) -> tuple[Span, ...]:
-        """Offsets that are accounted for without rows: forgiven, or lost and reported."""
+        """Offsets that are accounted for without rows: written off, or lost and reported."""
         return union(
             (*self.catch_up_log.written_off, *(self.ledger_entry.written_off if self.ledger_entry else ()))
         )
@@ -235,7 +236,7 @@ class PartitionState:
     def not_done(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
         """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
 
-        Nothing is done because nobody remembers that it is owed.
+        Nothing is done because nobody remembers that it is pending.
         """
         in_table = self.ledger_entry.written if self.ledger_entry else ()
         judged = self.ledger_scope
@@ -251,7 +252,7 @@ class PartitionState:
         return difference((*by_table, *pending, *forgotten, *redone, *missing), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
-        """Return the offsets below ``position`` that are neither in the table, owed, nor told as lost.
+        """Return the offsets below ``position`` that are neither in the table, pending, nor told as lost.
 
         Only offsets of the group's life count. Where ``proves_loss`` the table has lost it; else nobody
         remembers what became of it. Of what this package committed only ``ledger_scope`` is disproved; what
@@ -279,7 +280,7 @@ class PartitionState:
     def done_by_commit(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
         """What the last commit says is in the table.
 
-        All of the group's life below it but what is owed, or told.
+        All of the group's life below it but what is pending, or told.
         """
         if self.live_metadata is None or self.live_metadata.origin is None or self.committed is None:
             return ()
@@ -323,7 +324,7 @@ def check_identity(tp: TopicPartition, state: PartitionState) -> None:
     """Whether the topic is still the one whose offsets were committed, or are in the table.
 
     Raises:
-        TopicRecreatedError: it was made anew, however many records it has by now; with both ids and the
+        TopicRecreatedError: it was created again, however many records it has by now; with both ids and the
             remedy.
     """
     origins = (
@@ -391,7 +392,7 @@ def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | N
 def topic_recreated_message(
     tp: TopicPartition, was: str, now: str, where: str, outcome: str = "nothing was written or committed"
 ) -> str:
-    """What to say of a topic made anew, and what to do about it."""
+    """What to say of a topic created again, and what to do about it."""
     return (
         f"Topic {tp.topic} was deleted and created again: {where} has offsets of {tp} with topic id {was}, "
         f"the broker's is {now}. New records have the old offsets, so they would replace the old rows: "

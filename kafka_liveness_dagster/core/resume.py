@@ -48,11 +48,11 @@ class ResumePolicy:
 
     Attributes:
         min_crash_lag: with fewer offsets behind, resume in order.
-        max_owed_ranges: with more ranges owed on a partition, resume in order; None for as many as a commit
-            holds.
+        max_owed_ranges: with more ranges pending on a partition, resume in order; None for as many as a
+            commit holds.
         on_data_loss: offsets that expired before they were processed are an error, or are written off and
             reported.
-        on_missing_rows: committed offsets whose rows the table has lost are an error, or are owed again.
+        on_missing_rows: committed offsets whose rows the table has lost are an error, or are pending again.
     """
 
     enable_parallel_rebalance: bool = False
@@ -100,12 +100,12 @@ class ResumePolicy:
 class ResumeDecision:
     """Where the live lane goes on, what it owes, and what it has just skipped.
 
-    ``crash_lag`` is what of ``skipped`` is owed: all of it but what is in the table already. That is
+    ``crash_lag`` is what of ``skipped`` is pending: all of it but what is in the table already. That is
     ``written_uncommitted``: rows of a dead run that were never committed and are not written again.
     ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
     ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten_pending`` what
-    is owed again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the live commit log's
-    mark and the catch-up commit log say from now on.
+    is pending again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the live commit
+    log's mark and the catch-up commit log say from now on.
     """
 
     position: int
@@ -147,11 +147,11 @@ class OwnedPartition:
     origin: GroupOrigin | None = None
 
     def with_pending(self, spans: tuple[Span, ...]) -> OwnedPartition:
-        """The same when these are owed too."""
+        """The same when these are pending too."""
         return replace(self, pending=union((*self.pending, *spans))) if spans else self
 
     def fits_commit_metadata(self, spans: tuple[Span, ...]) -> bool:
-        """Whether its commit can say that these are owed too."""
+        """Whether its commit can say that these are pending too."""
         return fits_commit_metadata(self.with_pending(spans).pending, self.origin, self.reprocess)
 
 
@@ -194,7 +194,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     again = _ranges_to_reprocess(state, start)
     landed = _written_uncommitted(state, again)
     lost = difference(lost, landed)
-    # Rule 2: what is below it and not accounted for is owed again, or the table is not as it was left
+    # Rule 2: what is below it and not accounted for is pending again, or the table is not as it was left
     missing = difference(state.missing_rows(start), lost)
     if missing and state.proves_loss and policy.on_missing_rows == "raise":
         raise rows_missing_error(tp, state, missing)
@@ -221,7 +221,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
         )
         return replace(found, paused=state.is_paused)
     pending = union((*pending, *missing))
-    # Only what has expired stays as it landed: the rest comes again, unless the live lane skips it
+    # Only what has expired stays as it committed: the rest comes again, unless the live lane skips it
     expired = intersection(landed, (Span(0, start),))
     found = ResumeDecision(
         start,
@@ -246,7 +246,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     jumped = union((*pending, *left))
     if not _fits_commit_metadata(jumped, policy, origin, again=again):
         return replace(found, overflow=lag)
-    # Rule 7: the live lane is fresh, the lag is owed
+    # Rule 7: the live lane is fresh, the lag is pending
     return replace(
         found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed
     )
@@ -271,7 +271,8 @@ def _skip_expired(
 ) -> tuple[int, tuple[Span, ...]]:
     """The live lane's first offset that was not deleted, and what was deleted before it.
 
-    Owed ranges that expired stay owed: the catch-up lane, or who forgives them, records and reports those.
+    Pending ranges that expired stay pending: the catch-up lane, or who forgives them, records and reports
+        those.
     """
     assert state.committed is not None  # noqa: S101 - asked for committed partitions only
     if policy.on_data_loss == "raise" or state.committed >= state.log_start:
@@ -282,7 +283,7 @@ def _skip_expired(
 
 def _origin(state: PartitionState, start: int) -> GroupOrigin:
     """Where the life of the group begins that is written down from now on."""
-    # A stranger's commit, and nobody to hold it against: what lies below it is not ours to answer for
+    # Another client's commit, and nobody to hold it against: what lies below it is not ours to answer for
     known = None if state.ledger_entry is None and state.live_metadata is None else state.origin
     topic_id = state.topic_id or (known.topic_id if known else "")
     return GroupOrigin(start if known is None else min(known.start, start), topic_id)
@@ -313,7 +314,7 @@ def _updated_catch_up_log(
 ) -> CatchUpCommitMetadata:
     """Return the catch-up commit log as it must be before the live commit log is written.
 
-    Nothing that is owed from now on is done.
+    Nothing that is pending from now on is done.
     """
     missing, lost = missing_and_lost
     ahead = (Span(start, state.catch_up_log.end),) if state.catch_up_log.end > start else ()

@@ -32,7 +32,7 @@ def is_short_run_id(text: str) -> bool:
 
 
 def run_id_of_client(client_id: str) -> str | None:
-    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of a foreign client.
+    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of an external client.
 
     >>> run_id_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders")
     '0badcafe'
@@ -44,7 +44,7 @@ def run_id_of_client(client_id: str) -> str | None:
 
 
 def dagster_run_id_of_client(client_id: str) -> str | None:
-    """The whole id of the Dagster run; None of a script and of a foreign client.
+    """The whole id of the Dagster run; None of a script and of an external client.
 
     >>> dagster_run_id_of_client("dagster/orders_job/0badcafe-1111/orders")
     '0badcafe-1111'

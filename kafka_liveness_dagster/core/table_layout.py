@@ -109,9 +109,9 @@ A query that began with one has so long to end, a stream to go on from it.
 def compactable_ranges(committed: int | None, pending: Iterable[Span]) -> tuple[Span, ...]:
     """Return the stretches of a partition that neither lane writes again.
 
-    They are below the committed offset, between what is owed. Each by itself: a file over two of them would
-    hold offsets of the owed range between them, by all that is known of a file, and be rewritten when that is
-    caught up.
+    They are below the committed offset, between what is pending. Each by itself: a file over two of them
+    would hold offsets of the pending range between them, by all that is known of a file, and be rewritten
+    when that is caught up.
     """
     return difference([Span(0, committed)], pending) if committed else ()
 

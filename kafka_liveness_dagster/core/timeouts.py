@@ -33,7 +33,7 @@ class BrokerLimits:
 
     @property
     def recommit_seconds(self) -> float:
-        """How often offsets must be committed anew that may not expire.
+        """How often offsets must be committed again that may not expire.
 
         An hour, or a quarter of what they are kept.
         """

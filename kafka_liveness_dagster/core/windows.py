@@ -42,7 +42,7 @@ class JudgedWindow:
 
     Attributes:
         ranges: the offsets from the first record of the window on, to the first one behind it.
-        written_off: what was not processed, of them, or expired and maybe of them: forgiven, or lost and
+        written_off: what was not processed, of them, or expired and maybe of them: written off, or lost and
             told.
         waiting_for: what is not processed yet, in words.
         is_empty: no partition ever had a record of a complete window. False where records may have expired.

@@ -67,7 +67,7 @@ def _sessions(shortest: str, longest: str) -> CheckResult:
 
 
 def _metadata(most: str) -> CheckResult:
-    # Rule 3: what is owed is in the commits' metadata
+    # Rule 3: what is pending is in the commits' metadata
     wanted = MAX_METADATA_BYTES + 1
     if int(most) < wanted:
         return FAIL(

@@ -61,7 +61,7 @@ class BatchConsumer:
         self._fence.on_fence(cancel)
 
     def heartbeat(self) -> None:
-        """Report that the work on the open batch goes on: the process timeout begins anew.
+        """Report that the work on the open batch goes on: the process timeout begins again.
 
         For ops whose batch may take longer than its budget as long as it moves (KIP-62's possible extension).
 

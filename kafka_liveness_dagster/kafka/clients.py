@@ -1,6 +1,6 @@
 """Keep clients open: one per cluster to look at it, and one per group to read its commits.
 
-A client reads its certificates when it is made: where their files hold others it is made anew.
+A client reads its certificates when it is made: where their files hold others it is created again.
 """
 
 from __future__ import annotations

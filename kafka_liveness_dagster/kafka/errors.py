@@ -95,7 +95,7 @@ class FencedError(CommitRefusedError):
 class RebalanceTimeoutError(KafkaLivenessError):
     """A rebalance can wait for open batches no longer.
 
-    This member would be thrown out of its group with all it has.
+    This member would be removed from its group with all it has.
     """
 
 
@@ -123,7 +123,7 @@ def is_rebalance_in_progress(error: KafkaError) -> bool:
     It is between two generations (KIP-848: epochs), or its requests are held up. The coordinator is away
     (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection in turn, so a
     commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
-    ``_TIMED_OUT``). Who was put out is told so.
+    ``_TIMED_OUT``). Who was removed is told so.
     """
     return error.code() in _TIMEOUT_CODES | {
         _LOGIN,

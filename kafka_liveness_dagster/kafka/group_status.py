@@ -56,7 +56,7 @@ class PartitionStatus:
         return commit_metadata.committed_offset(self.snapshot.committed, self.snapshot.pending)
 
     def expiry(self, pending: Span) -> Expiry:
-        """How near the broker's retention is to what of an owed range needs its records."""
+        """How near the broker's retention is to what of a pending range needs its records."""
         needed = intersection((pending,), self.snapshot.unprocessed)
         return expiry(needed[0], self.snapshot.log_start, self.snapshot.log_end) if needed else Expiry.SAFE
 

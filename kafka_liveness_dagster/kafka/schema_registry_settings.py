@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 RETRY_SETTINGS = {"timeout": 5, "max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 1_000}
-"""For each of connecting, sending and reading; the client's own default is to wait for ever."""
+"""For each of connecting, sending and reading; the client's own default is to wait indefinitely."""
 
 
 @dataclass(frozen=True)

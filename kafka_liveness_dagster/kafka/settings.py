@@ -216,7 +216,7 @@ class LiveSettings:
         is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares
             otherwise.
         ledger: which offsets the target has; None where both commit logs decide alone.
-        recommit_seconds: how often the catch-up commit log is committed anew, so that it does not expire
+        recommit_seconds: how often the catch-up commit log is committed again, so that it does not expire
             under a live run.
     """
 

@@ -218,7 +218,7 @@ class ProcessedRanges:
 
     Attributes:
         ranges: processed once.
-        pending: not processed yet, and owed.
+        pending: not processed yet, and pending.
         unread: how many the live lane has still to read, open transactions and partitions without a commit
             included.
     """

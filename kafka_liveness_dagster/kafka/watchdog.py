@@ -86,7 +86,7 @@ class Fence:
         return self._watchdog.reason is None and self._is_current(batch)
 
     def heartbeat(self) -> None:
-        """Say that the work on the open batch goes on: the process timeout begins anew.
+        """Say that the work on the open batch goes on: the process timeout begins again.
 
         Raises:
             FencedError: it had passed, or this process may not go on: stop the work.

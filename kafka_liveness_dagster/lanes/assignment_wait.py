@@ -23,7 +23,7 @@ class AssignmentWait:
 
     Its log reports the wait, and by a tag its page. The others hold what is to come no longer than their
     process timeout and a session, which are taken to be as ours: past that something else is wrong, a
-    partition may be nobody's to give. What has come they no longer hold, and it is waited for anew. A broker
+    partition may be nobody's to give. What has come they no longer hold, and it is waited for again. A broker
     that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
     """
 

@@ -1,7 +1,7 @@
 """Keep the few records by which a batch fails as dead letters, and write the others.
 
-Dead letters are owed. Letters first, then the table, and then, by the lane, the commit: whichever of them is
-the last one that happened, the same batch comes again and replaces what is there. Never commits an offset.
+Dead letters are pending. Letters first, then the table, and then, by the lane, the commit: whichever of them
+is the last one that happened, the same batch comes again and replaces what is there. Never commits an offset.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class WriteOutcome(NamedTuple):
     dead_letter_table: str = ""
 
     def skipped(self, handed_over: Collection[TopicPartition]) -> Iterator[tuple[OffsetRange, str, str]]:
-        """What is owed from now on, neighbours together: what to say of it, and the cause in short.
+        """What is pending from now on, neighbours together: what to say of it, and the cause in short.
 
         Args:
             handed_over: partitions that are another's by now: it does all of the batch again.
         """
-        outcome = "A dead letter from now on; the others go on"  # owed, or a replay's, whose former rows stay
+        outcome = "A dead letter from now on; the others go on"  # pending, or with former rows
         for part in merge_ranges(self.reasons):
             if part.topic_partition not in handed_over:
                 bad = [one for one in self.reasons if one.overlaps(part)]
@@ -167,7 +167,7 @@ def _find_failing_offsets(
 def remove_processed(
     spark: SparkConnectResource, table: str, done: Sequence[OffsetRange], budget_seconds: float
 ) -> None:
-    """Remove the letters of what is processed by now; those of what was forgiven, or is still owed, stay.
+    """Remove the letters of processed records; those of pending or written off ones stay.
 
     Whether there can be letters is nobody's setting: it may have been another one when they were written.
     """

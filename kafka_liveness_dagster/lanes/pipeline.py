@@ -295,7 +295,7 @@ class Pipeline:
                 lines.log.warning("nothing is planned ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:
-                continue  # a rebalance has landed what was in flight meanwhile: this one is ahead of nothing
+                continue  # a rebalance has committed the batch in flight: this one is ahead of nothing
             if batch is None:
                 break
             failpoint(Failpoint.AFTER_PLAN)

@@ -37,7 +37,7 @@ class Lane(Protocol):
 
 
 class OnSkipped(Protocol):
-    """Who is told of offsets that were passed and are owed."""
+    """Who is told of offsets that were passed and are pending."""
 
     def __call__(self, offsets: OffsetRange, why: str, cause: str, /) -> None:
         """Neighbours of one partition; ``why`` in a sentence or two, the ``cause`` in a few words."""

@@ -202,7 +202,7 @@ def _materialization_facts(
 
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    """One run of the catch-up lane: what is still owed of the run's partitions, oldest first."""
+    """One run of the catch-up lane: what is still pending of the run's partitions, oldest first."""
     require_partition(context, asset.partitioned_keys)
     with hide_values(), RunHeartbeat(context, lane_tags(asset.group_id, "catch-up")), export_telemetry():
         _catch_up(asset, context, transform)
@@ -230,7 +230,7 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
 
 
 class CatchUpResult(NamedTuple):
-    """What a run of the catch-up lane has done: what was owed at its beginning, and what of it was lost."""
+    """The result of a catch-up run: the ranges that were pending at its beginning, and the lost ones."""
 
     pending: Sequence[OffsetRange]
     lost: Sequence[OffsetRange]
@@ -246,7 +246,7 @@ def run_catch_up_lane(
     reprocess: Sequence[OffsetRange],
     keys: Sequence[str] = (),
 ) -> CatchUpResult:
-    """Process what is owed of these ranges, and reprocess all of those that are done.
+    """Process what is pending of these ranges, and reprocess all of those that are done.
 
     ``keys`` are their partitions.
 
@@ -303,7 +303,7 @@ def _skipped_message(
     Args:
         group_id: of the live lane.
         left_out: each is one offset.
-        kept: those that were processed before; the others are owed.
+        kept: those that were processed before; the others are pending.
         keys: partitions of the crash lag asset; none for a run of complete windows.
     """
     pending = merge_ranges(one for one in left_out if one not in kept)
@@ -357,7 +357,7 @@ def _batches_until_idle(
     One that is not full begins when something has waited for it for ``commit_interval_seconds`` seconds.
 
     Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has
-    landed makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    committed makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
@@ -432,7 +432,7 @@ def reprocess_windows(
     marked complete stay so.
 
     Raises:
-        IncompleteWindowError: something of them is owed, or not read yet: nothing was touched.
+        IncompleteWindowError: something of them is pending, or not read yet: nothing was touched.
         DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
     """
     require_partition(context, asset.partitioned_keys)

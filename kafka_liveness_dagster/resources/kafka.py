@@ -236,7 +236,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
             max_batch_seconds: the budget of a batch, before every other source of it.
             enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
             batching: how a batch is shared out: its ``allocation``.
-            crash_lag: what is resumed in order instead of owed: its ``min_offsets`` and ``max_ranges``.
+            crash_lag: what is resumed in order instead of pending: its ``min_offsets`` and ``max_ranges``.
             offsets: what to do where offsets, or what the ledger has of them, are not as they should be.
                 What was lost and passed is found in ``lost``.
             membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark

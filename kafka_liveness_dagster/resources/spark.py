@@ -55,7 +55,7 @@ class SparkConnectResource(ResourceWithSecrets):
     _opening_session: Future[SparkSession | None] | None = PrivateAttr(default=None)
 
     def session(self) -> SparkSession:
-        """The session of this resource, opened when first asked for; anew where its server was started anew.
+        """The session of this resource, opened at first use, and again after a restart of its server.
 
         Raises:
             SparkUnreachableError: no server answered, or it refused the token.

@@ -88,7 +88,7 @@ class RunHeartbeat:
         # A step that fails may be retried in the same run, by its retry policy
         self._has_ended = kind is None
         self._stopped.set()
-        self._ended.wait(_STOP_SECONDS)  # not for ever: Dagster's database may not answer
+        self._ended.wait(_STOP_SECONDS)  # not indefinitely: Dagster's database may not answer
         if isinstance(error, DagsterStorageError):
             self._warn(error)
         elif kind is None or issubclass(kind, Exception):

@@ -31,7 +31,7 @@ _MEMBERS = dg.TableSchema(
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
-_KEYS = "crash_lag_keys"  # all of them: who asks since when one is owed finds it here
+_KEYS = "crash_lag_keys"  # all of them: who asks since when one is pending finds it here
 _MAX_KEYS = 1_000  # of a question to Dagster's storage
 _MAX_EVENTS = 10  # events of one look
 

@@ -64,7 +64,7 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupChecks:
-    """The checks of one group: on the live asset, and the age of what is owed on the crash lag asset."""
+    """The checks of one group: on the live asset, and the age of what is pending on the crash lag asset."""
 
     group_id: str
     topics: tuple[str, ...]
@@ -176,12 +176,12 @@ class GroupChecks:
 
         Args:
             observed: the group now.
-            instance: knows since when something is owed.
+            instance: knows since when something is pending.
             pending: crash lag partitions that are not materialised.
             now: seconds since the epoch.
-            ranges_without_key: owed ranges without a partition.
+            ranges_without_key: pending ranges without a partition.
             requested: a live run is being requested at this moment.
-            forgotten: ranges that nobody remembered to be owed, and that are not done yet.
+            forgotten: ranges that nobody remembered to be pending, and that are not done yet.
             table: which was asked with the look, and may be asked for dead letters.
             open_transactions: what waits behind open transactions.
         """
@@ -215,7 +215,7 @@ class GroupChecks:
     def _oldest_observed_at(
         self, look: GroupObservation, instance: dg.DagsterInstance, waiting: Sequence[str]
     ) -> float | None:
-        """When the oldest of the owed partitions was first observed: the sensor does so as it adds them."""
+        """Return when the oldest pending partition was first observed: the sensor observes added ones."""
         pending = look.still_pending(waiting)
         if not pending:
             return None

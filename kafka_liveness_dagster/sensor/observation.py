@@ -173,7 +173,7 @@ def run_fate(run: dg.DagsterRun) -> RunFate:
 _RECENT_RUNS = 20
 _MARKUP = re.compile(r"[^\w .:/()+=,#-]|(?<=:)/|(?<=/)/|(?<=www)\.")
 """What would be a link, HTML or a cell's end in the markdown that Dagster renders."""
-_MAX_FOREIGN_CHARS = 24  # of a foreign member's name: the sensor's cursor is small
+_MAX_FOREIGN_CHARS = 24  # of an external member's name: the sensor's cursor is small
 _STATES = {
     "STABLE": GroupState.STABLE,
     "EMPTY": GroupState.EMPTY,
@@ -262,7 +262,7 @@ class GroupObservation:
 
     @property
     def pending(self) -> list[OffsetRange]:
-        """What is owed and not done; of partitions where that is known."""
+        """What is pending and not done; of partitions where that is known."""
         return [
             OffsetRange(*seen.topic_partition, *span)
             for seen in self.snapshot.partitions
@@ -284,7 +284,7 @@ class GroupObservation:
         return crc32(repr(self.pending).encode()) if self.pending else 0
 
     def still_pending(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
-        """The keys of which something is owed, in their order.
+        """The keys of which something is pending, in their order.
 
         With those of paused partitions, or without.
         """
@@ -336,7 +336,7 @@ def _read_states(
 
 
 def _partition_snapshot(tp: TopicPartition, state: PartitionState) -> PartitionSnapshot:
-    """What is told of a partition; a topic made anew is an error: a sensor that skips would look healthy."""
+    """Return a partition's data. A recreated topic is an error: a sensor that skips would look healthy."""
     check_identity(tp, state)
     return PartitionSnapshot.from_state(tp, state)
 
@@ -350,7 +350,7 @@ def _group_state(group: GroupDescription) -> GroupState:
 
 
 def _member_snapshot(member: MemberDescription) -> MemberSnapshot:
-    """A member under its run's 8 digits, or as the foreign one it is."""
+    """A member under its run's 8 digits, or as the external one it is."""
     run = run_id_of_client(member.client_id)
     name = run or _MARKUP.sub("?", f"{member.client_id} at {member.host.lstrip('/')}"[:_MAX_FOREIGN_CHARS])
     instance = member.group_instance_id

@@ -67,15 +67,15 @@ def build_group_sensor(
     windows: Windows | None = None,
     resources: ResourceKeys = ResourceKeys(),
 ) -> dg.SensorDefinition:
-    """A sensor for one consumer group: crashes and lag start live runs, owed ranges become partitions.
+    """A sensor for one consumer group: crashes and lag start live runs, pending ranges become partitions.
 
     Args:
         name: of the sensor.
         group_id: the group to watch.
         topics: what the group consumes; each is observed on the asset ``kafka/<topic>_topic``.
         live_job: job to request when there is lag, at once after a crash.
-        crash_lag: the asset whose dynamic partitions mirror the owed ranges.
-        crash_lag_job: job to request for each owed range, one at a time; None leaves them to people.
+        crash_lag: the asset whose dynamic partitions mirror the pending ranges.
+        crash_lag_job: job to request for each pending range, one at a time; None leaves them to people.
         sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to
             the checks.
         checks: asset checks to evaluate with the observations.

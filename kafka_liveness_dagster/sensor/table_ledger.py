@@ -133,7 +133,7 @@ class TableLedgerReader:
         if remote is None:
             raise SparkUnreachableError("the embedded Spark does not run; `kafka-liveness up` starts it")
         until, waited, why = _retry_at.get(remote, (0.0, 0.0, ""))
-        if time.monotonic() < until and waited >= self.connect_seconds:  # who has more patience may try
+        if time.monotonic() < until and waited >= self.connect_seconds:  # who has more time may try
             raise SparkUnreachableError(why)
         if remote not in _sessions or connection_of(_sessions[remote]).is_aborted:
             try:

@@ -178,7 +178,7 @@ class KafkaAssetSettings(ValidatedSettings):
 
     @property
     def crash_lag_key(self) -> dg.AssetKey:
-        """Of the asset whose partitions are the owed ranges."""
+        """Of the asset whose partitions are the pending ranges."""
         return dg.AssetKey([*key_prefix_of(self.arguments), f"{self.name}_crash_lag"])
 
     @property

@@ -142,7 +142,7 @@ class Membership(SettingsGroup):
 
     liveness: Literal["poll", "progress"] = "poll"
     """``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout. ``progress``:
-    rebalances are answered while Spark works, and the process timeout begins anew with every finished Spark
+    rebalances are answered while Spark works, and the process timeout begins again with every finished Spark
     task."""
     group_instance_id: types.MemberId | None = None
     """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not

@@ -153,7 +153,7 @@ def is_unavailable(error: BaseException | None) -> bool:
 
 
 def is_session_gone(error: BaseException | None) -> bool:
-    """Whether the server does not know the session: it was started anew, or has ended it.
+    """Whether the server does not know the session: it was started again, or has ended it.
 
     PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's
     details.

@@ -42,7 +42,7 @@ def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
     """Whether a row's offset is in one of these ranges, as SQL; null where its partition has none.
 
     The numbers are looked up in arrays by the partition. Written as they are they would be part of the code
-    that Spark generates: each batch would have code of its own, compiled anew and run cold, for half of a
+    that Spark generates: each batch would have code of its own, compiled again and run cold, for half of a
     small batch's time. Each array ends with a null: those without any have other code.
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange

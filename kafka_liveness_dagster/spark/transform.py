@@ -58,7 +58,7 @@ _LAST_MS = (2**63 - 1) // 1000
 
 @dataclass(frozen=True)
 class TransformedBatch:
-    """The rows of one batch, made anew with each call.
+    """The rows of one batch, created again with each call.
 
     Attributes:
         transform: the user's, from the batch's records to the rows to keep.

@@ -43,7 +43,7 @@ class TopicTimes(NamedTuple):
 
     Attributes:
         behind_seconds: seconds from the newest record that is processed to the newest.
-        pending_since: the timestamp of the oldest one that is owed, in seconds since the epoch.
+        pending_since: the timestamp of the oldest one that is pending, in seconds since the epoch.
         open_transaction_offsets: offsets behind open transactions.
         open_transaction_seconds: for how long the oldest of these has been open.
     """
@@ -184,7 +184,7 @@ def _group_by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[P
 
 
 def _first_pending(one: PartitionSnapshot) -> int | None:
-    """The first offset that is owed and that the broker has."""
+    """The first offset that is pending and that the broker has."""
     there = [
         span.start
         for span in one.unprocessed

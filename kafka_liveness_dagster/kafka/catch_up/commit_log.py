@@ -1,4 +1,4 @@
-"""Record that owed offsets are done in KIP-333's catch-up commit log.
+"""Record that pending offsets are done in KIP-333's catch-up commit log.
 
 The log is the committed offsets of ``G.catch-up``. Several runs may write it at once and none of them is a
 member of a group, so each write is looked at afterwards and repeated when another's replaced it. A write that
@@ -73,10 +73,10 @@ class CatchUpCommitLog:
         self._last_written: dict[TopicPartition, CatchUpCommitMetadata] = {}
 
     def mark_done(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
-        """Write down that owed ranges are done; what is not owed any more is left as it is.
+        """Write down that pending ranges are done; what is not pending any more is left as it is.
 
         Raises:
-            CommitRefusedError: the record did not last; the ranges stay owed.
+            CommitRefusedError: the record did not last; the ranges stay pending.
             ExternalCommitError: an external commit replaced the log, and this process has not read it before.
         """
         done = spans_by_partition(ranges)
@@ -128,8 +128,8 @@ class CatchUpCommitLog:
     ) -> None:
         """Record that offsets are accounted for without having been processed.
 
-        They are written off, or lost and reported. What of them was owed is done with the same write: nothing
-        is done in silence, whenever this process dies.
+        They are written off, or lost and reported. What of them was pending is done with the same write:
+        nothing is done in silence, whenever this process dies.
 
         Raises:
             CommitRefusedError: the broker refused, or what was told did not last.
@@ -199,12 +199,12 @@ class CatchUpCommitLog:
         asked: Mapping[TopicPartition, tuple[Span, ...]],
         states: Mapping[TopicPartition, PartitionState],
     ) -> None:
-        """Whether the ranges may be owed: what is not done, and above the live commit log, was never skipped.
+        """Check that the ranges may be pending: no live lane skipped offsets above the live commit log.
 
         Someone mistyped it, or the group's offsets were set back and the live lane will come to it.
 
         Raises:
-            NotPendingError: with what is owed.
+            NotPendingError: with what is pending.
         """
         for tp, spans in asked.items():
             first = states[tp].committed or 0
@@ -337,7 +337,7 @@ def warn_about_external_commits(
 
 
 def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
-    """The error for offsets that no commit can say are owed."""
+    """The error for offsets that no commit can say are pending."""
     outcome = (
         "They were not quarantined, because the group has too many pending ranges. Nothing of their "
         "batch was written or committed. Fix: correct the transform, or materialize or "

@@ -119,7 +119,7 @@ class CompletionCheck:
             self._ledger.add_known({tp: LedgerEntry(written_off=gone) for tp, gone in spans.items()})
 
     def done_ranges(self, left_out: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """What was asked for and is processed by now, by whomever: not owed, forgiven, lost or left out."""
+        """Return the requested ranges that are processed: not pending, written off, lost or left out."""
         states = self.read_commits()
         without = spans_by_partition(left_out)
         return [

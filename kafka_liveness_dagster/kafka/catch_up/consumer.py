@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 
 
 class Reprocess:
-    """The ranges of one catch-up run that are processed whole, whatever is owed of them.
+    """The ranges of one catch-up run that are processed whole, whatever is pending of them.
 
     Args:
-        ranges: some of those that the run was asked for; what of them was lost or forgiven stays so.
+        ranges: some of those that the run was asked for; what of them was lost or written off stays so.
     """
 
     def __init__(self, ranges: Iterable[OffsetRange]) -> None:
@@ -218,7 +218,7 @@ class CatchUpConsumer(BatchConsumer):
         Raises:
             FencedError: the run is gone.
             DataExpiredError: offsets of the range were deleted by the broker's retention.
-            TopicRecreatedError: the topic was made anew.
+            TopicRecreatedError: the topic was created again.
             RowsMissingError: the table lost what this run, or one before it, had written.
             PausedPartitionError: what is left may not be processed now.
         """
@@ -273,14 +273,14 @@ class CatchUpConsumer(BatchConsumer):
         self._resume_report.on_recovered = callback
 
     def quarantine(self, poison: OffsetRange) -> None:
-        """Leave an offset out that stops this lane: it stays owed, and another run may try it."""
+        """Leave an offset out that stops this lane: it stays pending, and another run may try it."""
         self.quarantined.append(poison)
         self._plan_batch((poison,))
 
     def replan(self) -> None:
         """Plan what is not recorded again with the next poll.
 
-        The poll reads the log's ends and the topic's id anew.
+        The poll reads the log's ends and the topic's id again.
         """
         self._reset_plan()
 
@@ -288,7 +288,7 @@ class CatchUpConsumer(BatchConsumer):
         """Nothing is ever revoked: there is no group."""
 
     def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature
-        """Owed ranges have no owner: who writes one twice writes the same.
+        """Pending ranges have no owner: who writes one twice writes the same.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -303,7 +303,7 @@ class CatchUpConsumer(BatchConsumer):
 
         Raises:
             FencedError: this process may not commit any more.
-            CommitRefusedError: the record did not last; the range stays owed and is processed again.
+            CommitRefusedError: the record did not last; the range stays pending and is processed again.
         """
         self.check_batch(batch)
         self._completion.check_identity(batch.ranges)
@@ -324,7 +324,7 @@ class CatchUpConsumer(BatchConsumer):
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
 
     def done_ranges(self) -> list[OffsetRange]:
-        """What of the asked ranges is processed by now, by whomever: neither owed, nor forgiven, nor lost."""
+        """Return the requested ranges that are processed: neither pending, nor written off, nor lost."""
         return self._completion.done_ranges((*self.quarantined, *self.bad_offsets))
 
     def kept_former_rows(self) -> list[OffsetRange]:

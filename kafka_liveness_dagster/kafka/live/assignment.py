@@ -243,7 +243,8 @@ def drain_callbacks(client: Consumer, *, is_static: bool) -> None:
     """Let a client call back all it has to, before it closes.
 
     librdkafka takes the first answer that comes while it closes for the last one, and ends its side of the
-    group: who answers a second callback then may wait for ever, Python's lock in hand, and the whole process
+    group: who answers a second callback then may wait indefinitely, Python's lock in hand, and the whole
+        process
     stands still. Two are pending when a process is told to leave, or ``max.poll.interval.ms`` passes, in the
     middle of a rebalance.
 

@@ -419,8 +419,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
     def heartbeat(self) -> None:
         """Report that the work on the open batch goes on.
 
-        The process timeout begins anew, and a rebalance is answered. For ops whose batch may take longer than
-        its budget as long as it moves (KIP-62's possible extension).
+        The process timeout begins again, and a rebalance is answered. For ops whose batch may take longer
+        than its budget as long as it moves (KIP-62's possible extension).
 
         Raises:
             FencedError: the process timeout had passed, or this process is finished with the group: stop the
@@ -456,7 +456,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
         return self._timer.remaining_ms(now_ms()) >= min(self.timeouts.process_timeout_ms, 10_000)
 
     def quarantine(self, poison: OffsetRange) -> None:
-        """Let the live lane pass an offset that stopped it: with the next poll it is owed, like crash lag.
+        """Let the live lane pass an offset that stopped it: with the next poll it is pending, like crash lag.
 
         Raises:
             SlowRecordError: it was to be passed before, but the commit metadata has no room for it.
@@ -471,8 +471,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
     def replan(self) -> None:
         """Plan what is not committed again with the next poll.
 
-        The poll reads the log's ends and the topic's id anew. For a batch whose records could not be read: if
-        the broker has deleted them, the poll says so or passes them.
+        The poll reads the log's ends and the topic's id again. For a batch whose records could not be read:
+        if the broker has deleted them, the poll says so or passes them.
         """
         if (lane := self._session.planner) is not None:
             lane.replan()

@@ -300,7 +300,7 @@ class Member:
             done: what to commit of each partition.
             assignment_ids: by which ownership each of them was planned.
             while_rebalancing: called before each repetition; may raise.
-            skipped: what of a partition is owed from this commit on.
+            skipped: what of a partition is pending from this commit on.
 
         Raises:
             CommitRefusedError: out of order, or the broker refused.

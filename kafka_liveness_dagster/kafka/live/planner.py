@@ -79,10 +79,11 @@ class ResumeReport:
     Attributes:
         crash_lag: crash lag, in the order of finding.
         lost: what expired before it was processed.
-        forgotten_pending: what is owed again: the commit that said so was replaced, or the table has lost it.
+        forgotten_pending: what is pending again: the commit that said so was replaced, or the table has lost
+            it.
         recovered: ranges that were in the table and in neither commit log.
         on_recovered: repeats what their dead writer may have skipped; called before they are committed.
-        pending: what this consumer last wrote down as owed, of each partition it ever had.
+        pending: what this consumer last wrote down as pending, of each partition it ever had.
         topic_ids: of the topics as it first saw them.
         group_start_positions: positions at which its live lane began to read, as far as they matter: the
             last, and those inside of crash lag.
@@ -186,7 +187,7 @@ class LivePlanner:
 
     Args:
         report: takes what this membership comes upon.
-        poison: offsets that may not stop the live lane again: owed as soon as they are settled.
+        poison: offsets that may not stop the live lane again: pending as soon as they are settled.
         rotation: whose turn it is.
         catch_up_log: the catch-up commit log, opened when it has to be written.
 
@@ -344,7 +345,7 @@ class LivePlanner:
             raise
 
     def prune_pending(self) -> None:
-        """Now and then drop owed ranges that are done, and keep the catch-up commit log from expiring.
+        """Now and then drop pending ranges that are done, and keep the catch-up commit log from expiring.
 
         It has no members.
         """
@@ -458,7 +459,7 @@ class LivePlanner:
     def _check_positions(
         self, owned: Mapping[TopicPartition, OwnedPartition], bounds: Mapping[TopicPartition, tuple[int, int]]
     ) -> None:
-        """The log may be deleted, or made anew, under a live member too.
+        """The log may be deleted, or created again, under a live member too.
 
         Raises:
             DataExpiredError, TopicRecreatedError: a position is not in its log any more.

@@ -34,7 +34,7 @@ _SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.
 _OPTIONS = {
     # A connection that a firewall forgot is found dead, and pyspark attaches to its operation by a new one.
     # Spark's server drops a connection that is pinged more than twice in 5 min while it has nothing to say on
-    # it: with 3 s an analysis was cut off after 9 s and begun anew. In an execution it talks every 2 s
+    # it: with 3 s an analysis was cut off after 9 s and begun again. In an execution it talks every 2 s
     "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.max_pings_without_data": 0,
@@ -240,7 +240,7 @@ class SparkConnection(
 
     @contextmanager
     def _pending_response(self, *, of_work: bool = True) -> Iterator[None]:
-        """An answer is owed; who waits for it on a line that was cut is told so, whatever gRPC says."""
+        """An answer is pending; who waits for it on a line that was cut is told so, whatever gRPC says."""
         self.check()
         with self._lock:
             if not self.has_pending_call:

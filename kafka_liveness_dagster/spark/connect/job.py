@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _INTERRUPT_EVERY_SECONDS = 0.2
 ABANDON_SECONDS = 20.0
-"""Of answers owed after a cancel.
+"""Of answers pending after a cancel.
 
 A server that lives ends an operation in tenths of a second, a busy one in a few.
 """
@@ -170,7 +170,7 @@ class SparkJob:
         """In a thread of its own: an interrupt may wait for an answer too.
 
         A transform may be at work in Python for much longer, and ask Spark short questions: one look in
-        between at which Spark owes nothing, and the time begins anew.
+        between at which Spark owes nothing, and the time begins again.
         """
         line = connection_of(self._session)
         pending = 0

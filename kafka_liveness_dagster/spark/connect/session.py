@@ -50,7 +50,7 @@ CLOSE_TIMEOUT_SECONDS = 5.0
 _open_sessions: list[SparkSession] = []
 """Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for
 threads it shares with all sessions; when the garbage collector does that inside another session's gRPC call,
-both wait for ever (seen with 4.1.3). So none is ever collected."""
+both wait indefinitely (seen with 4.1.3). So none is ever collected."""
 _SECRETS_IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
 """Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
 _REDACTED = "spark.sql.redaction.string.regex"

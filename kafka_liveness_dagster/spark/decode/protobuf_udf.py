@@ -63,7 +63,7 @@ class ProtobufUdf:
         return to_spark_value(found, *self.how)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_class": None}  # made anew over there
+        return {**vars(self), "_class": None}  # created again over there
 
     def _message(self) -> Any:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - those of there

@@ -1,8 +1,8 @@
 """Keep records that cannot be processed in a table beside the asset's own.
 
-They are there as Kafka has them, with the error. A letter counts while its offset is owed: both commit logs
-say so, not this table. So it may be written before and removed after the commit that decides: what a crash
-leaves behind is a letter that nobody owes, and misleads nobody who asks ``owed``.
+They are there as Kafka has them, with the error. A letter counts while its offset is pending: both commit
+logs say so, not this table. So it may be written before and removed after the commit that decides: what a
+crash leaves behind is a letter that nobody owes, and misleads nobody who asks ``owed``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DeadLetterTable:
         return cls(session, IcebergTable(table + SUFFIX))
 
     def count(self, ranges: Sequence[OffsetRange]) -> int:
-        """How many letters there are of these offsets, owed or not."""
+        """How many letters there are of these offsets, pending or not."""
         with self._translated_errors():
             return self.table.count_rows(self.session, ranges) if self._exists() else 0
 
@@ -105,7 +105,7 @@ class DeadLetterTable:
             )
 
     def pending(self, ranges: Iterable[OffsetRange]) -> PendingDeadLetters:
-        """The letters among the offsets that are owed."""
+        """The letters among the offsets that are pending."""
         told = [(r.topic, r.partition, r.start, r.end) for r in ranges]
         with self._translated_errors():
             if not told or not self._exists():

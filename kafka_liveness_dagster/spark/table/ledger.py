@@ -157,7 +157,7 @@ class TableLedger:
         except PySparkException:
             if (anew := self._session()) is session:
                 raise
-            self._reload_with_timeout(anew)  # Spark was started anew, and refused the session of before
+            self._reload_with_timeout(anew)  # Spark was started again, and refused the session of before
         return {tp: self._ledger.entry(tp) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:

@@ -105,7 +105,7 @@ class TableMaintenance:
         Yields the numbers of files before and after.
 
         Args:
-            settled: what no lane writes again; each range by itself, so that no file spans what is owed in
+            settled: what no lane writes again; each range by itself, so that no file spans what is pending in
                 between.
             min_files: fewer small files of one partition of the table are left as they are.
         """

@@ -256,7 +256,7 @@ class IcebergTable:
         return None if self.shape(session) is None else self.snapshot_id(session)
 
     def refresh(self, session: SparkSession) -> None:
-        """Look at the catalog anew: one that caches would show the old snapshot again."""
+        """Look at the catalog again: one that caches would show the old snapshot again."""
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:
