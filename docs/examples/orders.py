@@ -14,6 +14,6 @@ def orders(batch):                    # the Spark DataFrame of a batch
                             "cast(value as string) AS order_json")
 
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
-    executor=dg.in_process_executor,  # a killed run leaves no step
+    executor=dg.in_process_executor,  # kill -9 ends its step too
     resources={"kafka": kl.KafkaLivenessResource(),
                "spark": kl.SparkConnectResource()}))
