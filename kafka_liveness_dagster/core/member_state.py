@@ -54,9 +54,9 @@ class State(Enum):
     LOSING = "found to be fenced in the middle of that: the callback has still to return"
     FENCED = (
         "no member any more (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: "
-        "`FENCED_INSTANCE_ID`), or told to be none: all that is left to do is to leave"
+        "`FENCED_INSTANCE_ID`), or ordered to leave: it only leaves"
     )
-    LEAVING = "told to leave inside of a callback, where `close()` never returns"
+    LEAVING = "ordered to leave inside of a callback, where `close()` never returns"
     LEFT = (
         "closed: LeaveGroup (KIP-62), epoch -1 (KIP-848), or nothing (static, KIP-345); or left behind by "
         "a broker that never answered"
@@ -80,7 +80,7 @@ class PollAction(Enum):
 
     POLL = "the client is polled, rebalances happen in here"
     WAIT = "a moment passes, if the group still grants one: a client has one poll at a time"
-    NOTHING = "nobody is there"
+    NOTHING = "there is no member"
 
 
 class CommitAction(Enum):
@@ -96,7 +96,7 @@ class LeaveAction(Enum):
 
     NOW = "what is owned is marked as released, if it is to be, and the client closes"
     AFTER_POLL = "the same, later"
-    NOTHING = "nobody is there"
+    NOTHING = "there is no member"
 
 
 @dataclass(frozen=True)
