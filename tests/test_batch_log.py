@@ -64,7 +64,7 @@ def test_what_is_unusual_is_told_at_once(clock):
         lines.log_committed(batch(1), written(5), 0.5)
         lines.log_committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
     assert log[1:] == [
-        "another writer had touched the same offsets: written at attempt 2",
+        "another writer committed rows of the same offsets: written at attempt 2",
         (
             f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 "
             "rows in 0.50 s"

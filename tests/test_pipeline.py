@@ -150,7 +150,7 @@ def test_a_quota_is_named_as_the_cause_of_a_slow_batch(monkeypatch, caplog):
     run(lane, batch(1), batch(2))
     at_work, late = lines()
     assert at_work.startswith(
-        f"{batch(1)} is at work for 0 s. The broker throttles this login: a quota delayed a fetch"
+        f"{batch(1)} has run for 0 s. The broker throttles this login: a quota delayed a fetch"
     )
     assert late.startswith(f"{batch(1)}: the batch took longer")
     assert "by 39.90 s. Fix: raise the quota" in late

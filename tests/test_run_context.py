@@ -235,7 +235,7 @@ def test_a_limit_that_nobody_enforces_is_told_in_the_runs_log(instance):
     """
     (warning,) = warnings_of(instance, tags=limit(600))
     assert "dagster/max_runtime is 600 s and Dagster's run monitoring is off" in warning
-    assert "Set `run_monitoring: enabled: true` in dagster.yaml" in warning
+    assert "set `run_monitoring: enabled: true` in dagster.yaml" in warning
 
 
 def test_it_is_told_once_in_a_run_and_again_in_the_next(instance):

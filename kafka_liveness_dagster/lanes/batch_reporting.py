@@ -129,7 +129,9 @@ class BatchLog:
             )
         if written.attempts - written.unknown_commits > 1:
             again = "its files" if written.rewrote_files else "the same offsets"
-            self.log.info("another writer had touched %s: written at attempt %d", again, written.attempts)
+            self.log.info(
+                "another writer committed rows of %s: written at attempt %d", again, written.attempts
+            )
         if handed_over:
             but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
             self.log.info(but, batch, join_some(handed_over), row_count_text(written.rows), seconds)

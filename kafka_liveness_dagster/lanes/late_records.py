@@ -110,7 +110,7 @@ class LateRecords:
             self.report(one, batch, since, wait_seconds=0.0)
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
             storage_of(self._context).log.warning(
-                "whether records of %s are late is not known: %s", batch, error_text(error)
+                "unknown whether records of %s are late: %s", batch, error_text(error)
             )
 
     def report_recovered(self, frame: TransformedBatch, deleted: Sequence[OffsetRange]) -> None:

@@ -72,7 +72,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         after = work.statistics()
     if work.conflicts:
         log.warning(
-            "gave way to the lanes' commits %s: what is left is done next time",
+            "gave way to the lanes' commits %s; the next maintenance continues",
             format_count(work.conflicts, "time"),
         )
     metadata = {**_before_and_after(before, after, work.conflicts), **deleted}

@@ -292,7 +292,7 @@ class Pipeline:
                 if not in_flight:
                     raise
                 # Logged again when what is in flight is committed
-                lines.log.warning("nothing is planned ahead: %s", error)
+                lines.log.warning("no batch was planned ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:
                 continue  # a rebalance has committed the batch in flight: this one is ahead of nothing

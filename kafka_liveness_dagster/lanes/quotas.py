@@ -90,5 +90,5 @@ class ThrottlingWatch:
             if logged_at is None or time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()
                 self._log.warning(
-                    "%s is at work for %.0f s. %s", oldest.batch, seconds, self.describe_for(oldest.batch)
+                    "%s has run for %.0f s. %s", oldest.batch, seconds, self.describe_for(oldest.batch)
                 )

@@ -163,7 +163,7 @@ def _warn_budget_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
         _warned.add(run.run_id)
         log.warning(
             "%s is %s s and Dagster's run monitoring is off: the consumer leaves its group when the time "
-            "is up, but nobody ends the run. Set `run_monitoring: enabled: true` in dagster.yaml",
+            "is up, but nothing ends the run. Fix: set `run_monitoring: enabled: true` in dagster.yaml",
             MAX_RUNTIME,
             run.tags[MAX_RUNTIME],
         )

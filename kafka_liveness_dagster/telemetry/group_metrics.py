@@ -170,7 +170,7 @@ class GroupMetrics:
                 self._times = measure_topics(cluster, self._group_id, partitions, open_transactions=held)
             except KafkaLivenessError as error:  # what is measured is no reason to fail a tick
                 self._times = {}
-                log.warning("how old the records of group %s are is not known: %s", self._group_id, error)
+                log.warning("the age of the records of group %s is unknown: %s", self._group_id, error)
         set_gauges(
             self._group_id, list(gauge_points(self._group_id, members, partitions, topic_times=self._times))
         )

@@ -535,7 +535,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
             except BrokerUnreachableError as error:
                 if self._session.planner is None or time.monotonic() >= give_up_at:
                     raise  # who has not joined yet hears it at once
-                self._run_context.log.warning("still a member, looking again: %s", error)
+                self._run_context.log.warning("still a member, trying again: %s", error)
 
     def _plan_batch(self, lane: LivePlanner, request: BatchRequest) -> Batch | None:
         began_ms = now_ms()

@@ -346,10 +346,14 @@ def choose_group_instance_id(
         taken = run_context.claim_instance_id(live.group_id, names)
     except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
         log.warning(
-            "could not ask Dagster whose places in group %s are free: %s", live.group_id, summary_line(error)
+            "could not read from Dagster which memberships of group %s are free: %s",
+            live.group_id,
+            summary_line(error),
         )
         taken = None
     if taken is not None:
         gone = short_run_id(run_id_of_instance(taken) or "")
-        run_context.log.info("takes the place of run %s, which is gone: its session is not waited for", gone)
+        run_context.log.info(
+            "took over the group membership of dead run %s without waiting for its session timeout", gone
+        )
     return taken or instance_id_for_run(run_context.run_id, uuid4().hex[:8])
