@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kafka_liveness_dagster.core.ledger import (
+    ALL_OFFSETS,
     TOTAL_AS_OF_KEY,
     TOTAL_KEY,
     WRITTEN_KEY,
@@ -192,3 +193,23 @@ def test_two_writes_of_the_same_offsets_may_be_in_flight(table, opened):
     table.commit(second.properties)
     second.mark_committed()
     assert done(lane) == (Span(0, 20),)
+
+
+def test_a_table_that_grows_between_two_queries_was_not_rolled_back(table, opened, monkeypatch):
+    """Its newer snapshots are off the line of the current one that was read first."""
+    table.snapshots = {5: SnapshotSummary(5, 4, "orders/ 3:0-70")}  # what was before it expired
+    table.current_id = 5
+    reads = []
+
+    def grown(_session, table):
+        if not reads:
+            table.commit({WRITTEN_KEY: "orders/ 3:70-120"})
+        reads.append(table.current_id)
+        return dict(table.snapshots)
+
+    monkeypatch.setattr(module, "latest_summaries", grown)
+    entry = opened().read([AT])[AT]
+    assert (entry.written, entry.unknown) == ((Span(0, 120),), ALL_OFFSETS), (
+        "a newer snapshot is no roll back"
+    )
+    assert len(reads) == 2

@@ -210,7 +210,7 @@ def test_the_snapshot_of_a_partition_has_what_is_pending(found, outstanding, mis
 )
 def test_what_is_not_proven_done_is_left(found, asked, left):
     """An offset is done because a witness says so."""
-    assert found.not_done(spans(*asked)) == spans(*left)
+    assert found.not_done(spans(*asked)) == spans(*left), "is not proven done"
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,22 @@ MUTANTS: tuple[Mutant, ...] = (
         invariant="pending or lost",
     ),
     Mutant(
+        name="snapshots that are newer than the current one count as rolled back",
+        file="spark/table/snapshots.py",
+        old="    return table.current_snapshot_id(session) != snapshot_id\n",
+        new="    return False\n",
+        killed_by=f"{_LEDGER}a_table_that_grows_between_two_queries_was_not_rolled_back",
+        invariant="a newer snapshot is no roll back",
+    ),
+    Mutant(
+        name="ranges that were found missing are done in an expired ledger",
+        file="core/partition_state.py",
+        old="        missing = intersection(elsewhere, self.catch_up_log.missing)\n",
+        new="        missing: tuple[Span, ...] = ()\n",
+        killed_by="tests/core/test_partition_state.py::test_what_is_not_proven_done_is_left",
+        invariant="is not proven done",
+    ),
+    Mutant(
         name="a snapshot that grew out of an unknown one counts as rolled back",
         file="core/ledger.py",
         old="root is not None and grew.get(root, False)",
