@@ -350,7 +350,7 @@ def test_an_expired_ledger_is_completed_by_all_that_is_not_pending(steps, lane, 
     monkeypatch.setattr(steps, "read", lambda found: dict.fromkeys(found, LedgerEntry(unknown=ALL_OFFSETS)))
     steps.pending[AT] = 1
     lane().resume_assigned()
-    assumed = dict(step for step in steps.done if step[0] == "assumed")["assumed"]
+    assumed = dict(step for step in steps.done if step[0] == "assumed").get("assumed")
     done, unknown = (Span(0, 70), Span(90, 120)), (Span(70, 90),)
     assert assumed == {AT: (done, unknown)}, "pending offsets are not assumed"
 
