@@ -47,8 +47,9 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("tutorial.md", "sh"): "test_examples.py",
     ("backfill.md", "KAFKA_LIVENESS_SCREENSHOTS=docs/images"): "end_to_end/test_tutorial.py",
 }
-OF_THE_READERS_OWN = {  # a Trino that no test has
+OF_THE_READERS_OWN = {  # a Trino that no test has, and a tool of Kafka's
     ("readers.md", "properties"),
+    ("runbook.md", "kafka-configs.sh"),
 }
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.batch_planning import Batch
@@ -442,3 +443,19 @@ def test_a_fence_is_counted_by_its_reason(monkeypatch):
     once.execute_in_process()
     labels = {metrics.GROUP: "etl", metrics.LANE: "live", metrics.REASON: "poll-timeout"}
     assert told == [(metrics.FENCES, 1, labels)]
+
+
+def test_each_alert_of_the_page_has_its_section_in_the_runbook():
+    """With a severity and a summary, for the person who is paged."""
+    docs = Path(__file__).parents[1] / "docs"
+    [rules] = re.findall(
+        r"^```yaml\n(groups:.*?)^```", (docs / "metrics.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    alerts = yaml.safe_load(rules)["groups"][0]["rules"]
+    sections = re.findall(r"^### (\w+)$", (docs / "runbook.md").read_text("utf-8"), re.MULTILINE)
+    assert len(alerts) == 8
+    for one in alerts:
+        assert one["alert"] in sections
+        assert one["labels"]["severity"] in {"critical", "warning"}
+        assert one["annotations"]["summary"]
+        assert one["annotations"]["runbook_url"].endswith(f"#{one['alert'].lower()}")
