@@ -49,6 +49,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
 }
 OF_THE_READERS_OWN = {  # a Trino that no test has, and a tool of Kafka's
     ("readers.md", "properties"),
+    ("backfill.md", "dagster"),  # tried by hand; dg's form needs a project
     ("runbook.md", "kafka-configs.sh"),
 }
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")

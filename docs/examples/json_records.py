@@ -9,7 +9,9 @@ SCHEMA = """
 
 @kl.kafka_asset(
     topics=["orders"], group_id="orders-etl", table="lake.shop.orders",
-    batching=kl.Batching(on_bad_record="dead_letter"))
+    enable_parallel_rebalance=True,   # after a crash: newest data first
+    batching=kl.Batching(on_bad_record="dead_letter"),
+    sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING))
 def orders(batch):
     value, strict = "cast(value AS string)", "map('mode', 'FAILFAST')"
     order = f"from_json({value}, '{SCHEMA}', {strict}) AS o"
@@ -22,5 +24,6 @@ def orders(batch):
         "aggregate(o.items, 0D, (sum, i) -> sum + i.price) AS total")
 
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
+    executor=dg.in_process_executor,  # kill -9 ends its step too
     resources={"kafka": kl.KafkaLivenessResource(),
                "spark": kl.SparkConnectResource()}))

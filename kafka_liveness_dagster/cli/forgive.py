@@ -26,6 +26,7 @@ from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, parse_
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog, spans_by_partition
 from kafka_liveness_dagster.kafka.partition_states import check_catch_up_log
+from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class ForgiveRequest:
         """What a person has to say yes to."""
         if not self.ranges:
             return "Close these partitions and keep the former rows?"
-        return f"Count these {self.size:,} offsets as done, unprocessed?"
+        return f"Count {format_count(self.size, 'offset')} as done, unprocessed?"
 
     @property
     def outcome(self) -> str:
