@@ -190,4 +190,4 @@ def test_a_batch_with_late_records_is_not_committed_before_they_are_counted(inst
         assert late.report(one, batch) == 0.0
 
     run_id = run_of(instance, work)
-    assert any("are late is not known" in entry.user_message for entry in instance.all_logs(run_id))
+    assert any("unknown whether records of" in entry.user_message for entry in instance.all_logs(run_id))

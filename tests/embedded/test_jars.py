@@ -247,7 +247,7 @@ def test_a_folder_that_nobody_may_write_to_is_told(monkeypatch, tmp_path):
     """With the variable that names another."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "file" / "jars"))
-    with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS name a folder of yours"):
+    with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS name your own folder"):
         jars.resolve_jars("kafka")
 
 

@@ -410,7 +410,7 @@ def test_who_is_put_out_of_its_place_joins_anew_under_another_name(group):
         assert run_id_of_instance(place) == RUN
         serve_until(lambda: second.poll(0.05) and len(second.assignment()) == len(PARTITIONS))
         assert [member.group_instance_id for member in group.members()] == [place]
-        with pytest.raises(FencedError, match="gave its partitions to others"):
+        with pytest.raises(FencedError, match="reassigned its partitions"):
             first.commit(batch)
         both = (first, second)
         serve_until(

@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")
 
 LEAVES_WITHIN = LONG - 10.0  # seconds; a member that does not leave by itself is listed for a session
-LOST = "gave its partitions to others"
+LOST = "reassigned its partitions"
 CLASSIC = ["classic", pytest.param("consumer", marks=pytest.mark.certify)]
 CONSUMER = ["consumer", pytest.param("classic", marks=pytest.mark.certify)]
 """The protocol under which the gate runs a law; the other one is left to ``make certify``."""

@@ -263,7 +263,7 @@ def test_status_of_no_group_is_an_error(run):
     """A mistyped name is told as such, with exit code 1."""
     told = run("status", "nobody")
     assert (told.exit_code, told.stdout) == (1, "")
-    assert re.search("group 'nobody' does not exist at .*no member, and nothing", told.stderr)
+    assert re.search("roup 'nobody' does not exist at .*no member, and nothing", told.stderr)
 
 
 def test_json_is_one_object(owing, run):
