@@ -226,7 +226,7 @@ SHELL_MUTANTS = [
         Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first_seed=200
     ),
     SimulatedMutant(
-        Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_300
+        Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 2_800
     ),
     SimulatedMutant(
         Member, "commit_start_positions", own_before_committing, "begins where the live commit log says"
