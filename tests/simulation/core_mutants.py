@@ -288,7 +288,7 @@ CORE_MUTANTS = [
     ),
     SimulatedMutant(table_ledger, "lineage", believe_any_sum, "claims nothing", ROLLED_BACK, 750),
     SimulatedMutant(
-        table_ledger, "is_continuation_of", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 26_000
+        table_ledger, "is_continuation_of", whatever_befell, "claims nothing", CLEANED_AT_ONCE, 40_500
     ),
     SimulatedMutant(
         table_ledger, "lineage", always_complete, "an error has its reason RowsMissingError", first_seed=180
