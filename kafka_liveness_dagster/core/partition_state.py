@@ -188,10 +188,11 @@ class PartitionState:
 
     @property
     def origin(self) -> GroupOrigin | None:
-        """Origin of the group on this log: the live commit log's, else the earliest of the other two records."""
+        """Origin of the group on this log: the live commit log's, else the earlier of the other records'."""
         if self.live_metadata is not None and self.live_metadata.origin is not None:
             return self.live_metadata.origin
-        # A lane that could not read the table recorded no target; its origin must not count against the ledger
+        # A lane without a ledger records no target. Its origin would make offsets count as missing that
+        # were never this table's
         second = self.catch_up_log.origin if self.catch_up_log.target or self.ledger_entry is None else None
         known = [] if second is None else [second]
         if self.ledger_entry is not None and self.ledger_entry.first_offset is not None:
