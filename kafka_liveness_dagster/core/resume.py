@@ -211,7 +211,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     second = _updated_catch_up_log(state, origin, start, missing_and_lost=(missing, lost))
     pending = intersection(pending_to_keep(state), (Span(0, start),))
     if missing and not _fits_commit_metadata(union((*pending, *missing)), policy, origin, again=again):
-        back = max(missing[0].start, state.log_start)  # resume there in order: slow, but no offset is left out
+        back = max(missing[0].start, state.log_start)  # resume there in order: slow, but complete
         pending = intersection(pending, (Span(0, back),))
         overflow = Span(back, start)
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
@@ -340,9 +340,9 @@ def _fits_commit_metadata(
 def pending_to_keep(state: PartitionState) -> tuple[Span, ...]:
     """Return the pending ranges that the live commit log must keep: those that are not done.
 
-    Return all of them if the remaining ones would not fit: done offsets split a range into more ranges, and
+    Return all of them if the remaining ones would not fit. Done offsets split a range into more ranges, and
     done ranges may stay in the live commit log. Offsets that only the table proves stay pending until a
-    catch-up run records them: it repeats the steps that their dead writer may have skipped.
+    catch-up run records them. It repeats the steps that their dead writer may have skipped.
     """
     rest = union((*state.outstanding, *state.recordable))
     reprocess = state.live_metadata.reprocess if state.live_metadata else None
