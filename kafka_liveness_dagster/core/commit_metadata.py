@@ -1,9 +1,9 @@
 """Encode and decode the metadata of both commit logs (KIP-333).
 
 The live commit log is the committed offset of group ``G``; its metadata has the owner state and the pending
-ranges. The catch-up commit log is the committed offset of ``G.catch-up``: every pending offset below this
-watermark is done, and the metadata has the ranges that are done above it. Both name the topic id, and where
-the group began. ``core.resume`` decides what follows; neither talks to a broker.
+ranges. The catch-up commit log is the committed offset of ``G.catch-up``. Every pending offset below this
+watermark is done, and the metadata lists the done ranges above it. Both logs name the topic id and the
+group's first offset. Talks to no broker, and decides nothing: ``core.resume`` does.
 
 >>> metadata = LiveCommitMetadata.decode("kl1 running 0badcafe @0 70-120")
 >>> metadata.pending, metadata.origin
@@ -30,7 +30,7 @@ CATCH_UP_SUFFIX = ".catch-up"
 _VERSION = "kl1"
 _NEWER_VERSION = re.compile("kl(?:[2-9]|[1-9][0-9]+) ")
 _NO_ORIGIN = "@-"
-# What follows the ranges refers to a table, so it needs an origin: `(?(start)…)`
+# The words after the ranges refer to a table, so they need an origin: `(?(start)…)`
 _ORIGIN = f"(?:{_NO_ORIGIN}|(?P<topic_id>[A-Za-z0-9_-]*)@(?P<start>[0-9]{{1,19}}))"
 _LIVE = re.compile(
     f"{_VERSION} (?P<mark>running|released|paused) (?P<run>[0-9a-f]{{8}}) {_ORIGIN}(?: (?P<owed>[0-9,-]+))?"
@@ -63,7 +63,7 @@ class ExternalCommit:
 
     @property
     def log_name(self) -> str:
-        """The log's name for people."""
+        """Name of the log in messages."""
         return "live commit log" if self.log == "first" else "catch-up commit log"
 
     @property
@@ -76,21 +76,21 @@ class ExternalCommit:
 
 
 class OwnerState(Enum):
-    """What the last owner of a partition wrote when it committed."""
+    """State of a partition's last owner, as its last commit records it."""
 
-    RUNNING = "running"  # it was at work: found without its owner, it is the trace of a crash
-    RELEASED = "released"  # it gave the partition up in good order
-    PAUSED = "paused"  # nobody may process it, in either lane, until it is resumed
+    RUNNING = "running"  # the owner was at work; without a live owner this state proves a crash
+    RELEASED = "released"  # the owner gave the partition up in good order
+    PAUSED = "paused"  # neither lane may process the partition until it is resumed
 
 
 @dataclass(frozen=True)
 class GroupOrigin:
-    """Where a group's life on a log began.
+    """The offset and the topic at which a group began to consume a log.
 
     Attributes:
-        start: the first offset that the group answers for: what lies below was never its to process.
-        topic_id: Kafka's id of the topic (KIP-516), by which a topic created again is known; empty where no
-            broker told it.
+        start: the first offset that the group answers for; it never had to process those below.
+        topic_id: Kafka's id of the topic (KIP-516), which shows that a topic was recreated; empty if no
+            broker returned one.
     """
 
     start: int
@@ -102,13 +102,13 @@ class GroupOrigin:
 
 @dataclass(frozen=True)
 class LiveCommitMetadata:
-    """Metadata of the live commit log: the owner's mark, its run (8 hex digits), and what the live lane owes.
+    """Metadata of the live commit log: the owner state, its run (8 hex digits), and the pending ranges.
 
     Attributes:
-        reprocess: the group's offsets were set back: what is in the table of these offsets is to be processed
-            again.
-        origin: whose offsets these are, where the owner could ask what is in the table: then the commit
-            vouches for it.
+        reprocess: offsets to process again although their rows are in the table: the group was reset to an
+            earlier offset.
+        origin: the group's origin if the owner could read the table; then the commit proves the rows below
+            it.
     """
 
     owner_state: OwnerState
@@ -121,31 +121,31 @@ class LiveCommitMetadata:
     def encode(self) -> str:
         """Encode as ``kl1 running 0badcafe <topic id>@0 70-120,140-190``.
 
-        Without an origin it is ``kl1 running 0badcafe @- 70-120``. Debts that leave no room for the origin
-        are written without it: such a commit proves nothing.
+        Without an origin it is ``kl1 running 0badcafe @- 70-120``. If the pending ranges leave no space for
+        the origin, it is left out; such a commit proves nothing.
         """
         if self.fits_commit_metadata() or self.origin is None:
             return self._format()
         return replace(self, reprocess=None, origin=None).encode()
 
     def fits_commit_metadata(self) -> bool:
-        """Whether all of it can be committed."""
+        """Return whether the full text is within the metadata limit."""
         return len(self._format()) <= MAX_METADATA_BYTES
 
     def _format(self) -> str:
         words = f"{_VERSION} {self.owner_state.value} {self.run_id} {_encode_origin(self.origin)}"
         words += f" {_encode_spans(self.pending)}" if self.pending else ""
-        # Without an origin there is no table to ask, so nothing in it to be done again
+        # Without an origin there is no table, so it has no rows to process again
         return (
             words if self.origin is None or self.reprocess is None else f"{words} reprocess {self.reprocess}"
         )
 
     @classmethod
     def decode(cls, metadata: str) -> LiveCommitMetadata | None:
-        """Read the metadata of a commit of the live commit log; None when a plain consumer left none.
+        """Decode the metadata of a commit of the live commit log; None if a plain consumer left none.
 
         Raises:
-            ExternalCommitError: the text is not ours.
+            ExternalCommitError: this package did not write the text.
         """
         if not metadata:
             return None
@@ -162,15 +162,14 @@ class LiveCommitMetadata:
 
 @dataclass(frozen=True)
 class CatchUpCommitMetadata:
-    """The catch-up commit log: pending offsets below ``watermark``, and those of ``done`` above it, are done.
+    """The catch-up commit log: every pending offset below ``watermark``, and ``done`` above it, is done.
 
     Attributes:
-        written_off: offsets that are accounted for without having been processed: written off, or lost and
-            reported.
-        origin: whose offsets these are; None where no table could be asked.
-        target: where the rows go that the group answers for; None where nobody can be asked what is there.
-        missing: committed offsets whose rows a run found missing; expired snapshots may be all that showed
-            it.
+        written_off: offsets that are closed without rows: written off by hand, or lost and reported.
+        origin: the group's origin; None if no table gave a response.
+        target: the table or sink of the group's rows; None if it has no ledger.
+        missing: committed offsets whose rows a run found missing. The snapshots that proved it may be expired
+            by now.
         external: the commit of another client that replaced this log. The log counts as empty then.
     """
 
@@ -184,18 +183,18 @@ class CatchUpCommitMetadata:
     external: ExternalCommit | None = field(default=None, compare=False)
 
     def outstanding(self, pending: tuple[Span, ...]) -> tuple[Span, ...]:
-        """What of ``owed`` is still to be done."""
+        """Return the offsets of ``pending`` that are not done."""
         return difference(pending, (Span(0, self.watermark), *self.done))
 
     @property
     def end(self) -> int:
-        """The first offset above everything that counts as done."""
+        """First offset above everything that counts as done."""
         return max(self.watermark, self.done[-1].end if self.done else 0)
 
     def mark_done(self, pending: tuple[Span, ...], newly: tuple[Span, ...]) -> CatchUpCommitMetadata:
-        """The log after ``newly`` was done. The watermark passes only what is done or was never pending.
+        """Return the log with ``newly`` done. The watermark passes only offsets that are done or not pending.
 
-        It never passes the end of ``owed``, so a range that comes to be pending meanwhile is above it.
+        It never passes the end of ``pending``, so a range that becomes pending meanwhile is above it.
         """
         done = union((*self.done, *newly))
         rest = CatchUpCommitMetadata(self.watermark, done).outstanding(pending)
@@ -206,7 +205,7 @@ class CatchUpCommitMetadata:
         return replace(self, watermark=watermark, done=done, missing=missing)
 
     def reopen(self, spans: tuple[Span, ...]) -> CatchUpCommitMetadata:
-        """Return the log after these offsets, done or written off before, became pending again.
+        """Return the log with these offsets pending again, though they were done or reported as lost before.
 
         >>> CatchUpCommitMetadata(watermark=120).reopen((Span(70, 100),)).encode()
         'kl1 done @- 100-120'
@@ -221,9 +220,9 @@ class CatchUpCommitMetadata:
     def encode(self) -> str:
         """Encode as ``kl1 done <topic id>@0 150-160 written-off 30-40 target lake.shop.orders``.
 
-        The shortest form is ``kl1 done @- 150-160``. What does not fit is left out: of what is done the
-        highest, then of what was told the lowest. It costs rework, not data; and what was told is in the
-        table's ledger by then. Missing ranges that do not fit are written as one.
+        The shortest form is ``kl1 done @- 150-160``. Ranges above the metadata limit are left out: first the
+        highest done ranges, then the lowest written-off ranges. That costs rework, not data; the table's
+        ledger has the written-off ranges by then. Missing ranges that do not fit are written as one.
         """
         done = list(self.done)
         reported = list(self.written_off)
@@ -250,10 +249,10 @@ class CatchUpCommitMetadata:
 
     @classmethod
     def decode(cls, offset: int | None, metadata: str) -> CatchUpCommitMetadata:
-        """Read a commit of the catch-up commit log; nothing committed means nothing done.
+        """Decode a commit of the catch-up commit log; without a commit nothing is done.
 
         Raises:
-            ExternalCommitError: the text is not ours.
+            ExternalCommitError: this package did not write the text.
         """
         if offset is None:
             return cls()
@@ -284,16 +283,16 @@ class CatchUpCommitMetadata:
 
 
 def committed_offset(first: int | None, pending: tuple[Span, ...]) -> int | None:
-    """KIP-333's ``committed()``: every offset before it is processed, in whichever lane."""
+    """Return KIP-333's ``committed()``: every offset below it is processed, in either lane."""
     return pending[0].start if pending else first
 
 
 def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
     """Return the pending offsets that a commit of ``offset`` records as done (KIP-333).
 
-    None unless it lies inside a range. The end of a pending range is where the live lane went on, so it
-    proves nothing. Pending ranges of two crashes may have grown together: a live lane that began inside of
-    one has read only the offsets from there.
+    None unless ``offset`` lies inside a range. The live lane continues at the end of a pending range, so a
+    commit of that end proves nothing. Pending ranges of two crashes may touch and become one range. A live
+    lane that began inside of such a range has read only the offsets from there.
 
     Args:
         offset: the committed offset.
@@ -309,7 +308,7 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
 def fits_commit_metadata(
     pending: tuple[Span, ...], origin: GroupOrigin | None = None, again: Span | None = None
 ) -> bool:
-    """Whether the live commit log's metadata can hold these pending ranges under the longest mark."""
+    """Return whether the live commit log's metadata can hold these pending ranges with the longest state."""
     return LiveCommitMetadata(
         OwnerState.RELEASED, "0" * 8, pending, reprocess=again, origin=origin
     ).fits_commit_metadata()
@@ -324,7 +323,7 @@ def _encode_spans(spans: Sequence[Span]) -> str:
 
 
 def _parse(form: re.Pattern[str], metadata: str) -> dict[str, str]:
-    """The parts of a text that it has."""
+    """Return the named parts that a text has."""
     found = form.fullmatch(metadata)
     if found is None:
         raise _foreign_commit_error(metadata)

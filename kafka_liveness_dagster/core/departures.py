@@ -1,7 +1,7 @@
 """Decide which members left a group and why, from two snapshots of the group.
 
-Level-triggered: the same snapshot gives the same answer however often it is asked, so a sensor tick that is
-repeated changes nothing. Never asks Kafka or Dagster.
+The same snapshot always gives the same answer, so a repeated sensor tick changes nothing. Reads neither Kafka
+nor Dagster.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 
 class RunFate(Enum):
-    """What became of a Dagster run.
-
-    ``UNKNOWN`` for a run that Dagster does not list: deleted, or no run at all.
-    """
+    """State of a Dagster run; ``UNKNOWN`` if Dagster does not list it (deleted, or no Dagster run)."""
 
     IN_PROGRESS = "in progress"
     CANCELING = "being canceled"
@@ -59,17 +56,18 @@ _REASON_WITHOUT_COMMIT = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run as Dagster knows it, and what is known of its process.
+    """A Dagster run, and the status of its process.
 
     Attributes:
-        fence_report: why it left the group, or after which leave it is back, as it told itself; None while it
-            never left, or when it could not say.
-        started: Dagster says that it is at work, not queued or starting.
-        process: of a run in progress; gone says that it was, too, when Dagster was asked again after that.
-        heartbeat_at: its sign of life, another one every half minute; None when it gives none.
-        fenced_for_seconds: how long it may be out of the group at most: process timeout and session; None
-            before it said so.
-        group_instance_id: of a run before it, in which it is a member now.
+        fence_report: the run's own report of the leave, and whether it is back; None if it never left, or
+            could not report.
+        started: whether its Dagster status is started, not queued or starting.
+        process: status of the process of a run in progress. ``GONE`` needs a second query of Dagster: the
+            run was still in progress after its process was gone.
+        heartbeat_at: its last heartbeat, a counter that changes every half minute; None if it sends none.
+        fenced_for_seconds: longest time that it may be out of the group: process timeout plus session
+            timeout; None before it reports that.
+        group_instance_id: id of an earlier run's membership that it took over.
         has_ended: whether its step in the lane has ended, while other steps of the run go on.
     """
 
@@ -86,23 +84,23 @@ class Run:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a signal ended its process, as it told itself.
+        """Whether the run reported that a signal ended its process.
 
-        It released its partitions if the broker answered.
+        It released its partitions if the broker responded.
         """
         return self.fence_report is not None and self.fence_report.reason is FenceReason.INTERRUPTED
 
     @property
     def is_working(self) -> bool:
-        """Whether somebody works for it, as far as anybody knows."""
+        """Whether the run is in progress and its process is not known to be gone."""
         return (
             self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not ProcessStatus.GONE
         )
 
     def has_instance_id(self, group_instance_id: str) -> bool:
-        """Whether it goes on under the name of a dead run.
+        """Return whether the run took over this membership from a dead run.
 
-        One that has not started has it from a run it repeats.
+        A run that has not started has only inherited the tag of the run that it repeats.
         """
         return self.group_instance_id == group_instance_id and self.started and self.is_working
 
@@ -110,12 +108,12 @@ class Run:
 def departures(
     partitions: Iterable[PartitionSnapshot], members: Mapping[str, bool], runs: Mapping[str, Run]
 ) -> list[MemberLeft]:
-    """The runs whose marks stand on partitions that they do not work on any more, and why.
+    """Return the runs that own partitions in the commits but do not work on them any more, with the reason.
 
     Args:
         partitions: the group's partitions now.
-        members: runs (8 hex digits) the coordinator lists now, and whether as static members.
-        runs: the live runs Dagster knows.
+        members: runs (8 hex digits) that the coordinator lists now, and whether as static members.
+        runs: the live runs that Dagster lists.
     """
     marked: dict[str, dict[OwnerState, list[TopicPartition]]] = {}
     for seen in partitions:
@@ -138,17 +136,17 @@ def departures(
 
 
 def _departure_reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
-    """Why a run's ``running`` mark stands alone."""
+    """Return why a run does not work on partitions with its owner state ``running``; None if it does."""
     # Rule 1: a run that is over owns nothing, though the broker may list it until its session times out
     if run.fate is RunFate.SUCCEEDED:
         return LeaveReason.PARTITIONS_LOST
     if run.fate in (RunFate.FAILED, RunFate.CANCELED) or run.process is ProcessStatus.GONE:
         by_signal = run.is_interrupted and run.fate is not RunFate.CANCELED
         return LeaveReason.UNRELEASED if by_signal else LeaveReason.CRASHED
-    # Rule 2: the coordinator's word counts for the living
+    # Rule 2: the coordinator lists a run in progress as a member, so it has not left
     if static is not None:
         return None
-    # Rule 3: at work but not a member. Its watchdog took it out and said so, or it could not say anything
+    # Rule 3: in progress, but no member: its watchdog left the group and reported why, or could not report
     if run.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING):
         if run.fence_report is None or run.fence_report.is_back:
             return LeaveReason.UNRESPONSIVE
@@ -158,32 +156,33 @@ def _departure_reason(run: Run, static: bool | None) -> LeaveReason | None:  # n
 
 
 def _orderly_reason(run: Run, static: bool | None) -> LeaveReason | None:  # noqa: FBT001 - None: not a member
-    """What became of a run that gave up all it had."""
-    # Rule 1: a static member sends no LeaveGroup: the coordinator keeps its place after its run
+    """Return why a run left that released all its partitions; None if it is still a member."""
+    # Rule 1: a static member sends no LeaveGroup, so the coordinator keeps its membership after its run
     if static is not None:
         return LeaveReason.STATIC if static and run.fate in _FINISHED else None
-    # Rule 2: nobody else is at work for it
+    # Rule 2: the run is no member any more, so it left; its state gives the reason
     if run.fate in (RunFate.CANCELED, RunFate.CANCELING):
         return LeaveReason.CANCELED
     return LeaveReason.INTERRUPTED if run.is_interrupted else LeaveReason.GRACEFUL
 
 
 def reason_without_commit(run: Run, *, is_back: bool) -> LeaveReason:
-    """Why a run left whose partitions others have marked as theirs since, or which is back itself."""
-    # Rule 1: what became of the run says it, unless the run goes on, or a signal ended it
+    """Return why a run left whose partitions have other owners since, or which is a member again."""
+    # Rule 1: the run's state decides, unless the run is in progress, or a signal ended it
     if run.is_interrupted and run.fate in (RunFate.FAILED, RunFate.IN_PROGRESS):
         return LeaveReason.INTERRUPTED
     if run.process is ProcessStatus.GONE:
         return LeaveReason.CRASHED
     if run.fate in _REASON_WITHOUT_COMMIT:
         return _REASON_WITHOUT_COMMIT[run.fate]
-    # Rule 2: it said why
+    # Rule 2: the run reported why
     why = run.fence_report.reason if run.fence_report else None
     if why is FenceReason.CLOSED:
         return LeaveReason.GRACEFUL
     if why is not None and why.leave is not None:
         return why.leave
-    # Rule 3: a run that is away and says nothing cannot; of one that is back, and of scripts, nobody knows
+    # Rule 3: a run in progress that is away without a report is unresponsive; the reason of a run that is
+    # back, or of a script, is unknown
     return (
         LeaveReason.UNRESPONSIVE
         if run.fate is RunFate.IN_PROGRESS and not is_back
@@ -192,11 +191,13 @@ def reason_without_commit(run: Run, *, is_back: bool) -> LeaveReason:
 
 
 def will_get_a_partition(partitions: int, others: Iterable[int]) -> bool:
-    """Whether a member that has no partition will be given one: there are more of them than others that work.
+    """Return whether a member without a partition will get one.
+
+    It will if there are more partitions than other members that have some.
 
     Args:
-        partitions: of all topics of the group.
-        others: how many partitions each of the other members has.
+        partitions: number of partitions of all topics of the group.
+        others: number of partitions of each other member.
 
     >>> will_get_a_partition(4, [4]), will_get_a_partition(2, [1, 1]), will_get_a_partition(2, [1, 1, 0])
     (True, False, False)
@@ -205,10 +206,7 @@ def will_get_a_partition(partitions: int, others: Iterable[int]) -> bool:
 
 
 class GroupState(Enum):
-    """What the coordinator says of a group.
-
-    The classic protocol's and KIP-848's states come to these four.
-    """
+    """State of a group by its coordinator; the states of the classic protocol and KIP-848 map to these."""
 
     STABLE = "stable"
     REBALANCING = "rebalancing"
@@ -221,12 +219,12 @@ class MemberSnapshot:
     """One member as the coordinator lists it.
 
     Attributes:
-        name: the run's 8 hex digits; of an external member words for people.
-        is_foreign: it is no run of this package.
-        is_static: it has a ``group.instance.id`` of the user's.
-        group_instance_id: its ``group.instance.id`` when that was made for its run: after its death another
-            run may be there.
-        is_of_other_instance: a Dagster run that this instance does not have.
+        name: the run's 8 hex digits; a display text for an external client.
+        is_foreign: whether it is no run of this package.
+        is_static: whether it has a ``group.instance.id`` that the user set.
+        group_instance_id: its ``group.instance.id`` if it was created for its run; after that run's death
+            another run may use it.
+        is_of_other_instance: whether it is a Dagster run that this instance does not have.
     """
 
     member_id: str
@@ -240,23 +238,23 @@ class MemberSnapshot:
 
     @property
     def key(self) -> str:
-        """Enough of the member id to know it again."""
+        """Hash of the member id, which identifies the member in later snapshots."""
         return f"{crc32(self.member_id.encode()):08x}"
 
     @property
     def is_successor(self) -> bool:
-        """Whether it goes on under the name of another run."""
+        """Whether it uses the ``group.instance.id`` of another run."""
         first = run_id_of_instance(self.group_instance_id)
         return first is not None and short_run_id(first) != self.name
 
 
 @dataclass(frozen=True)
 class GroupSnapshot:
-    """A group at one look: the coordinator's, the commit logs' and Dagster's word.
+    """A group at one moment: the records of the coordinator, of the commit logs and of Dagster.
 
     Attributes:
-        runs: of the live lane, the newest first.
-        catch_up: runs of the other lane, those in progress.
+        runs: runs of the live lane, the newest first.
+        catch_up: runs of the catch-up lane that are in progress.
     """
 
     state: GroupState
@@ -268,11 +266,12 @@ class GroupSnapshot:
 
     @cached_property
     def named_members(self) -> tuple[MemberSnapshot, ...]:
-        """The members in a lasting order, each under the run that it is.
+        """Members in a stable order, each with the name of the run that it is now.
 
-        Of a member with a ``group.instance.id`` the coordinator shows the client id that joined first: who
-        commits a static one's partitions is it, and who took over a place has said so; where nobody has that
-        this Dagster knows of, and the one it was made for does not work either, commits tell here too.
+        For a member with a ``group.instance.id`` the coordinator shows the client id that joined first. The
+        run that commits its partitions is the static member. A run that took over a membership records that
+        in a tag. If no run of this Dagster instance did, and the first run does not work either, the commits
+        decide here too.
         """
         return tuple(
             self._name(member) for member in sorted(self.members, key=lambda member: member.member_id)
@@ -280,9 +279,9 @@ class GroupSnapshot:
 
     @property
     def size(self) -> int:
-        """How many work.
+        """Number of different members.
 
-        A run that lost its broker, and joined again, is listed twice until its session times out.
+        A run that lost its broker and joined again is listed twice until its session times out.
         """
         return len({member.name for member in self.named_members})
 
@@ -315,16 +314,16 @@ class GroupSnapshot:
 
     @property
     def member_run_ids(self) -> dict[str, bool]:
-        """The runs that the coordinator lists, and whether as static members."""
+        """Runs that the coordinator lists, and whether as static members."""
         return {member.name: member.is_static for member in self.named_members if not member.is_foreign}
 
     @property
     def owners_without_member(self) -> list[MemberLeft]:
-        """Who stands in the commit log and does not work any more."""
+        """Owners in the commits that do not work any more."""
         return departures(self.partitions, self.member_run_ids, self.runs)
 
     @property
     def assignment_hash(self) -> str:
-        """Who has which partitions, in 8 digits."""
+        """Hash of the assignment of partitions to members, in 8 digits."""
         shares = sorted((member.member_id, *map(str, sorted(member.partitions))) for member in self.members)
         return f"{crc32(repr(shares).encode()):08x}"

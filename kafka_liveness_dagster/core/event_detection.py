@@ -1,7 +1,7 @@
-"""What has happened to a group since the last look? Two looks and a memory in; events and a new memory out.
+"""Derive the events of a group from its last memory and its current snapshot.
 
-The same look and the same memory give the same events, so a look that is repeated tells nothing new by
-itself: who repeats it with the old memory repeats the events. Never asks Kafka or Dagster.
+The same snapshot and the same memory give the same events. A caller that repeats a snapshot with the old
+memory repeats the events. Reads neither Kafka nor Dagster.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.events import GhostFound, GroupEvent
     from kafka_liveness_dagster.core.orphaned_runs import Absence
 
-MAX_REMEMBERED = 20  # members by name; a larger group is told by its numbers
-MAX_ABSENT = 10  # runs that are away, and for how long
-MAX_REPORTED = 60  # departures that stand in the commit log at the same time
-# Longest time between two looks; in more the machine may have slept, and its runs with it
+MAX_REMEMBERED = 20  # members by name: the cursor is bounded, so a larger group is reported by its numbers
+MAX_ABSENT = 10  # runs without membership, and since when
+MAX_REPORTED = 60  # departures that the commit log shows at the same time
+# Longest expected time between two ticks; in a longer one the machine, and its runs, may have slept
 _MAX_BLINK_SECONDS = 60.0
 _WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {
     GroupState.EMPTY: GroupEmptied(),
@@ -43,7 +43,7 @@ _WITHOUT_MEMBERS: dict[GroupState, GroupEvent] = {
 
 @dataclass(frozen=True)
 class SeenMember:
-    """A member of the last look; what its fields mean is ``MemberSnapshot``'s to say."""
+    """A member at the last sensor tick; ``MemberSnapshot`` describes the fields."""
 
     name: str
     is_foreign: bool = False
@@ -52,17 +52,17 @@ class SeenMember:
 
 @dataclass(frozen=True)
 class SensorMemory:
-    """What was told, so that it is told once.
+    """The events that were already reported, so that each is reported once.
 
     Attributes:
-        group_state: of the group at the last look.
-        members: those it had, by their keys, at most ``MAX_REMEMBERED``.
-        reported_departures: departures that were told and still stand in the commit log, by their runs.
-        assignment_hash: who had which partitions when the group was last stable.
-        rebalancing_since: seconds, None while it is not.
+        group_state: state of the group at the last tick.
+        members: members of the last tick by their keys, at most ``MAX_REMEMBERED``.
+        reported_departures: reported departures that the commit log still shows, by their runs.
+        assignment_hash: hash of the assignment when the group was last stable.
+        rebalancing_since: start of the rebalance in seconds; None without one.
         absent_runs: runs in progress that were no members, and since when; the newest first.
-        forgotten_ranges: ranges that were forgotten, ``orders:3:70-120``, and are not proven done yet.
-        last_tick_at: seconds, 0 when that is not known.
+        forgotten_ranges: forgotten ranges such as ``orders:3:70-120`` that are not proven done yet.
+        last_tick_at: time of the last tick in seconds; 0 if it is unknown.
     """
 
     group_state: GroupState
@@ -79,13 +79,15 @@ class SensorMemory:
 def detect_events(
     memory: SensorMemory | None, observed: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
 ) -> tuple[list[GroupEvent], SensorMemory]:
-    """What is new since ``memory``; at the first look only what someone must act on.
+    """Return the events since ``memory``, and the new memory.
+
+    The first tick has no memory: it reports only events that need an action.
 
     Args:
-        memory: what the last look left behind, None for the first one.
+        memory: the memory of the last tick; None for the first one.
         observed: the group now.
-        now_seconds: on the clock of ``memory``.
-        ghost_after_seconds: a run that gives no sign of life is no ghost before that.
+        now_seconds: current time, on the clock of ``memory``.
+        ghost_after_seconds: time without a heartbeat before a run counts as a ghost.
     """
     left = observed.owners_without_member[:MAX_REPORTED]
     absent, ghosts = _update_absent(memory, observed, now_seconds, ghost_after_seconds=ghost_after_seconds)
@@ -121,7 +123,7 @@ def detect_events(
 
 
 def _group_events(before: SensorMemory, seen: GroupSnapshot, now_seconds: float) -> list[GroupEvent]:
-    """What happened to the group as a whole."""
+    """Return the events of the group as a whole."""
     members = seen.size
     if seen.state is GroupState.REBALANCING:
         return [RebalanceStarted(members)] if before.rebalancing_since is None else []
@@ -137,7 +139,7 @@ def _group_events(before: SensorMemory, seen: GroupSnapshot, now_seconds: float)
 
 def _joined_events(before: SensorMemory, seen: GroupSnapshot) -> list[GroupEvent]:
     if len(before.members) >= MAX_REMEMBERED:
-        return []  # who is new cannot be told from who was not remembered
+        return []  # a new member looks like one that was not remembered
     return [
         MemberJoined(
             member.name,
@@ -153,17 +155,17 @@ def _joined_events(before: SensorMemory, seen: GroupSnapshot) -> list[GroupEvent
 def _departed_members(
     before: SensorMemory, seen: GroupSnapshot, announced: Container[str]
 ) -> list[MemberLeft]:
-    """Return the departed members whose marks record no reason.
+    """Return the departed members that no owner state in the commits shows.
 
     They are external members, runs that are back, and those whose partitions others took.
 
     Args:
-        before: who was there.
-        seen: who is there.
-        announced: runs whose departures are told by their marks.
+        before: the memory of the last tick.
+        seen: the group now.
+        announced: runs whose departures the commits show.
     """
     present = {member.key for member in seen.named_members}
-    # The dead run may have been seen under the name of these
+    # A successor has the membership under which the dead run was listed before
     heirs = {member.name for member in seen.named_members if member.is_successor}
     missing = [was for key, was in before.members.items() if key not in present and was.name not in heirs]
     return [
@@ -172,7 +174,7 @@ def _departed_members(
 
 
 def _departure_without_commit(was: SeenMember, seen: GroupSnapshot) -> MemberLeft:
-    """Why one that left no marks is gone."""
+    """Return the departure of a member that no owner state in the commits shows."""
     if was.is_foreign:
         return MemberLeft(was.name, LeaveReason.EXTERNAL_CLIENT, ())
     is_back = was.name in seen.member_run_ids
@@ -185,7 +187,10 @@ def _departure_without_commit(was: SeenMember, seen: GroupSnapshot) -> MemberLef
 def _forgotten_events(
     before: SensorMemory | None, seen: GroupSnapshot
 ) -> tuple[list[GroupEvent], tuple[str, ...]]:
-    """What nobody remembers any more; what of it was told before, and is not done yet, is remembered here."""
+    """Return events for newly forgotten ranges, and all forgotten ranges that are not done yet.
+
+    Reported ranges stay in the memory until they are done, so that each is reported once.
+    """
     announced = [OffsetRange.parse(key) for key in before.forgotten_ranges] if before else []
     waiting = {p.topic_partition: p.outstanding for p in seen.partitions}
     still = [one for one in announced if intersection((one.span,), waiting.get(one.topic_partition, ()))]
@@ -204,7 +209,7 @@ def _forgotten_events(
 def _update_absent(
     before: SensorMemory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
-    """Runs that are at work and no members, and since when; those for which nobody works."""
+    """Return the runs in progress that are no members, and since when; and the ghosts among them."""
     runs = {**seen.runs, **seen.catch_up}
     unseen = (
         max(0.0, now_seconds - before.last_tick_at - _MAX_BLINK_SECONDS)
@@ -218,9 +223,9 @@ def _update_absent(
 
 
 def _was_reported(gone: MemberLeft, announced: Mapping[str, LeaveReason]) -> bool:
-    """Whether it was told, or that its run left in good order.
+    """Return whether the departure was reported, with the same reason or another orderly one.
 
-    By which name is seen later matters to nobody.
+    A change from one orderly reason to another needs no second event.
     """
     before = announced.get(gone.run)
     return before is gone.reason or (

@@ -1,4 +1,6 @@
-"""What can happen to a consumer group? A closed set of past-tense nouns, each told once and in words.
+"""Define the events of a consumer group: a closed set of frozen classes, each with a text for people.
+
+An event has facts only, and never decides what follows from them.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> gone = MemberLeft("0badcafe", LeaveReason.CRASHED, (TopicPartition("orders", 3),))
@@ -22,36 +24,38 @@ if TYPE_CHECKING:
 
 
 class LeaveReason(StoredByName):
-    """Why a member is gone, or is as good as gone; the value is what people read."""
+    """Reason why a member left, or stopped working; the value is the text for people."""
 
     GRACEFUL = "left gracefully"
     CANCELED = "left because its run was canceled"
     POLL_TIMEOUT = "left by poll timeout"
     CRASHED = "crashed"
     UNRESPONSIVE = "stopped sending heartbeats"
-    """Its run is in progress, the group is without it and it did not say why.
+    """Its run is in progress, but the group lost the member, which reported no reason.
 
-    Frozen, cut off, or killed unnoticed.
+    The process is frozen, cut off from the network, or was killed unnoticed.
     """
     PARTITIONS_LOST = "lost its partitions"
     BROKERS_UNAVAILABLE = "had no answer from a broker for longer than its session timeout"
     INTERRUPTED = "was ended by a signal to its process"
-    """SIGTERM or Ctrl-C, and nobody canceled the run: a host that shuts down, a pod that is moved, a service
-    that is stopped. It released its partitions."""
+    """SIGTERM or Ctrl-C without a cancellation of the run; it released its partitions.
+
+    The host shut down, the pod was moved, or the service was stopped.
+    """
     UNRELEASED = "was ended by a signal to its process, and could not release its partitions"
     STATIC = "ended, and holds its partitions as a static member until its session times out"
     MAX_RUNTIME_REACHED = "left because it reached its dagster/max_runtime"
     REPLACED = "was replaced by another consumer with the same group.instance.id"
     UNEXPLAINED = "left for no known reason"
-    """It is back and did not say why it was away, or it is no Dagster run."""
+    """It is back and reported no reason, or it is no Dagster run."""
     EXTERNAL_CLIENT = "left"
-    """Of an external member nobody knows why."""
+    """An external client; its reason is unknown."""
     OTHER_INSTANCE = "of another Dagster instance left"
-    """Its own instance's sensor knows why; what it gave up others have taken."""
+    """A run of another Dagster instance, whose sensor reports the reason; others have its partitions."""
 
     @property
     def in_good_order(self) -> bool:
-        """Whether it gave its partitions up: nothing is to be done about it."""
+        """Whether the member gave its partitions up in good order, so no action is needed."""
         return self in (
             LeaveReason.GRACEFUL,
             LeaveReason.CANCELED,
@@ -62,18 +66,21 @@ class LeaveReason(StoredByName):
 
     @property
     def needs_successor(self) -> bool:
-        """Whether a live run is requested also without lag: its partitions wait for their owner's session."""
+        """Whether the sensor requests a live run even without lag.
+
+        The partitions of such a member have no other owner before its session times out.
+        """
         return self in (LeaveReason.CRASHED, LeaveReason.UNRELEASED)
 
 
 @dataclass(frozen=True)
 class MemberJoined:
-    """A member was seen for the first time.
+    """The first observation of a member.
 
     Attributes:
-        name: the run's 8 hex digits; of an external member words for people, ``<client id> at <host>``.
-        is_foreign: a consumer that is no run of this package: a Java consumer, kcat.
-        is_of_other_instance: a run that this Dagster instance does not have: another one has the group too.
+        name: the run's 8 hex digits; ``<client id> at <host>`` for an external client.
+        is_foreign: whether it is no run of this package: a Java consumer, kcat.
+        is_of_other_instance: whether it is a run of another Dagster instance with the same group.
     """
 
     name: str
@@ -89,14 +96,14 @@ class MemberJoined:
 
 @dataclass(frozen=True)
 class MemberLeft:
-    """A member is gone, or holds partitions that it does not work on any more."""
+    """A member that left, or that holds partitions without working on them any more."""
 
     run: str
     reason: LeaveReason
     partitions: tuple[TopicPartition, ...]
-    """Those that carry its mark; none where others had taken them before anybody looked."""
+    """Partitions whose last commit is its own; none if others had taken them before the sensor tick."""
     is_back: bool = False
-    """The same run was a member again by then."""
+    """Whether the same run was a member again by then."""
 
     def __str__(self) -> str:
         who = _describe_member(self.run, foreign=self.reason is LeaveReason.EXTERNAL_CLIENT)
@@ -110,7 +117,7 @@ def _count_members(count: int) -> str:
 
 @dataclass(frozen=True)
 class RebalanceStarted:
-    """The coordinator was seen to deal the partitions again."""
+    """A rebalance in progress: the coordinator reassigns the partitions."""
 
     members: int
 
@@ -120,9 +127,9 @@ class RebalanceStarted:
 
 @dataclass(frozen=True)
 class RebalanceCompleted:
-    """The partitions are dealt.
+    """A completed rebalance: the partitions are assigned.
 
-    ``seconds`` is None for a rebalance that began and ended between two looks.
+    ``seconds`` is None for a rebalance that began and ended between two sensor ticks.
     """
 
     members: int
@@ -135,7 +142,7 @@ class RebalanceCompleted:
 
 @dataclass(frozen=True)
 class GroupEmptied:
-    """The group has no member any more, and keeps its commits."""
+    """A group without members, which keeps its commits."""
 
     def __str__(self) -> str:
         return "the group has no member any more"
@@ -143,7 +150,7 @@ class GroupEmptied:
 
 @dataclass(frozen=True)
 class GroupDied:
-    """The coordinator knows no such group any more: it was deleted, or its commits expired."""
+    """A group that the coordinator does not list any more: it was deleted, or its commits expired."""
 
     def __str__(self) -> str:
         return "the group does not exist any more"
@@ -151,11 +158,12 @@ class GroupDied:
 
 @dataclass(frozen=True)
 class GhostFound:
-    """A run is in progress, but nobody works for it: a successor may take its place.
+    """A run in progress for which no process works; another run may replace it.
 
     Attributes:
-        seconds: for how long it has been no member of the group, or gave no sign of life if it never is one.
-        gone: its process is gone for sure.
+        seconds: time without membership in the group; time without a heartbeat for a catch-up run, which is
+            never a member.
+        gone: whether its process is certainly gone.
     """
 
     run: str
@@ -170,7 +178,7 @@ class GhostFound:
 
 @dataclass(frozen=True)
 class CrashLagFound:
-    """A range is pending that had no partition yet; ``key`` is the partition's."""
+    """A pending range that had no Dagster partition yet; ``key`` is the partition's."""
 
     key: str
     offsets: int
@@ -181,10 +189,10 @@ class CrashLagFound:
 
 @dataclass(frozen=True)
 class CrashLagForgotten:
-    """Somebody's commit replaced what said that a range is pending: it is neither in the table nor pending.
+    """A range whose pending record an external commit replaced: it is neither in the table nor pending.
 
     Attributes:
-        replaced_by: external members of the group at that look; empty when none was there any more.
+        replaced_by: external members of the group at that moment; empty if none was there any more.
     """
 
     key: str
@@ -210,11 +218,11 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
     CrashLagFound,
     CrashLagForgotten,
 ]
-"""Any of them: what ``on_event`` is given."""
+"""Any of these events: the argument of ``on_event``."""
 
 
 def event_identity(event: GroupEvent) -> str:
-    """Identify an event across observations that repeat it: without numbers and partitions.
+    """Return a text that identifies an event across observations, without numbers and partitions.
 
     >>> event_identity(GhostFound("0badcafe", 61.3)), event_identity(GroupEmptied())
     ('GhostFound 0badcafe', 'GroupEmptied')

@@ -1,6 +1,6 @@
 """Judge the health of a group: the verdicts of its asset checks and of its health probe.
 
-Judges one look, in numbers and with the remedy; never asks Kafka or Dagster, and has no memory.
+Judges one snapshot, in numbers and with the fix; reads neither Kafka nor Dagster, and keeps no state.
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, live_metadata=None, log_end=120)
@@ -60,18 +60,18 @@ _NO_MEMBERS = ". The group's sensor starts live runs: is it switched on?"
 
 
 class Severity(Enum):
-    """How bad it is."""
+    """Severity of a verdict."""
 
     FINE = "fine"
     WARNING = "warning"
-    """Late, or it mends itself, or it is people's to decide: nothing is lost."""
+    """Late, or recovers by itself, or needs a person's decision; nothing is lost."""
     ERROR = "error"
-    """Nobody works on what waits, or data is gone."""
+    """Records wait and no run processes them, or data is lost."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judgement: what is told, and the numbers behind it."""
+    """One verdict: its severity, its message, and the numbers behind it."""
 
     severity: Severity
     message: str
@@ -85,13 +85,13 @@ def group_alive(
     *,
     requested: bool = False,
 ) -> Verdict:
-    """Whether the group is read, or there is nothing to read and its last run was fine.
+    """Judge whether members read the group, or there is nothing to read and its last run was fine.
 
     Args:
         group: the group now; ``runs`` newest first.
-        ages_seconds: how long ago each run in progress was started.
-        ghost_after_seconds: a run that has been no member since its start, for so long, is a ghost.
-        requested: a live run is being requested at this moment.
+        ages_seconds: seconds since the start of each run in progress.
+        ghost_after_seconds: age from which a run that never became a member is a ghost.
+        requested: whether a live run is being requested at this moment.
     """
     dead = {run for run, known in group.runs.items() if known.process is ProcessStatus.GONE}
     runs = _LiveRuns.of(group, dead, ages_seconds, ghost_after_seconds=ghost_after_seconds)
@@ -103,14 +103,14 @@ def group_alive(
     waits = Severity.WARNING if ours or not lag else Severity.ERROR
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in runs.away.items())
     rules = (
-        # Rule 1: a run that does not work is told, whoever works beside it
+        # Rule 1: report a ghost run first, even while other members work
         (
             ghosts,
             waits,
             f"in progress and no member of the group: run {join_some(ghosts)}; lag {lag:,}",
             _ORPHANED_RUN,
         ),
-        # Rule 2: somebody reads; what others commit never comes into the table
+        # Rule 2: members read; records that other clients consume never reach the table
         (ours, Severity.FINE, f"{_format_count(ours, 'member')} at work, lag {lag:,}", ""),
         (
             foreign,
@@ -118,10 +118,10 @@ def group_alive(
             f"only external consumers are in the group: {join_some(foreign)}",
             _FOREIGN,
         ),
-        # Rule 3: on its way in
+        # Rule 3: a run is starting, or will join again
         (requested or runs.are_coming, Severity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
         (runs.away, Severity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _REJOINS_WITH_NEXT_POLL),
-        # Rule 4: nobody is there
+        # Rule 4: the group has no member
         (lag, Severity.ERROR, f"lag {lag:,} and no member{failed}", _NO_MEMBERS),
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
         (True, Severity.FINE, "nothing to read, no member needed", ""),
@@ -140,12 +140,12 @@ def group_alive(
 
 @dataclass(frozen=True)
 class _LiveRuns:
-    """The runs in progress, by what their members do.
+    """The runs in progress, by the state of their members.
 
     Attributes:
-        ghosts: no members of the group, for too long or because their members stopped responding.
-        away: their members left, and join again with their next poll; with the reason.
-        are_coming: whether one of them may still join.
+        ghosts: runs without a member for too long, or whose members stopped responding.
+        away: runs whose members left and join again with their next poll; with the reason.
+        are_coming: whether one of the runs may still join.
     """
 
     in_progress: list[str]
@@ -167,7 +167,8 @@ class _LiveRuns:
             if known.fate is RunFate.IN_PROGRESS and r not in dead and not known.has_ended
         ]
         left = {gone.run: gone.reason for gone in group.owners_without_member if gone.run in in_progress}
-        # of a static member the coordinator may show an older run's name: its marks tell who works
+        # The coordinator may list a static member under an older run's name, so the owner states in the
+        # commits decide which run works
         running = {
             p.live_metadata.run_id
             for p in group.partitions
@@ -186,7 +187,7 @@ class _LiveRuns:
 
 
 def _failure_of_last_run(group: GroupSnapshot, dead: Collection[str]) -> str:
-    """Return how the last run that ended failed, as a clause; empty if it did not."""
+    """Return how the last ended run failed, as a clause; empty if it did not fail."""
     ended = next(
         (r for r, known in group.runs.items() if known.fate is not RunFate.IN_PROGRESS or r in dead), None
     )
@@ -198,9 +199,9 @@ def _failure_of_last_run(group: GroupSnapshot, dead: Collection[str]) -> str:
 
 
 def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> Verdict:
-    """Whether the live lane is near enough to the log end.
+    """Judge whether the live lane is near enough to the log end.
 
-    Paused partitions are held by will and do not count.
+    Paused partitions are held on purpose and do not count.
     """
     lag = total_lag(partitions)
     paused = sum(p.lag for p in partitions if p.paused)
@@ -224,13 +225,13 @@ def crash_lag_age(
     ranges_without_key: Sequence[str],
     max_age_seconds: float | None,
 ) -> Verdict:
-    """Whether what the live lane jumped over is caught up soon enough.
+    """Judge whether the crash lag is processed soon enough.
 
     Args:
-        partitions: the group's.
-        oldest_seconds: how long Dagster has known of the oldest range that is still pending.
-        ranges_without_key: pending ranges that Dagster has no partition for: nobody knows their age.
-        max_age_seconds: None for a check that only reports.
+        partitions: the group's partitions.
+        oldest_seconds: age of the Dagster partition of the oldest pending range.
+        ranges_without_key: pending ranges without a Dagster partition; their age is unknown.
+        max_age_seconds: limit of the age; None for a check that only reports.
     """
     pending = sum(p.pending_offsets for p in partitions)
     ranges = sum(len(p.outstanding) for p in partitions)
@@ -264,11 +265,12 @@ def crash_lag_age(
 
 
 def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdict:
-    """Whether the broker deletes, or soon will, what neither lane has processed.
+    """Judge whether the broker deletes unprocessed records, or will soon.
 
     Args:
-        partitions: the group's.
-        batch_size: what the live lane's next batch takes is not about to expire, however short the log is.
+        partitions: the group's partitions.
+        batch_size: offsets of the live lane's next batch. A lag of at most that size is never about to
+            expire, because the log may be short.
     """
     lost = []
     near = []
@@ -311,8 +313,8 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
 
     Args:
         seen: the group now.
-        remembered: ranges that were forgotten, and are not proven done yet.
-        unavailable_reason: why the table could not be asked; empty when it was.
+        remembered: ranges whose record was replaced, and which are not proven done yet.
+        unavailable_reason: why the table gave no response; empty when it did.
     """
     if unavailable_reason:
         return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
@@ -350,11 +352,11 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
 
 
 def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -> Verdict:
-    """Whether records wait that no transform could process yet, and nobody has written off.
+    """Judge whether dead letters are pending: records that failed and were not written off.
 
     Args:
-        pending: those whose offsets the group owes.
-        unavailable_reason: why their table could not be asked; empty when it was.
+        pending: the dead letters whose offsets are pending.
+        unavailable_reason: why their table gave no response; empty when it did.
 
     >>> from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
     >>> pending = PendingDeadLetters(7, (OffsetRange("orders", 3, 75, 76),), "ValueError: 'x'")
@@ -377,7 +379,7 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
 
 
 def total_lag(partitions: Iterable[PartitionSnapshot]) -> int:
-    """Offsets that the live lane has not come to; paused partitions are held by will and do not count."""
+    """Return the lag of the live lane; paused partitions are held on purpose and do not count."""
     return sum(seen.lag for seen in partitions if not seen.paused)
 
 
@@ -395,12 +397,12 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """What of a partition is not to be read yet (KIP-98, last stable offset).
+    """The part of a partition that open transactions block (KIP-98, last stable offset).
 
     Attributes:
-        offset: of the oldest open transaction's first record.
-        offsets: how many wait, that one and those of others included.
-        open_seconds: how old it is by its timestamp; None where nobody could tell in time.
+        offset: first record of the oldest open transaction.
+        offsets: number of blocked offsets, of this transaction and of other writers.
+        open_seconds: age of the transaction by its timestamp; None if its age is unknown.
     """
 
     topic_partition: TopicPartition
@@ -410,7 +412,7 @@ class OpenTransaction:
 
     @property
     def is_hanging(self) -> bool:
-        """Whether no producer can be expected to end it any more."""
+        """Whether its producer will probably never end it."""
         return self.open_seconds is not None and self.open_seconds >= HANGING_SECONDS
 
     def __str__(self) -> str:
@@ -420,7 +422,7 @@ class OpenTransaction:
 
 
 def with_open_transactions(lag: Verdict, open_transactions: Sequence[OpenTransaction]) -> Verdict:
-    """The verdict on the lag, which is counted to the last stable offset: with what waits behind that."""
+    """Add the blocked offsets to a lag verdict, whose lag ends at the last stable offset."""
     if not open_transactions:
         return lag
     numbers = {**lag.numbers, "behind_open_transactions": sum(one.offsets for one in open_transactions)}
@@ -439,14 +441,14 @@ def health_probe(
     max_pending: int | None = None,
     open_transactions: Sequence[OpenTransaction] = (),
 ) -> list[Verdict]:
-    """Each thing that can be wrong, wrong or not.
+    """Return one verdict for each condition of a healthy group, fine ones included.
 
     Args:
-        partitions: the group's.
-        members: how many it has.
-        max_lag: offsets that may wait for the live lane; None for any number.
-        max_pending: offsets of crash lag that may be pending; None for any number.
-        open_transactions: what waits behind open transactions.
+        partitions: the group's partitions.
+        members: number of the group's members.
+        max_lag: limit of the live lane's lag in offsets; None for no limit.
+        max_pending: limit of pending crash lag in offsets; None for no limit.
+        open_transactions: offsets that open transactions block.
     """
     return [
         _readers_verdict(partitions, members),

@@ -10,10 +10,10 @@
 >>> encode_entries({TopicPartition("orders", 3): entry})
 'orders//orders%20etl 3:0-70'
 
-Each commit to the table tells in its snapshot's summary which offsets it wrote, offsets without rows
-included, and all that the table had of them as of an earlier snapshot. So the ledger is as atomic as the rows
-and shares their fate: a table that is rolled back, dropped or replaced says less. Follows the snapshots;
-never asks a table.
+Each commit to the table records in its snapshot's summary which offsets it wrote, offsets without rows
+included. It also records the offsets that the table had as of an earlier snapshot. The ledger is therefore as
+atomic as the rows: a rollback, drop or replacement of the table removes its entries too. Works on summaries
+only, and never reads a table.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ ALL_OFFSETS = (Span(0, MAX_OFFSET),)
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What the table says of one partition.
+    """The table's entry for one partition.
 
     Attributes:
-        written: offsets whose rows are in the table, all of them; offsets without rows included.
-        written_off: offsets that are accounted for without rows: written off, or lost and reported.
-        first_offset: the first offset that was ever this table's to hold; None while nobody said.
-        topic_id: whose offsets they are; empty where no broker told it.
+        written: all offsets whose rows are in the table; offsets without rows included.
+        written_off: offsets that are closed without rows: written off by hand, or lost and reported.
+        first_offset: the first offset that this table answers for; None while no commit records it.
+        topic_id: id of the topic; empty if no broker returned one.
         unknown: offsets that may be in the table although they are not in ``written``: snapshots that would
             show them expired. All other offsets that are not written are not in the table.
-        groups: the consumer groups that wrote rows of the topic; empty where the table was written without a
+        groups: the consumer groups that wrote rows of the topic; empty if the table was written without a
             group.
     """
 
@@ -76,9 +76,9 @@ class LedgerEntry:
         return not self.unknown
 
     def __add__(self, other: LedgerEntry) -> LedgerEntry:
-        """Both together.
+        """Return both entries merged.
 
-        They are of one log, or the topic was created again and the later id is the one that is told.
+        They are of one log, or the topic was recreated; then the later id is kept.
         """
         starts = [entry.first_offset for entry in (self, other) if entry.first_offset is not None]
         written = union((*self.written, *other.written))
@@ -100,7 +100,7 @@ LedgerEntries = Mapping[TopicPartition, LedgerEntry]
 
 
 def merge_entries(entries: Iterable[LedgerEntries]) -> dict[TopicPartition, LedgerEntry]:
-    """What they say together."""
+    """Merge the entries of several texts, partition by partition."""
     found: dict[TopicPartition, LedgerEntry] = {}
     for ledger_entries in entries:
         for tp, entry in ledger_entries.items():
@@ -111,15 +111,18 @@ def merge_entries(entries: Iterable[LedgerEntries]) -> dict[TopicPartition, Ledg
 WRITTEN_KEY, TOTAL_KEY, TOTAL_AS_OF_KEY = (
     f"kafka-liveness.{word}" for word in ("written", "total", "total-as-of")
 )
-"""Names of the texts: what a commit wrote, all that its target had, and as of which snapshot."""
+"""Keys of the summary texts: the offsets of a commit, the target's total, and the snapshot of that total."""
 COMPRESS_ABOVE_CHARS = 1_000
 """Characters from which a text is compressed.
 
 A snapshot's summary is copied into every later metadata file.
 """
 MAX_CHARACTERS = 16_000_000
-"""Limit of a decompressed text: 10,000 partitions with 100 ranges each need 13 million. Text of another
-writer may grow a thousandfold: 389 kB became 300 MB."""
+"""Limit of a decompressed text.
+
+10,000 partitions with 100 ranges each need 13 million. Text of another writer may grow a thousandfold: 389 kB
+became 300 MB.
+"""
 MAX_PARTS = 1_100_000
 """Limit of ranges and words together, which those 10,000 partitions have.
 
@@ -140,16 +143,17 @@ _PARTITION = re.compile(
 
 
 class UnknownLedgerFormatError(KafkaLivenessError):
-    """A snapshot's summary says something that this version does not understand."""
+    """A snapshot's summary has a format that this version cannot read."""
 
 
 def encode_entries(entries: LedgerEntries, *, complete: bool = True) -> str:
     """Encode the entries for a snapshot's summary.
 
     An example is ``orders/<topic id>/orders-etl 0@0:0-70,90-120 1@0:0-66!66-70``. The groups that wrote rows
-    of a topic stand behind its id, percent-encoded and separated by slashes. What is told without rows stands
-    behind ``!``, unknown offsets behind ``?``. A ``?`` right behind a partition means that all others are
-    unknown, and one before all means the same of other partitions. A long text is compressed.
+    of a topic follow its id, percent-encoded and separated by slashes. Offsets that are written off follow
+    ``!``, unknown offsets follow ``?``. A ``?`` right after a partition means that all its other offsets are
+    unknown. A ``?`` before all partitions means that all other partitions are unknown. A long text is
+    compressed.
     """
     words: list[str] = [] if complete else [_OTHERS_UNKNOWN]
     for topic, partitions in groupby(sorted(entries), key=lambda tp: tp.topic):
@@ -164,7 +168,7 @@ def encode_entries(entries: LedgerEntries, *, complete: bool = True) -> str:
 
 
 def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
-    """Read what ``encode`` wrote; nothing of an empty text.
+    """Decode the text of ``encode_entries``; an empty text has no entries.
 
     Raises:
         UnknownLedgerFormatError: a newer version wrote it.
@@ -212,18 +216,18 @@ def _encode_spans(spans: Collection[Span]) -> str:
 
 
 def names_all_partitions(text: str) -> bool:
-    """Whether nothing is in the table of partitions that the text does not name."""
+    """Return whether the table has no offsets of partitions that the text does not name."""
     return not decompress(text).startswith(_OTHERS_UNKNOWN)
 
 
 def _encode_sizes(text: str) -> str:
-    """Spans by their sizes, which are much alike in a batch: a third less of it is left."""
+    """Encode spans by their sizes, which are alike in a batch: the compressed text is a third shorter."""
     sizes = _SPAN.sub(lambda span: f"{span[1]}+{int(span[2]) - int(span[1])}", text)
     return _COMPRESSED + base64.b64encode(zlib.compress(sizes.encode(), 9)).decode()
 
 
 def decompress(text: str) -> str:
-    """The words of a text, compressed or not.
+    """Return the words of a text, compressed or not.
 
     Raises:
         UnknownLedgerFormatError: a newer version wrote it, or it is longer than ``MAX_CHARACTERS``.
@@ -261,10 +265,10 @@ def _decode_spans(text: str | None, whole: str) -> tuple[Span, ...]:
 
 
 def decode_summary(snapshot_id: int | str, text: str) -> dict[TopicPartition, LedgerEntry]:
-    """Read what a snapshot's summary says, like ``decode``.
+    """Decode a snapshot's summary, like ``decode_entries``.
 
     Raises:
-        UnknownLedgerFormatError: it cannot be read; with the snapshot.
+        UnknownLedgerFormatError: the summary cannot be read; the message names the snapshot.
     """
     try:
         return decode_entries(text)
@@ -273,10 +277,10 @@ def decode_summary(snapshot_id: int | str, text: str) -> dict[TopicPartition, Le
 
 
 def decode_total_as_of(snapshot_id: int, text: str | None) -> int | None:
-    """Return the snapshot whose offsets a summary repeats; None where it repeats none.
+    """Return the snapshot whose total a summary repeats; None if it repeats none.
 
     Raises:
-        UnknownLedgerFormatError: it is no snapshot id.
+        UnknownLedgerFormatError: the text is no snapshot id.
 
     >>> decode_total_as_of(7, "5"), decode_total_as_of(7, None)
     (5, None)
@@ -308,20 +312,17 @@ def _unknown_format(text: str) -> UnknownLedgerFormatError:
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a table holds.
+    """The ledger of a table.
 
     Attributes:
-        is_complete: nothing is in the table of partitions that are not named here.
+        is_complete: whether the table has no offsets of partitions that are not named here.
     """
 
     entries: LedgerEntries = field(default_factory=dict)
     is_complete: bool = True
 
     def entry(self, tp: TopicPartition) -> LedgerEntry:
-        """What the table says of a partition, also where that is nothing.
-
-        With all groups that wrote its topic.
-        """
+        """Return the entry of a partition, with all groups that wrote its topic; empty if there is none."""
         topic_id, groups = self._topics.get(tp.topic, ("", frozenset[str]()))
         if tp in self.entries:
             return replace(self.entries[tp], groups=groups)
@@ -330,7 +331,7 @@ class Ledger:
 
     @cached_property
     def _topics(self) -> Mapping[str, tuple[str, frozenset[str]]]:
-        """The id of each topic, and the groups that wrote rows of any of its partitions."""
+        """Id of each topic, and the groups that wrote rows of any of its partitions."""
         found: dict[str, tuple[str, frozenset[str]]] = {}
         for tp, entry in self.entries.items():
             topic_id, groups = found.get(tp.topic, (entry.topic_id, frozenset[str]()))
@@ -343,9 +344,9 @@ class SnapshotSummary:
     """One snapshot of the table, as far as the ledger is concerned.
 
     Attributes:
-        written: what its commit wrote; empty for somebody else's commit.
-        total: all that the table had as of ``total_as_of``; empty where it does not say.
-        total_as_of: an ancestor; None where ``total`` is empty for that.
+        written: text of the offsets that its commit wrote; empty for a commit of another writer.
+        total: text of all offsets that the table had as of ``total_as_of``; empty if it is not recorded.
+        total_as_of: id of an ancestor; None if the summary has no ``total``.
     """
 
     snapshot_id: int
@@ -358,12 +359,12 @@ class SnapshotSummary:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The snapshots that tell what the table holds: from the current one back to what one of them summed up.
+    """The snapshots whose summaries make up the ledger, from the current one back to the last usable total.
 
     Attributes:
-        path: those whose ``wrote`` counts, the current one first.
-        totals: those whose ``had`` counts.
-        is_complete: None is missing back to the beginning of the table.
+        path: snapshots whose ``written`` counts, the current one first.
+        totals: snapshots whose ``total`` counts.
+        is_complete: whether no snapshot is missing back to the beginning of the table.
         rolled_back: see ``_rolled_back``.
     """
 
@@ -375,7 +376,7 @@ class Lineage:
 
 
 class LedgerSnapshot(NamedTuple):
-    """What the table said as of a snapshot; it says so as long as that is the current one."""
+    """The ledger of a table as of one snapshot; valid while that snapshot is the current one."""
 
     snapshot_id: int | None = None
     ledger: Ledger = Ledger()
@@ -386,9 +387,9 @@ EMPTY_LEDGER_SNAPSHOT = LedgerSnapshot()
 
 
 def ancestor_ids(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> tuple[int, ...]:
-    """The current snapshot and all before it, as far back as the table can name them.
+    """Return the current snapshot and all before it, as far back as the table names them.
 
-    The last may be expired.
+    The last one may be expired.
     """
     found = list(ancestors(snapshots, current))
     oldest = snapshots[found[-1]].parent_id if found else None
@@ -398,12 +399,12 @@ def ancestor_ids(snapshots: Mapping[int, SnapshotSummary], current: int | None) 
 def was_rolled_back(now: Sequence[int], before: Sequence[int]) -> bool:
     """Return whether the table was rolled back.
 
-    Then it goes on from an ancestor of the snapshot that was current before, and not from that one. That all
-    of before is gone from the table proves nothing: it may have been expired.
+    After a rollback the table continues from an ancestor of the earlier current snapshot, not from that
+    snapshot. If all snapshots of ``before`` are gone, nothing is proven: they may have expired.
 
     Args:
         now: the ``ancestor_ids`` of the table.
-        before: what was seen to be current since the chain of before, the newest first, and then that.
+        before: the current snapshots that were observed since, the newest first; then the earlier chain.
 
     >>> was_rolled_back(now=(7, 5, 4), before=(6, 5, 4)), was_rolled_back(now=(8, 7, 6), before=(6, 5))
     (True, False)
@@ -417,7 +418,7 @@ def written_since(
 ) -> LedgerEntries | None:
     """Return the offsets that were written after snapshot ``before``.
 
-    None where the snapshots in between expired.
+    None if the snapshots in between expired.
 
     >>> snapshots = {1: SnapshotSummary(1, None, "t/ 0:0-5"), 2: SnapshotSummary(2, 1, "t/ 0:5-9")}
     >>> sorted(written_since(snapshots, 2, 1).popitem()[1].written)
@@ -429,10 +430,10 @@ def written_since(
 
 
 def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int | None]) -> bool:
-    """Return whether what was known of the table as of these snapshots is still known.
+    """Return whether the ledger as of these snapshots still holds.
 
-    Its ``ancestor_ids`` of now decide that. Where one of them is expired nobody can tell whether it was
-    rolled away first, and other commits came on top.
+    The current ``ancestor_ids`` must contain all of them. If one of them is expired, it is unknown whether
+    the table was rolled back before it and other commits followed.
 
     >>> is_continuation_of((8, 7, 6), {6, 7}), is_continuation_of((8, 7), {6, 7})
     (True, False)
@@ -441,11 +442,11 @@ def is_continuation_of(now: Collection[int], known_snapshot_ids: Collection[int 
 
 
 def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Lineage:
-    """Walk back from the current snapshot; needs no texts, ``had`` need only be empty or not.
+    """Walk back from the current snapshot; reads no text, only whether a summary has a total.
 
-    A total counts when its ``total_as_of`` is an ancestor, or is gone from the table. Where it is there
-    and no ancestor, the table was rolled back under the writer: what it had summed up is not in the table any
-    more.
+    A total counts if its ``total_as_of`` is an ancestor, or is gone from the table. If that snapshot is there
+    and no ancestor, the table was rolled back during the write: the offsets of the total are not in the table
+    any more.
     """
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)
@@ -453,7 +454,7 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     found = partial(Lineage, rolled_back=_rolled_back(snapshots, newest_first))
     places = {snapshot_id: place for place, snapshot_id in enumerate(newest_first)}
     path: list[int] = []
-    sums: dict[int, int] = {}  # since -> who summed up
+    sums: dict[int, int] = {}  # total_as_of -> the snapshot with that total
     for place, snapshot_id in enumerate(newest_first):
         if snapshot_id in sums:
             return found(tuple(path), (sums[snapshot_id],), is_complete=True)
@@ -466,15 +467,15 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     last = snapshots[path[-1]].parent_id if path else None
     if last is None:
         return found(tuple(path), (), is_complete=True)
-    if last in sums:  # expired itself, and summed up by its child
+    if last in sums:  # it is expired, and a later snapshot has its total
         return found(tuple(path), (sums[last],), is_complete=True)
     return found(tuple(path), tuple(sums.values()), is_complete=False)
 
 
 def _rolled_back(snapshots: Mapping[int, SnapshotSummary], line: Collection[int]) -> tuple[int, ...]:
-    """Return the snapshots that grew out of one of this line, and are not of it.
+    """Return the snapshots that descend from this line and are not part of it.
 
-    All that the table got in their place is in the line, after that one.
+    The commits that replaced them are in the line, after the common ancestor.
     """
     grew = dict.fromkeys(line, True)
     off_line: list[int] = []
@@ -491,10 +492,10 @@ def _is_not_in(known: Collection[int], snapshot_id: int) -> bool:
 
 
 def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Ledger:
-    """What the table holds, by the texts of its lineage.
+    """Return the table's ledger, from the texts of its lineage.
 
     Raises:
-        UnknownLedgerFormatError: one of them cannot be read.
+        UnknownLedgerFormatError: one of the texts cannot be read.
     """
     sums = [decode_summary(i, snapshots[i].total) for i in found.totals]
     complete = found.is_complete and all(names_all_partitions(snapshots[i].total) for i in found.totals)

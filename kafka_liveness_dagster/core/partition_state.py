@@ -1,7 +1,7 @@
 """Derive the progress of one partition from its three records and the broker's log bounds.
 
-The records are both commit logs and the ledger. An offset is done because a record proves it, never
-because nobody remembers that it is pending. Told, never asking: who decides what follows is ``core.resume``.
+The records are both commit logs and the ledger. An offset is done only if a record proves it, never because
+no record lists it as pending. Reads no log or table, and decides nothing: ``core.resume`` does.
 
 >>> from kafka_liveness_dagster.core.ledger import LedgerEntry
 >>> done = CatchUpCommitMetadata(origin=GroupOrigin(0), target="t")
@@ -48,13 +48,13 @@ class DataExpiredError(KafkaLivenessError):
 
 
 class TopicRecreatedError(KafkaLivenessError):
-    """This is not the log the offsets were committed for: the topic was deleted and created again."""
+    """The offsets were committed for another log: the topic was deleted and recreated."""
 
 
 class TableMismatchError(KafkaLivenessError):
-    """The group's commits are about another table.
+    """The group's commits name another table.
 
-    Two assets have one group, or the table was given another name.
+    Either two assets have one group, or the table was renamed.
     """
 
 
@@ -81,10 +81,9 @@ class PartitionState:
     Attributes:
         committed, live_metadata: the live commit log.
         catch_up_log: the catch-up commit log.
-        ledger_entry: what the table says, None where there is none to ask (a sink of the user's own, a plain
-            consumer).
-        topic_id: the topic's, as the broker tells it now; empty where it does not.
-        external_live_commit: what another client committed to the live commit log, in the place of metadata.
+        ledger_entry: the table's entry; None without a ledger (a custom sink, a plain consumer).
+        topic_id: the topic's current id; empty if the broker returns none.
+        external_live_commit: the commit of another client that replaced the metadata of the live commit log.
         remembered_pending: pending offsets that this process committed itself.
     """
 
@@ -131,7 +130,7 @@ class PartitionState:
 
     @property
     def outstanding(self) -> tuple[Span, ...]:
-        """What of it is not proven done."""
+        """Pending offsets that are not proven done."""
         return self.not_done(self.pending_by_live_log)
 
     @property
@@ -169,9 +168,9 @@ class PartitionState:
         return found if found and self.can_record(found) else ()
 
     def unrecorded_of(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """Return the unrecorded offsets of these.
+        """Return the unrecorded offsets of these spans.
 
-        All unrecorded ones where only a record of them all has room.
+        Return all unrecorded offsets if only a record of all of them is within the metadata limit.
         """
         found = intersection(self.unrecorded, spans)
         return found if not found or self.can_record(found) else self.recordable or found
@@ -189,13 +188,11 @@ class PartitionState:
 
     @property
     def origin(self) -> GroupOrigin | None:
-        """Where the group's life on this log began.
-
-        The live commit log's, else the earliest of the other two records.
-        """
+        """Origin of the group on this log: the live commit log's, else the earlier of the other records'."""
         if self.live_metadata is not None and self.live_metadata.origin is not None:
             return self.live_metadata.origin
-        # Of a lane that could not ask the table nothing is held against it
+        # A lane without a ledger records no target. Its origin would make offsets count as missing that
+        # were never this table's
         second = self.catch_up_log.origin if self.catch_up_log.target or self.ledger_entry is None else None
         known = [] if second is None else [second]
         if self.ledger_entry is not None and self.ledger_entry.first_offset is not None:
@@ -206,7 +203,7 @@ class PartitionState:
     def is_committed_by_this_package(self) -> bool:
         """Whether the last commit is of a lane with a table.
 
-        Made after the rows of all it does not owe were there.
+        Such a commit follows the rows of all offsets below it that are not pending.
         """
         return self.live_metadata is not None and self.live_metadata.origin is not None
 
@@ -214,29 +211,29 @@ class PartitionState:
     def proves_loss(self) -> bool:
         """Whether missing rows prove that the table lost them; else they are pending again.
 
-        An external commit may have replaced the only record that offsets were written off, or lost and
-        reported.
+        An external commit may have replaced the only record that offsets were written off.
         """
         return self.is_committed_by_this_package and self.catch_up_log.external is None
 
     @property
     def written_off(self) -> tuple[Span, ...]:
-        """Offsets that are accounted for without rows: written off, or lost and reported."""
+        """Offsets that are closed without rows: written off by hand, or lost and reported."""
         return union(
             (*self.catch_up_log.written_off, *(self.ledger_entry.written_off if self.ledger_entry else ()))
         )
 
     @property
     def ledger_scope(self) -> tuple[Span, ...]:
-        """The offsets of the group's life on this log of which the ledger decides."""
+        """Offsets from the group's origin on for which the ledger decides."""
         if self.ledger_entry is None or self.origin is None:
             return ()
         return difference((Span(self.origin.start, MAX_OFFSET),), self.ledger_entry.unknown)
 
     def not_done(self, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-        """What of these offsets is not proven done: by the table where it can tell, else by the two logs.
+        """Return the offsets of these spans that are not proven done.
 
-        Nothing is done because nobody remembers that it is pending.
+        The table decides where its ledger is complete; elsewhere both commit logs decide. An offset does not
+        count as done because no record lists it as pending.
         """
         in_table = self.ledger_entry.written if self.ledger_entry else ()
         judged = self.ledger_scope
@@ -252,11 +249,12 @@ class PartitionState:
         return difference((*by_table, *pending, *forgotten, *redone, *missing), self.written_off)
 
     def missing_rows(self, position: int) -> tuple[Span, ...]:
-        """Return the offsets below ``position`` that are neither in the table, pending, nor told as lost.
+        """Return the offsets below ``position`` that are neither in the table, pending, nor written off.
 
-        Only offsets of the group's life count. Where ``proves_loss`` the table has lost it; else nobody
-        remembers what became of it. Of what this package committed only ``ledger_scope`` is disproved; what
-        an earlier run found missing stays so until its rows are there.
+        Only offsets from the group's origin on count. With ``proves_loss`` the table has lost the rows;
+        otherwise no record shows what happened to them. Below a commit of this package only ``ledger_scope``
+        can prove rows missing. Offsets that an earlier run found missing stay missing until their rows are
+        there.
         """
         if self.ledger_entry is None or self.origin is None:
             return ()
@@ -278,9 +276,9 @@ class PartitionState:
         return () if self.proves_loss else self._missing_below_commit
 
     def done_by_commit(self, without: tuple[Span, ...]) -> tuple[Span, ...]:
-        """What the last commit says is in the table.
+        """Return the offsets that are in the table by the last commit.
 
-        All of the group's life below it but what is pending, or told.
+        These are all offsets from the group's origin up to the commit, except pending and written-off ones.
         """
         if self.live_metadata is None or self.live_metadata.origin is None or self.committed is None:
             return ()
@@ -294,9 +292,9 @@ class PartitionState:
 
     @property
     def _done_by_last_commit(self) -> tuple[Span, ...]:
-        """What the last commit says is done: all of the group's life below it but what it owes.
+        """Offsets that are done by the last commit: from the group's origin up to it, except pending ones.
 
-        A lane without a table does not say where that began.
+        A commit of a lane without a table records no origin.
         """
         if self.live_metadata is None or self.committed is None:
             return ()
@@ -321,11 +319,11 @@ def rebuild_catch_up_log(state: PartitionState) -> CatchUpCommitMetadata:
 
 
 def check_identity(tp: TopicPartition, state: PartitionState) -> None:
-    """Whether the topic is still the one whose offsets were committed, or are in the table.
+    """Check that the topic is still the one whose offsets were committed, or are in the table.
 
     Raises:
-        TopicRecreatedError: it was created again, however many records it has by now; with both ids and the
-            remedy.
+        TopicRecreatedError: the topic was recreated, however many records it has by now; with both ids and
+            the fix.
     """
     origins = (
         (state.live_metadata.origin if state.live_metadata else None, "the live commit log"),
@@ -340,10 +338,11 @@ def check_identity(tp: TopicPartition, state: PartitionState) -> None:
 
 
 def check_target(group_id: str, states: Mapping[TopicPartition, PartitionState], target: str) -> None:
-    """Whether the group's commits are about the table that this run writes to.
+    """Check that the group's commits name the table that this run writes to.
 
     Raises:
-        TableMismatchError: each of two tables would get a part of the records, and both would look whole.
+        TableMismatchError: they name another table. Each of two tables would get a part of the records, and
+            both would look complete.
     """
     others = {
         one.catch_up_log.target: tp
@@ -392,7 +391,7 @@ def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | N
 def topic_recreated_message(
     tp: TopicPartition, was: str, now: str, where: str, outcome: str = "nothing was written or committed"
 ) -> str:
-    """What to say of a topic created again, and what to do about it."""
+    """Return the message for a recreated topic, with its fix."""
     return (
         f"Topic {tp.topic} was deleted and created again: {where} has offsets of {tp} with topic id {was}, "
         f"the broker's is {now}. New records have the old offsets, so they would replace the old rows: "
@@ -403,10 +402,10 @@ def topic_recreated_message(
 
 
 def check_offset_in_log(tp: TopicPartition, offset: int, log_start: int, log_end: int) -> None:
-    """Whether the log is still the one in which ``offset`` is the next to process.
+    """Check that ``offset`` is still in the log as the next offset to process.
 
     Raises:
-        DataExpiredError, TopicRecreatedError: it is not; with both offsets and the remedy.
+        DataExpiredError, TopicRecreatedError: it is not; with both offsets and the fix.
     """
     if offset > log_end:
         raise TopicRecreatedError(
@@ -428,7 +427,7 @@ def rows_missing_error(
     missing: tuple[Span, ...],
     outcome: str = "Nothing was written or committed",
 ) -> RowsMissingError:
-    """The error for a table that has lost what was committed, with what to do about it."""
+    """Return the error for a table that has lost committed rows, with its fix."""
     gone = size(intersection(missing, (Span(0, state.log_start),)))
     ranges = [OffsetRange(*tp, *span) for span in missing]
     return RowsMissingError(

@@ -1,7 +1,7 @@
-"""Decide where the live lane goes on and what it owes, per assigned partition (KIP-333).
+"""Decide where the live lane continues and which offsets are pending, per assigned partition (KIP-333).
 
-Told both commit logs, the ends of the log and what the table says it holds, it answers; the caller commits
-the answer before any record.
+Decides from both commit logs, the bounds of the log and the table's ledger; never reads or commits itself.
+The caller commits the decision before it processes any record.
 
 The worked example: committed 70, crashed at 100, log end 120 on return.
 
@@ -44,12 +44,12 @@ class NoCommittedOffsetError(KafkaLivenessError):
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """What the user chose. ``enable_parallel_rebalance`` is KIP-333's mode, off by default as there.
+    """The user's settings. ``enable_parallel_rebalance`` is KIP-333's mode, off by default as there.
 
     Attributes:
         min_crash_lag: with fewer offsets behind, resume in order.
-        max_owed_ranges: with more ranges pending on a partition, resume in order; None for as many as a
-            commit holds.
+        max_owed_ranges: with more pending ranges on a partition, resume in order; None for as many as a
+            commit's metadata can hold.
         on_data_loss: offsets that expired before they were processed are an error, or are written off and
             reported.
         on_missing_rows: committed offsets whose rows the table has lost are an error, or are pending again.
@@ -98,14 +98,18 @@ class ResumePolicy:
 
 @dataclass(frozen=True)
 class ResumeDecision:
-    """Where the live lane goes on, what it owes, and what it has just skipped.
+    """The live lane's next position, the pending ranges, and the range that it has just skipped.
 
-    ``crash_lag`` is what of ``skipped`` is pending: all of it but what is in the table already. That is
-    ``written_uncommitted``: rows of a dead run that were never committed and are not written again.
-    ``overflow`` holds crash lag that was not skipped since its token would not fit the commit metadata, or
-    ``max_owed_ranges``; ``lost`` what expired before the live lane processed it; ``forgotten_pending`` what
-    is pending again, though nobody remembered it; ``reprocess`` and ``catch_up_log`` what the live commit
-    log's mark and the catch-up commit log say from now on.
+    Attributes:
+        crash_lag: offsets of ``skipped`` that are pending: all but those in the table already.
+        written_uncommitted: rows of a dead run that are in the table and were never committed; they are not
+            written again.
+        overflow: crash lag that was not skipped, because its range would not fit the commit metadata or
+            ``max_owed_ranges``.
+        lost: offsets that expired before the live lane processed them.
+        forgotten_pending: offsets that are pending again, though no record listed them.
+        reprocess: the same field of the live commit log from now on.
+        catch_up_log: the catch-up commit log from now on.
     """
 
     position: int
@@ -125,7 +129,7 @@ class ResumeDecision:
 
     @property
     def origin(self) -> GroupOrigin | None:
-        """Where the group's life on this log began."""
+        """Origin of the group on this log."""
         return self.catch_up_log.origin
 
 
@@ -133,8 +137,8 @@ class ResumeDecision:
 class OwnedPartition:
     """A partition that a member owns: offsets below ``committed`` are done, below ``position`` planned.
 
-    ``assignment_id`` tells this ownership from others of the same partition by the same member. While it is
-    ``is_paused`` nothing of it is planned, in either lane.
+    ``assignment_id`` distinguishes this ownership from others of the same partition by the same member. While
+    ``is_paused`` is true, neither lane plans any of its offsets.
     """
 
     committed: int
@@ -147,29 +151,31 @@ class OwnedPartition:
     origin: GroupOrigin | None = None
 
     def with_pending(self, spans: tuple[Span, ...]) -> OwnedPartition:
-        """The same when these are pending too."""
+        """Return the partition with these offsets pending too."""
         return replace(self, pending=union((*self.pending, *spans))) if spans else self
 
     def fits_commit_metadata(self, spans: tuple[Span, ...]) -> bool:
-        """Whether its commit can say that these are pending too."""
+        """Return whether its commit metadata can hold these pending offsets too."""
         return fits_commit_metadata(self.with_pending(spans).pending, self.origin, self.reprocess)
 
 
 def decide_resume(
     tp: TopicPartition, state: PartitionState, policy: ResumePolicy, poison: tuple[Span, ...] = ()
 ) -> ResumeDecision:
-    """What an assignment of ``tp`` means (KIP-333, Design). The caller commits the answer before any record.
+    """Decide where the live lane resumes ``tp`` after an assignment (KIP-333, Design).
+
+    The caller commits the decision before it processes any record.
 
     Args:
         tp: the partition.
         state: its records and its log bounds.
-        policy: what the user chose.
-        poison: offsets that may not stop the live lane again; it goes on behind one that is next, and owes
-            it.
+        policy: the user's settings.
+        poison: offsets that may not stop the live lane again. If such an offset is next, the live lane
+            continues after it, and the offset is pending.
 
     Raises:
-        NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log is not where it was left.
-        RowsMissingError: the table is not as it was left.
+        NoCommittedOffsetError, DataExpiredError, TopicRecreatedError: the log does not match the commits.
+        RowsMissingError: the table has lost committed rows.
     """
     check_identity(tp, state)
     found = _decide_resume(tp, state, policy)
@@ -177,14 +183,14 @@ def decide_resume(
     pending = found.pending if stuck is None else union((*found.pending, stuck))
     if stuck is None or not fits_commit_metadata(pending, found.origin, found.reprocess):
         return found
-    # The catch-up commit log may say of another pass over these offsets that this one is done
+    # The catch-up commit log may have these offsets as done from an earlier pass: they would never be retried
     return replace(
         found, position=stuck.end, pending=pending, catch_up_log=found.catch_up_log.reopen((stuck,))
     )
 
 
 def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePolicy) -> ResumeDecision:
-    # Rule 1: where the last commit is, or the reset policy for a partition nobody committed
+    # Rule 1: start at the last commit, or by the reset policy for a partition without a commit
     start, lost = (
         _skip_expired(tp, state, policy)
         if state.committed is not None
@@ -194,7 +200,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     again = _ranges_to_reprocess(state, start)
     landed = _written_uncommitted(state, again)
     lost = difference(lost, landed)
-    # Rule 2: what is below it and not accounted for is pending again, or the table is not as it was left
+    # Rule 2: offsets below the start that no record closes are pending again, or the table has lost rows
     missing = difference(state.missing_rows(start), lost)
     if missing and state.proves_loss and policy.on_missing_rows == "raise":
         raise rows_missing_error(tp, state, missing)
@@ -205,7 +211,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     second = _updated_catch_up_log(state, origin, start, missing_and_lost=(missing, lost))
     pending = intersection(pending_to_keep(state), (Span(0, start),))
     if missing and not _fits_commit_metadata(union((*pending, *missing)), policy, origin, again=again):
-        back = max(missing[0].start, state.log_start)  # in order from there: dear, but nothing is left out
+        back = max(missing[0].start, state.log_start)  # resume there in order: slow, but complete
         pending = intersection(pending, (Span(0, back),))
         overflow = Span(back, start)
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
@@ -221,7 +227,8 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
         )
         return replace(found, paused=state.is_paused)
     pending = union((*pending, *missing))
-    # Only what has expired stays as it committed: the rest comes again, unless the live lane skips it
+    # Only expired offsets keep the rows that a dead run wrote; the others are reprocessed, unless the live
+    # lane skips them
     expired = intersection(landed, (Span(0, start),))
     found = ResumeDecision(
         start,
@@ -234,7 +241,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     )
     lag = Span(start, state.log_end)
     left = difference((lag,), landed)
-    # Rule 3: what was paused stays so, whoever owns it and however its owner ended
+    # Rule 3: a paused partition stays paused, whatever happened to its owner
     if state.is_paused:
         return replace(found, paused=True)
     # Rule 4: a handover is not a crash
@@ -242,11 +249,11 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     # Rule 5: below min_crash_lag the backlog costs less than a backfill
     if not (policy.enable_parallel_rebalance and crashed and size(left) >= max(1, policy.min_crash_lag)):
         return found
-    # Rule 6: a token that does not fit may not be half written
+    # Rule 6: pending ranges that do not fit the metadata would be lost, so resume in order
     jumped = union((*pending, *left))
     if not _fits_commit_metadata(jumped, policy, origin, again=again):
         return replace(found, overflow=lag)
-    # Rule 7: the live lane is fresh, the lag is pending
+    # Rule 7: the live lane skips to the log end, and the lag becomes pending
     return replace(
         found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed
     )
@@ -269,10 +276,9 @@ def _written_uncommitted(state: PartitionState, again: Span | None) -> tuple[Spa
 def _skip_expired(
     tp: TopicPartition, state: PartitionState, policy: ResumePolicy
 ) -> tuple[int, tuple[Span, ...]]:
-    """The live lane's first offset that was not deleted, and what was deleted before it.
+    """Return the live lane's first offset that was not deleted, and the deleted offsets before it.
 
-    Pending ranges that expired stay pending: the catch-up lane, or who forgives them, records and reports
-        those.
+    Pending ranges that expired stay pending: the catch-up lane or ``write-off`` records and reports them.
     """
     assert state.committed is not None  # noqa: S101 - asked for committed partitions only
     if policy.on_data_loss == "raise" or state.committed >= state.log_start:
@@ -282,15 +288,15 @@ def _skip_expired(
 
 
 def _origin(state: PartitionState, start: int) -> GroupOrigin:
-    """Where the life of the group begins that is written down from now on."""
-    # Another client's commit, and nobody to hold it against: what lies below it is not ours to answer for
+    """Return the group's origin, as commits record it from now on."""
+    # After an external commit, without a ledger, no record proves the offsets below it: begin there
     known = None if state.ledger_entry is None and state.live_metadata is None else state.origin
     topic_id = state.topic_id or (known.topic_id if known else "")
     return GroupOrigin(start if known is None else min(known.start, start), topic_id)
 
 
 def _ranges_to_reprocess(state: PartitionState, start: int) -> Span | None:
-    """What is to be processed although it was done: the group's offsets were set back, by whomever."""
+    """Return the offsets to process again although they are done, because the group's offsets were reset."""
     known = (
         []
         if state.live_metadata is None or state.live_metadata.reprocess is None
@@ -314,7 +320,7 @@ def _updated_catch_up_log(
 ) -> CatchUpCommitMetadata:
     """Return the catch-up commit log as it must be before the live commit log is written.
 
-    Nothing that is pending from now on is done.
+    No offset that is pending from now on counts as done in it.
     """
     missing, lost = missing_and_lost
     ahead = (Span(start, state.catch_up_log.end),) if state.catch_up_log.end > start else ()
@@ -334,9 +340,9 @@ def _fits_commit_metadata(
 def pending_to_keep(state: PartitionState) -> tuple[Span, ...]:
     """Return the pending ranges that the live commit log must keep: those that are not done.
 
-    Return all of them where those would not fit. A range with done islands is more ranges than before, and
-    what is done may stay in the live commit log. Offsets that only the table has stay until a catch-up run
-    has recorded them: it repeats what their dead writer may have skipped.
+    Return all of them if the remaining ones would not fit. Done offsets split a range into more ranges, and
+    done ranges may stay in the live commit log. Offsets that only the table proves stay pending until a
+    catch-up run records them. It repeats the steps that their dead writer may have skipped.
     """
     rest = union((*state.outstanding, *state.recordable))
     reprocess = state.live_metadata.reprocess if state.live_metadata else None
