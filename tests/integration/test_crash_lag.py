@@ -96,7 +96,7 @@ def test_a_range_that_is_not_owed_is_refused(crashed):
     with crashed.live() as consumer:
         join(crashed, consumer)
         with (
-            pytest.raises(NotPendingError, match="live lane is at 120, and pending of .* is 70-120"),
+            pytest.raises(NotPendingError, match=r"live lane is at 120, and pending of .* is 70-120"),
             crashed.catch_up((70, 130)),
         ):
             pass

@@ -104,7 +104,7 @@ def test_an_unreachable_server_is_named_in_time():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     began = time.monotonic()
-    says = rf"no Spark Connect server.*localhost:{port}/;token=\*\*\* \(.*refused\)\. Fix: .*kafka-liveness up"
+    says = rf"no Spark .*localhost:{port}/;token=\*\*\* \(.*refused\)\. Fix: .*kafka-liveness up"
     with pytest.raises(SparkUnreachableError, match=says) as e:
         connect_at_once(f"sc://localhost:{port}/;token=s3cr3t")
     assert time.monotonic() - began < IN_TIME
