@@ -1,8 +1,8 @@
 """Find runs in progress for which no process works, and decide when the next live run starts.
 
-A run that counts as a ghost has a successor started, and a second run of either lane does no harm: so time
-alone may say it. That a run is over in Dagster too, only its host or its launcher may say, or an hour without
-any sign.
+A ghost's successor is started after a timeout alone, because a second run of either lane does no harm. A run
+is ended in Dagster only if its host or its launcher reports it gone, or after an hour without a heartbeat.
+Reads no clock, host or Dagster itself.
 
 >>> gone = Run(RunFate.IN_PROGRESS, started=True, process=ProcessStatus.GONE)
 >>> absent = update_absences({}, {"0badcafe": gone}, present=(), now=100.0)
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 CERTAINLY_DEAD_SECONDS = 3_600.0
-"""A run that gave signs of life, gives none for so long, and of which nobody can be asked, is over."""
-_OTHER_INSTANCE_SECONDS = 3.0  # a code server reports a worker that died within 1 s, and knows more of it
+"""Time without a heartbeat after which a run is over, if neither its host nor its launcher can be queried."""
+_OTHER_INSTANCE_SECONDS = 3.0  # a code server reports its dead worker within 1 s, with more details
 _MISSED_HEARTBEATS = 3
 _UNREPORTED_SECONDS = DEFAULT_BUDGET_SECONDS + DEFAULT_SESSION_SECONDS
 
 
 @dataclass(frozen=True)
 class Absence:
-    """A run in progress that is no member, or whose process is gone; in seconds on the clock of the looks.
+    """A run in progress that is no member, or whose process is gone; in seconds on the sensor's clock.
 
     Attributes:
-        since: when it was seen so first.
-        last_heartbeat_at: when its beat was another one than before.
-        is_reported: that it is a ghost.
+        since: time of the first observation.
+        last_heartbeat_at: time of the last observed change of its heartbeat.
+        is_reported: whether the ghost was reported.
     """
 
     since: float
@@ -57,15 +57,15 @@ def update_absences(
     now: float,
     unlisted: float = 0.0,
 ) -> dict[str, Absence]:
-    """Who is absent now, and since when.
+    """Return the absent runs, and since when they are absent.
 
     Args:
-        before: as the last look left it.
-        runs: in progress or over, by their 8 hex digits.
+        before: the absences at the last tick.
+        runs: runs in progress or over, by their 8 hex digits.
         present: the members of the group.
-        now: seconds.
-        unlisted: how much of the time since the last look does not count: nobody looked, and the runs may
-            have slept too.
+        now: current time in seconds.
+        unlisted: part of the time since the last tick that does not count. No sensor tick ran, and the runs
+            may have slept too.
     """
     found = {}
     for mark, run in runs.items():
@@ -87,20 +87,19 @@ def update_absences(
 
 
 def is_orphaned(run: Run, absence: Absence, now: float, ghost_after_seconds: float) -> bool:
-    """Whether nobody works for a run any more, or nobody can see that somebody does."""
+    """Return whether no process works for a run any more, or no heartbeat or membership shows one."""
     # Rule 1: its process is gone
     if run.process is ProcessStatus.GONE:
         return now - absence.since >= _OTHER_INSTANCE_SECONDS
-    # Rule 2: its step in the lane has ended, and other steps give no signs
+    # Rule 2: its step in the lane has ended, and other steps send no heartbeat
     if run.has_ended:
         return False
-    # Rule 3: it gave signs of life and gives none
+    # Rule 3: it sent heartbeats and has stopped
     if run.heartbeat_at is not None and now - absence.last_heartbeat_at >= max(
         ghost_after_seconds, _MISSED_HEARTBEATS * HEARTBEAT_SECONDS
     ):
         return True
-    # Rule 4: alive or not, it would have come back by now (KIP-62). A catch-up run has no group to come back
-    # to
+    # Rule 4: a live process would have rejoined by now (KIP-62). A catch-up run has no group to rejoin
     if run.is_catch_up and run.heartbeat_at is not None:
         return False
     patience = _UNREPORTED_SECONDS if run.fenced_for_seconds is None else run.fenced_for_seconds
@@ -110,7 +109,7 @@ def is_orphaned(run: Run, absence: Absence, now: float, ghost_after_seconds: flo
 def find_orphaned(
     absent: Mapping[str, Absence], runs: Mapping[str, Run], now: float, ghost_after_seconds: float
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
-    """The same, and the ghosts among them that were not told yet: that is told once."""
+    """Return the absences with new ghosts marked as reported, and an event for each new ghost."""
     known = dict(absent)
     events = []
     for mark, absence in absent.items():
@@ -124,7 +123,7 @@ def find_orphaned(
 
 
 def ghost_event(short_run_id: str, run: Run, absence: Absence, now: float) -> GhostFound:
-    """What is told of one."""
+    """Return the event for one ghost run."""
     since = absence.last_heartbeat_at if run.is_catch_up else absence.since
     return GhostFound(short_run_id, now - since, gone=run.process is ProcessStatus.GONE)
 
@@ -136,15 +135,15 @@ def not_counted_as_live(
     ghost_after_seconds: float,
     max_alive: int = 1,
 ) -> list[str]:
-    """The runs that keep no place from a successor.
+    """Return the runs that do not count towards the limit of runs, so that a successor may start.
 
     Args:
-        runs: those of one lane.
-        absent: as ``update_absences`` has it.
-        now: seconds.
-        ghost_after_seconds: a run that was heard of gets so long, at least.
-        max_alive: so many ghosts with a living process have a successor; if that hangs too, more would not
-            help.
+        runs: the runs of one lane.
+        absent: the result of ``update_absences``.
+        now: current time in seconds.
+        ghost_after_seconds: minimum time without a heartbeat for a ghost.
+        max_alive: number of ghosts with a living process that get a successor. If the successor hangs too,
+            more would not help.
     """
     dead: list[str] = []
     alive: list[str] = []
@@ -153,7 +152,7 @@ def not_counted_as_live(
         if run is None:
             continue
         if run.process is ProcessStatus.GONE:
-            dead.append(mark)  # at once: whoever reports it, it does not work
+            dead.append(mark)  # at once: without a process it cannot work, whichever component reports it
         elif is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
             (alive if run.process is ProcessStatus.ALIVE else dead).append(mark)
     return [*dead, *alive[:max_alive]]
@@ -162,14 +161,14 @@ def not_counted_as_live(
 def is_certainly_dead(
     run: Run, absence: Absence, now: float, ghost_after_seconds: float, *, always_report: bool
 ) -> bool:
-    """Whether to tell Dagster that a run has ended.
+    """Return whether to report to Dagster that a run has ended.
 
     Args:
-        run: as it is now.
-        absence: how long it has been so.
-        now: seconds.
+        run: the run now.
+        absence: its absence.
+        now: current time in seconds.
         ghost_after_seconds: as for ``is_orphaned``.
-        always_report: every ghost is; else only one whose end is certain.
+        always_report: report every ghost; otherwise only a run whose end is certain.
     """
     if not is_orphaned(run, absence, now, ghost_after_seconds=ghost_after_seconds):
         return False
@@ -193,7 +192,7 @@ def should_start_live_run(
     in_progress: int,
     max_live_runs: int,
 ) -> bool:
-    """Whether to start a live run: there is lag, or a crash to recover from, and room for one more run."""
+    """Return whether to start a live run: for lag or after a crash, below the limit of live runs."""
     if in_progress >= min(max_live_runs, len(partitions)):
         return False
     return any(seen.lag for seen in partitions if not seen.paused) or any(
@@ -202,9 +201,9 @@ def should_start_live_run(
 
 
 def restart_delay_seconds(failures_in_a_row: int) -> float:
-    """No delay after a crash.
+    """Return the delay before the next live run; none after the first failures.
 
-    A run that fails every time is started more and more rarely, at last every 5 min.
+    The delay of a run that fails every time doubles up to 5 min.
     """
     if failures_in_a_row < _FAILURES_BEFORE_BACKOFF:
         return 0.0
