@@ -1,1 +1,1 @@
-"""Kafka through confluent-kafka: the group member, the catch-up lane, and read-only looks at a cluster."""
+"""Kafka through confluent-kafka: the group member, the catch-up lane, and read-only cluster requests."""

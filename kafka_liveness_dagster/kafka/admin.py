@@ -1,6 +1,6 @@
-"""What does the cluster say? Read-only looks with one bounded answer each; never joins, never commits.
+"""Read the state of a cluster: topics, log bounds, commits and members, each request with a time limit.
 
-The number of requests does not grow with the number of partitions.
+Never joins a group and never commits. The number of requests does not grow with the number of partitions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 REQUEST_SECONDS = REQUEST_MS / 1000
-_RECENT_SECONDS = 0.1  # who answered since is there
+_RECENT_SECONDS = 0.1  # a broker that responded since counts as available
 _LIBRDKAFKA_MAX_SESSION_MS = 3_600_000
 _APACHE_LIMITS = BrokerLimits(6_000, 1_800_000)
 _APACHE_GROUP_CONFIG = ConsumerGroupConfig(session_ms=45_000, heartbeat_ms=5_000)
@@ -50,7 +50,7 @@ _GROUP_KEYS = ("session.timeout", "heartbeat.interval")
 
 
 class Cluster:
-    """A Kafka cluster, asked.
+    """Read-only requests to a Kafka cluster.
 
     Every method raises ``BrokerUnreachableError`` within ``REQUEST_SECONDS`` when no broker answers.
 
@@ -65,11 +65,11 @@ class Cluster:
         self._admin, self._error_listener = admin_client(settings)
 
     def topics(self) -> list[str]:
-        """All topics this client may see."""
+        """Return all topics that this client may see."""
         return sorted(self._metadata().topics)
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of these topics.
+        """Return all partitions of these topics.
 
         Raises:
             TopicNotFoundError: naming the topics that resemble a missing one.
@@ -93,7 +93,7 @@ class Cluster:
         return found
 
     def broker_limits(self) -> BrokerLimits:
-        """What session timeouts the broker allows; Apache Kafka's defaults where it may not be asked."""
+        """Return the session timeouts that the broker allows; Apache Kafka's defaults if it refuses."""
         broker = ConfigResource(ConfigResource.Type.BROKER, str(min(self._metadata().brokers)))
         try:
             found = self._admin.describe_configs([broker], request_timeout=REQUEST_SECONDS)[broker].result()
@@ -102,32 +102,32 @@ class Cluster:
             )
             minutes = int(found["offsets.retention.minutes"].value)
         except (KafkaException, KeyError, TypeError):
-            return _APACHE_LIMITS  # managed clusters refuse the question; the broker then checks at the join
+            return _APACHE_LIMITS  # managed clusters refuse the request; the broker then checks at the join
         return BrokerLimits(shortest, min(longest, _LIBRDKAFKA_MAX_SESSION_MS), 60.0 * minutes)
 
     def consumer_group_config(self, group_id: str) -> ConsumerGroupConfig:
-        """Session and heartbeat of a group's members under KIP-848; the group need not exist."""
+        """Return session timeout and heartbeat interval of a group under KIP-848; it need not exist."""
         group = ConfigResource(ConfigResource.Type.GROUP, group_id)
         asked = self._admin.describe_configs([group], request_timeout=REQUEST_SECONDS)[group]
         try:
             found = self._result(asked, f"asking for the config of group {group_id}")
             session, heartbeat = (int(found[f"consumer.{k}.ms"].value) for k in _GROUP_KEYS)
         except (KafkaRefusedError, KeyError, TypeError):
-            # Managed clusters refuse the question and older brokers do not know it. The broker keeps to its
-            # own numbers anyway; ours decide only how short a poll interval and how long a request may be
+            # Managed clusters refuse the request, and older brokers do not support it. The broker applies its
+            # own values anyway; ours only limit how short a poll interval and how long a request may be
             return _APACHE_GROUP_CONFIG
         return ConsumerGroupConfig(session, heartbeat)
 
     def log_bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Log start and log end (last stable offset, ``read_committed``) of each partition."""
+        """Return log start and log end (last stable offset, ``read_committed``) of each partition."""
         if not (partitions := list(partitions)):
             return {}
         if not self._known_coordinators.issuperset(partitions):
-            self._metadata()  # or the client would refuse partitions that were added after it met their topic
-        # Forgotten until the response: their leaders' epochs may be of before a restart
+            self._metadata()  # else the client refuses partitions added after it first read their topic
+        # Removed until the response: the client's leader epochs may predate a broker's restart
         self._known_coordinators.difference_update(partitions)
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
-        level = IsolationLevel.READ_COMMITTED  # both are under way before the first answer
+        level = IsolationLevel.READ_COMMITTED  # both requests are sent before the first response
         asked = [
             self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS)
             for one in every
@@ -136,7 +136,7 @@ class Cluster:
         starts, ends = (
             {(tp.topic, tp.partition): self._result(at, doing) for tp, at in one.items()} for one in asked
         )
-        if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # not told, and no error either
+        if any(at.offset < 0 for at in (*starts.values(), *ends.values())):  # no offset, and no error
             raise self._to_package_error(KafkaError(KafkaError.LEADER_NOT_AVAILABLE), doing)
         self._known_coordinators.update(partitions)
         self._responded_at = time.monotonic()
@@ -169,22 +169,22 @@ class Cluster:
                 refused = self._to_package_error(error, f"asking for the id of topic {topic}")
                 if not isinstance(refused, KafkaRefusedError):
                     raise refused from error
-                # A broker that does not know the question: by its id the topic is not to be known
+                # A broker without this request: a recreated topic cannot be recognized by its id
                 topic_id = ""
             found[topic] = "" if topic_id == _NO_TOPIC_ID else topic_id
         return found
 
     def find_coordinator(self, group_id: str) -> None:
-        """Start to look for the coordinator of a group, while other requests run.
+        """Start to find the coordinator of a group, while other requests run.
 
-        It takes some 20 ms, unless it was looked for lately.
+        This takes some 20 ms, unless the client found it recently.
         """
         commit_reader(group_id, self.settings)
 
     def commits(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, CommittedOffset]:
-        """The committed offsets of a group for those of the partitions that have one."""
+        """Return the committed offsets of a group; partitions without a commit are left out."""
         client = commit_reader(group_id, self.settings)
         try:
             found = client.committed([KafkaTopicPartition(*tp) for tp in partitions], timeout=REQUEST_SECONDS)
@@ -203,7 +203,7 @@ class Cluster:
     def partition_states(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, PartitionState]:
-        """Both commit logs, the log bounds and the topic's id of these partitions.
+        """Return both commit logs, the log bounds and the topic's id of these partitions.
 
         An external commit in the catch-up commit log marks no offset as done: see
         ``CatchUpCommitMetadata.external``.
@@ -231,7 +231,7 @@ class Cluster:
         """Return these states with log start, log end and topic id as of now."""
         if not states:
             return {}
-        asked = self._request_topics({tp.topic for tp in states})  # is answered while the bounds are
+        asked = self._request_topics({tp.topic for tp in states})  # runs while the log bounds are read
         bounds = self.log_bounds(states)
         ids = self._describe_topic_ids(asked)
         return {
@@ -240,16 +240,16 @@ class Cluster:
         }
 
     def group(self, group_id: str) -> GroupDescription:
-        """A group's state and members; ``DEAD`` and none when it does not exist."""
+        """Return a group's state and members; ``DEAD`` and no members if it does not exist."""
         if time.monotonic() - self._responded_at > _RECENT_SECONDS:
-            # Raises while no broker answers: the next call would end the process (librdkafka#4605)
+            # Raises while no broker responds; without it the next call ends the process (librdkafka#4605)
             self._metadata()
         future = self._admin.describe_consumer_groups([group_id], request_timeout=REQUEST_SECONDS)[group_id]
         group = self._result(future, f"describing group {group_id}")
         members = tuple(
             MemberDescription(
                 member.member_id,
-                escape(member.client_id),  # of whoever may join the group; none of ours is changed by it
+                escape(member.client_id),  # any client that may join chooses it; our own ids stay unchanged
                 escape(member.host),
                 partitions=tuple(
                     TopicPartition(tp.topic, tp.partition) for tp in member.assignment.topic_partitions
@@ -261,7 +261,7 @@ class Cluster:
         return GroupDescription(group.state.name, members)
 
     def members(self, group_id: str) -> tuple[MemberDescription, ...]:
-        """The members of a group, none when it does not exist."""
+        """Return the members of a group; none if it does not exist."""
         return self.group(group_id).members
 
     def _metadata(self) -> Any:
@@ -279,7 +279,7 @@ class Cluster:
             raise self._to_package_error(error, doing) from error
 
     def _to_package_error(self, error: KafkaException | KafkaError, doing: str) -> KafkaLivenessError:
-        self._admin.poll(0)  # serves what the client has to say
+        self._admin.poll(0)  # calls the error listener, which then explains this error
         named = self._error_listener.to_package_error(error, doing)
         if isinstance(named, BrokerUnreachableError):
             close_clients(self.settings)

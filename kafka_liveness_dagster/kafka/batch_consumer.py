@@ -1,4 +1,7 @@
-"""What the consumers of both lanes offer to the code that processes a batch: fence, heartbeat and records."""
+"""Fence, heartbeat and records: the part of both lanes' consumers that processes a batch.
+
+Never plans and never commits.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class BatchConsumer:
     """The fence of a consumer, and the records of its batches.
 
     Args:
-        fence: of the consumer, by which its batches are open.
-        reader: fetches the records.
+        fence: the consumer's fence; it decides whether a batch is still open.
+        reader: reader that fetches the records.
     """
 
     def __init__(self, fence: Fence, reader: RecordReader) -> None:
@@ -33,7 +36,7 @@ class BatchConsumer:
         self._reader = reader
 
     def check(self) -> None:
-        """Raise when this process may not commit any more: ask before starting anything long.
+        """Raise if this process may not commit any more; call it before any long work.
 
         Raises:
             FencedError: the fence is up.
@@ -41,33 +44,32 @@ class BatchConsumer:
         self._fence.check()
 
     def check_batch(self, batch: Batch) -> None:
-        """Raise when this batch may not be committed any more, also after a new membership has begun.
+        """Raise if this batch may not be committed any more, also after a new membership began.
 
         Raises:
-            FencedError: the fence is up, or it was since the batch was planned.
+            FencedError: the fence is up, or was up since the batch was planned.
         """
         self._fence.check_batch(batch)
 
     def is_batch_current(self, batch: Batch) -> bool:
-        """Whether a batch is of the membership that goes on: none is, while the fence is up."""
+        """Return whether a batch belongs to the current membership; False while the fence is up."""
         return self._fence.is_batch_current(batch)
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up, a Spark job for one.
+        """Register a callback that cancels work when the fence goes up, such as a Spark job.
 
-        Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership
-        has begun: ``is_batch_current`` tells them apart. Affects: work already under way.
+        Caller: a thread of the watchdog, once per fence. The call may come late, after work of the next
+        membership began: check ``is_batch_current``. Affects: work in progress.
         """
         self._fence.on_fence(cancel)
 
     def heartbeat(self) -> None:
-        """Report that the work on the open batch goes on: the process timeout begins again.
+        """Report progress on the open batch, which restarts the process timeout.
 
-        For ops whose batch may take longer than its budget as long as it moves (KIP-62's possible extension).
+        For ops whose batch may exceed its run budget while it makes progress (KIP-62's possible extension).
 
         Raises:
-            FencedError: the process timeout had passed, or this process is finished with the group: stop the
-                work.
+            FencedError: the process timeout passed, or this process may not rejoin the group. Stop the work.
         """
         self._fence.heartbeat()
 
@@ -79,27 +81,27 @@ class BatchConsumer:
         max_buffered_records: int = _DEFAULT_PREFETCH.max_records,
         max_buffered_bytes: int = _DEFAULT_PREFETCH.max_bytes,
     ) -> Iterator[Message]:
-        """The records of exactly this batch's ranges, to iterate once; iterate again to read them again.
+        """Return an iterator over the records of exactly this batch's ranges; call again to read them again.
 
-        The partitions take turns, a record each, until they have no more (KIP-41's round-robin): an op that
-        stops half-way has seen all of them. Within a partition records come by offset, and the same batch
+        The partitions take turns, one record each, until all are read (KIP-41's round-robin). So an op that
+        stops half-way has seen every partition. Within a partition records come by offset, and the same batch
         gives the same order. There may be fewer records than offsets. Iterating is no heartbeat: call
-        ``heartbeat()`` where a batch may outlast its budget.
+        ``heartbeat()`` if a batch may exceed its run budget.
 
         Args:
-            batch: what ``poll`` gave.
-            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``:
-                ``partition`` fetches each partition of which less than its share is held, ``total`` all of
-                them when little is held of all.
-            max_buffered_records: about how many records may wait for their turn; never three times as many.
-            max_buffered_bytes: the same for the bytes of their values. librdkafka's own queue comes on top
-                (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).
+            batch: batch returned by ``poll``.
+            prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``.
+                ``partition`` fetches each partition that has less than its share in the buffer. ``total``
+                fetches all partitions when the whole buffer is low.
+            max_buffered_records: approximate number of buffered records; never three times as many.
+            max_buffered_bytes: the same limit for the bytes of their values. librdkafka's own queue comes on
+                top (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).
 
         Raises:
             FencedError: from the iterator, as soon as this process may not commit the batch any more.
-            BatchInterleavedError: from the iterator, when the records of another batch were asked for
+            BatchInterleavedError: from the iterator, if the records of another batch were requested
                 meanwhile.
-            DataExpiredError: from the iterator, when offsets of the batch were deleted before they were read.
+            DataExpiredError: from the iterator, if offsets of the batch were deleted before they were read.
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
         if not self._reader.is_open:

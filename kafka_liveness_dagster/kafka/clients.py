@@ -1,6 +1,7 @@
-"""Keep clients open: one per cluster to look at it, and one per group to read its commits.
+"""Keep clients open: one per cluster for read-only requests, and one per group to read its commits.
 
-A client reads its certificates when it is made: where their files hold others it is created again.
+A client reads its certificates when it is created. If their files changed since, it is created again. Never
+joins a group.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ if TYPE_CHECKING:
 
 MAX_OPEN_READERS = 16  # each has 3 threads, one more for every broker, and 2 connections
 _MAX_OPEN_ADMINS = 16
-_cached_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # the longest unused first
-_cached_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, ErrorListener]]] = {}  # so are these
+_cached_readers: dict[tuple[str, KafkaSettings], tuple[int, Consumer]] = {}  # least recently used first
+_cached_admins: dict[KafkaSettings, tuple[int, tuple[AdminClient, ErrorListener]]] = {}  # the same order
 _lock = threading.Lock()
 _Client = TypeVar("_Client", AdminClient, Consumer, Producer)
 _Key = TypeVar("_Key")
 _Cached = TypeVar("_Cached")
 quiet_log = logging.getLogger("kafka_liveness_dagster.librdkafka")
 quiet_log.addHandler(logging.NullHandler())
-quiet_log.propagate = False  # a refused connection is reported once, by our own error
+quiet_log.propagate = False  # our own error reports a refused connection, once
 
 
 def logger_for(config: Mapping[str, Any]) -> logging.Logger | None:
-    """Where a client logs to.
+    """Return the logger of a client; None lets librdkafka write by itself.
 
-    With ``debug`` set librdkafka writes by itself, for a logger is served by polls alone.
+    That is so with ``debug`` set, because only polls serve a logger.
     """
     return None if "debug" in config else quiet_log
 
 
 def create_client(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _Client:
-    """A client of this kind.
+    """Create a client of this kind.
 
     Raises:
-        InvalidSettingError: librdkafka refuses a setting; some are refused by one kind of client alone.
+        InvalidSettingError: librdkafka refuses a setting; some settings only one kind of client refuses.
     """
     try:
         return kind(config, logger=logger_for(config))
@@ -55,7 +56,10 @@ def create_client(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _C
 
 
 def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:
-    """One connection per cluster and process: making and closing one costs more than the questions asked."""
+    """Return the one admin client of this process for a cluster, and its error listener.
+
+    Creating and closing a client costs more than the requests.
+    """
 
     def make() -> tuple[AdminClient, ErrorListener]:
         heard = ErrorListener(settings)
@@ -73,7 +77,7 @@ def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:
 
 
 def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
-    """A consumer that never subscribes, to read a group's commits with; the same one again while it is kept.
+    """Return a consumer that reads a group's commits and never subscribes; it is cached.
 
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the
     broker answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
@@ -92,9 +96,9 @@ def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
 
 
 def close_clients(settings: KafkaSettings | None = None) -> None:
-    """Keep no reader of this cluster, or of any: each looks for its coordinator all the time.
+    """Close the readers of this cluster, or of all: each searches its coordinator all the time.
 
-    Of a broker that is away they would ask so often that 60 of them took half a processor.
+    If a broker is unavailable, they retry so often that 60 of them took half a processor.
     """
     with _lock:
         gone = [
@@ -112,7 +116,7 @@ def _cached_client(
     create: Callable[[], _Cached],
     max_clients: int,
 ) -> _Cached:
-    """The one that is kept under this key, if it was made of the same certificates."""
+    """Return the client cached under this key, or a new one if the certificates changed."""
     gone = []
     with _lock:
         found = cache.pop(key, None)
@@ -127,7 +131,10 @@ def _cached_client(
 
 
 def _close_in_background(clients: list[Any]) -> None:
-    """In a thread of its own, for it may take a second: whoever is still using one ends it in the end."""
+    """Drop clients in a thread of its own, because closing may take a second.
+
+    A client that is still in use is closed when its last user drops it.
+    """
     if clients:
-        # Where no thread can be started, they end with the process
+        # If no thread can be started, the clients end with the process
         start_daemon_thread(clients.clear, "kafka-liveness-forget")

@@ -1,7 +1,7 @@
 """Commit offsets with a timeout, in requests that the broker can append.
 
-With 30 bytes of metadata each, 10,000 partitions were refused as "Unknown broker error"; with 4,000 bytes 300
-would be.
+Without the split, the broker refused 10,000 partitions with 30 bytes of metadata each as "Unknown broker
+error"; it would refuse 300 with 4,000 bytes each. Never decides which offsets to commit.
 
 >>> from confluent_kafka import TopicPartition as KafkaTopicPartition
 >>> metadata = "kl1 running 0badcafe @- 70-120" + ",140-190" * 450
@@ -9,8 +9,8 @@ would be.
 >>> [len(portion) for portion in split_by_request_size(tokens, "orders-etl")]
 [133, 133, 34]
 
-``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So it is made
-in a thread that is left behind, with its client, when the answer takes too long.
+``commit(asynchronous=False)`` has no timeout, and no other thread may use its client meanwhile. So each
+commit runs in a thread. If the response takes too long, the thread and its client are abandoned.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.offsets import TopicPartition
 
 
-_MAX_REQUEST_BYTES = 500_000  # half of message.max.bytes: what surrounds a record is an estimate
+_MAX_REQUEST_BYTES = 500_000  # half of message.max.bytes, because the overhead of a record is an estimate
 _OVERHEAD_BYTES = 100
 
 
 def split_by_request_size(
     commits: Iterable[KafkaTopicPartition], group_id: str
 ) -> Iterator[list[KafkaTopicPartition]]:
-    """The commits in as many requests as they need; each partition's offset and metadata stay together."""
+    """Split commits into requests of limited size; each partition's offset and metadata stay together."""
     portion: list[KafkaTopicPartition] = []
     left = _MAX_REQUEST_BYTES
     for one in commits:
@@ -61,20 +61,20 @@ def split_by_request_size(
 
 
 _LOCK_TIMEOUT_SECONDS = 5.0
-_MIN_SECONDS = 1.0  # a broker that is there answers in milliseconds
+_MIN_SECONDS = 1.0  # an available broker responds in milliseconds
 
 
 class Committer:
     """The commits of one client to one group.
 
     Args:
-        client: nobody else uses it during a commit.
-        group_id: the group's.
-        bootstrap_servers: told in errors.
-        seconds: how long one request may take.
+        client: client that no other thread uses during a commit.
+        group_id: the group.
+        bootstrap_servers: addresses, for errors.
+        seconds: limit of one request.
 
     Attributes:
-        timed_out: a commit has not come back. Nothing may be asked of the client any more, not even to close.
+        timed_out: whether a commit got no response. The client may not be used any more, not even closed.
     """
 
     def __init__(self, client: Consumer, group_id: str, bootstrap_servers: str, seconds: float) -> None:
@@ -92,16 +92,16 @@ class Committer:
         until: float = math.inf,
         in_callback: bool = False,
     ) -> KafkaError | None:
-        """Commit offsets, each with its metadata, in as many requests as it needs; returns the first refusal.
+        """Commit offsets with their metadata in as many requests as needed; return the first refusal.
 
         Args:
-            offsets: what to commit.
-            until: give up then at the latest, by ``time.monotonic()``.
-            in_callback: of this client: only the thread that runs it may commit there, without any limit of
-                time.
+            offsets: offset and metadata of each partition.
+            until: moment to give up at the latest, by ``time.monotonic()``.
+            in_callback: whether this is called in a callback of this client. Only the callback's thread may
+                commit there, and without a time limit.
 
         Raises:
-            BrokerUnreachableError: nothing came back, so nobody knows whether it was committed.
+            BrokerUnreachableError: no response came, so it is unknown whether the broker committed.
         """
         wanted = [KafkaTopicPartition(*tp, offset, metadata) for tp, (offset, metadata) in offsets.items()]
         for portion in split_by_request_size(wanted, self._group_id):
@@ -124,7 +124,7 @@ class Committer:
 
     @contextmanager
     def lock_or_give_up(self, lock: threading.RLock) -> Iterator[None]:
-        """Hold the lock that commits are made under; one that keeps it for 5 s more is given up."""
+        """Hold the lock of the commits; give up a pending commit that holds it for 5 s more."""
         if not lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
             with suppress(InvalidStateError):
                 self._pending_commit.set_exception(NoAnswerError())

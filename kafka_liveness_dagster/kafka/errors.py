@@ -1,4 +1,7 @@
-"""What a refusal by Kafka means, what it costs, and what to do about it."""
+"""Translate Kafka's errors into this package's, with the consequence and the fix.
+
+Sends no request, and never retries.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +35,15 @@ _UNREACHABLE = _TIMEOUT_CODES | {
     KafkaError._RESOLVE,  # noqa: SLF001
 }
 _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
-"""A request that was cut off by its connection's login. It may pass: librdkafka logs in again after 9/10 of a
-session. A broker refuses that in the first second of a session, and a token that is about to expire makes
-sessions that short. Whether the login is refused for good is told by the next look at the cluster, whose
-client hears why."""
+"""A request that its connection's login cut off. It may be transient: librdkafka logs in again after 9/10 of
+a session. A broker refuses that in the first second of a session, and a token that is about to expire makes
+sessions that short. The next read-only request shows whether the login is refused for good: its client gets
+the reason."""
 _COORDINATOR_MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
-    # ListOffsets after a broker's restart: the client knows the leader of before
+    # ListOffsets after a broker's restart: the client still has the leader epoch from before it
     KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,  # and the broker not yet the one of now
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # the broker does not have the new leader epoch yet
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -53,7 +56,7 @@ _COORDINATOR_MOVING = {
 
 
 class BrokerUnreachableError(KafkaLivenessError):
-    """No broker answered in time, or none could yet: it may pass."""
+    """No broker responded in time, or none was ready yet; may be transient."""
 
 
 class TopicNotFoundError(KafkaLivenessError):
@@ -69,20 +72,20 @@ class AccessRefusedError(KafkaLivenessError):
 
 
 class CommitRefusedError(KafkaLivenessError):
-    """An offset commit was refused: the batch counts as not processed."""
+    """An offset commit was refused; the batch counts as not processed."""
 
 
 class FencedError(CommitRefusedError):
     """This process may not commit any more.
 
     Attributes:
-        reason: why; ``reason.may_rejoin`` tells whether the next poll makes a new member.
+        reason: reason of the fence; if ``reason.may_rejoin``, the next poll joins as a new member.
     """
 
     def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRY_REASONS) -> None:
-        """Name the reason and what becomes of the batch.
+        """Build the message from the reason and the outcome of the batch.
 
-        Partitions that are released are resumed in order.
+        The next owner resumes released partitions in order.
         """
         self.reason = reason
         remedy = f". {reason.remedy}" if reason.remedy else ""
@@ -93,24 +96,24 @@ class FencedError(CommitRefusedError):
 
 
 class RebalanceTimeoutError(KafkaLivenessError):
-    """A rebalance can wait for open batches no longer.
+    """A rebalance cannot wait for open batches any longer.
 
-    This member would be removed from its group with all it has.
+    A longer wait would remove this member from its group, with all its partitions.
     """
 
 
 def is_no_longer_a_member(error: KafkaError) -> bool:
-    """Whether the broker has given this member's partitions to others."""
+    """Return whether the broker has given this member's partitions to others."""
     return error.code() in _NO_LONGER_A_MEMBER
 
 
 def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> FenceReason | None:
-    """Why the group goes on without this member after such an error, None when it does not.
+    """Return the reason why this error ends the membership; None if the membership continues.
 
     Args:
-        error: of a commit, or a fatal one of the client: both tell that a ``group.instance.id`` is another's
-            now.
-        was_replaced: what that is to this member; None when it has no such name.
+        error: error of a commit, or a fatal one of the client; both report that another member has the
+            ``group.instance.id`` now.
+        was_replaced: reason for that case; None for a member without a ``group.instance.id``.
     """
     if was_replaced and error.code() in (KafkaError._FATAL, KafkaError.FENCED_INSTANCE_ID):  # noqa: SLF001
         return was_replaced
@@ -118,12 +121,12 @@ def fence_reason_of(error: KafkaError, was_replaced: FenceReason | None) -> Fenc
 
 
 def is_rebalance_in_progress(error: KafkaError) -> bool:
-    """Return whether this is still a member, and the request is to be repeated.
+    """Return whether this process is still a member and must repeat the request.
 
-    It is between two generations (KIP-848: epochs), or its requests are held up. The coordinator is away
-    (``_WAIT_COORD``), or a rebalance goes on: the broker answers the requests of a connection in turn, so a
-    commit waits behind the member's own JoinGroup until the slowest of the others has come (seen as
-    ``_TIMED_OUT``). Who was removed is told so.
+    The member is between two generations (KIP-848: epochs), or its requests are delayed. The coordinator is
+    unavailable (``_WAIT_COORD``), or a rebalance is in progress. The broker answers the requests of a
+    connection in turn, so a commit waits behind the member's own JoinGroup until the slowest other member has
+    joined (seen as ``_TIMED_OUT``). A removed member gets another error.
     """
     return error.code() in _TIMEOUT_CODES | {
         _LOGIN,
@@ -135,7 +138,7 @@ def is_rebalance_in_progress(error: KafkaError) -> bool:
 
 
 def is_transient(error: KafkaError) -> bool:
-    """Whether librdkafka goes on by itself after this error."""
+    """Return whether librdkafka continues by itself after this error."""
     return error.retriable() or error.code() in _UNREACHABLE | {
         _LOGIN,
         KafkaError._PARTITION_EOF,  # noqa: SLF001
@@ -149,7 +152,7 @@ def is_transient(error: KafkaError) -> bool:
 def to_package_error(
     error: KafkaException | KafkaError, operation: str, bootstrap_servers: str
 ) -> KafkaLivenessError:
-    """Kafka's error as one of ours, with what was being done and what helps."""
+    """Return Kafka's error as one of this package's, with the operation and the fix."""
     cause: Any = error.args[0] if isinstance(error, KafkaException) else error
     if cause.code() in _UNREACHABLE:
         return BrokerUnreachableError(
@@ -185,12 +188,12 @@ def to_package_error(
 
 
 class ErrorListener:
-    """The errors that a client reports besides its responses.
+    """Collects the errors that a client reports in addition to its responses.
 
     librdkafka reports a refused login only there, and retries indefinitely.
 
     Args:
-        settings: of the client whose ``error_cb`` this is.
+        settings: settings of the client whose ``error_cb`` this is.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -199,9 +202,9 @@ class ErrorListener:
         self._heard_at = -math.inf
 
     def __call__(self, error: KafkaError) -> None:
-        """Caller: the client's ``poll``, for each error since the last.
+        """Caller: the client's ``poll``, for each error since the last one.
 
-        Affects: which error explains the next one.
+        Affects: the cause in the next error.
         """
         follows = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - follows the one that says why
         if not follows and _SASL_STATE_ERROR not in error.str():
@@ -209,7 +212,7 @@ class ErrorListener:
             self._heard_at = time.monotonic()
 
     def to_package_error(self, error: KafkaException | KafkaError, operation: str) -> KafkaLivenessError:
-        """The error as one of ours; when no broker answered because of a refusal, as that refusal."""
+        """Return the error as one of this package's; if a refusal caused a missing response, the refusal."""
         cause: Any = error.args[0] if isinstance(error, KafkaException) else error
         is_news = time.monotonic() - self._heard_at < RECENT_REFUSAL_SECONDS
         if cause.code() in _UNREACHABLE | {_LOGIN} and self._last is not None and is_news:
@@ -243,10 +246,10 @@ class ErrorListener:
         )
 
     def _token_error(self, why: str, doing: str) -> KafkaLivenessError:
-        """The token server's refusal, or that it gave no answer; without a token no broker is asked."""
+        """Return the token server's refusal, or its missing response; without a token no request is sent."""
         how = self._settings.security
         url = how.sasl_oauthbearer_token_endpoint_url
-        if why.startswith("{"):  # the answer that OAuth 2 has for a request that is refused
+        if why.startswith("{"):  # OAuth 2's response to a request that it refuses
             return AccessRefusedError(
                 f"the token server at {url} refused client {how.login!r} while {doing}: {display(why)}. "
                 f"{_CHECK_CLIENT}"
@@ -268,7 +271,7 @@ _OTHER_ASSIGNOR = (
     "group_id that only this asset uses, or join them by extra={'partition.assignment.strategy': 'range'}, "
     "or whatever theirs is"
 )
-_SASL_STATE_ERROR = "not valid in current SASL state"  # no refusal: see _LOGIN
+_SASL_STATE_ERROR = "not valid in current SASL state"  # not a refusal: see _LOGIN
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
 _CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
 _CHECK_CLAIMS = (
@@ -282,8 +285,8 @@ _CHECK_HTTPS = (
 )
 _WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
 RECENT_REFUSAL_SECONDS = 60.0
-"""An older refusal explains nothing: librdkafka tells of a login at least every 30 s for as long as it is
-refused, and a token server that was away for a moment is no reason of an outage an hour later."""
+"""Age up to which a refusal explains an error. While a login is refused, librdkafka reports it at least every
+30 s. A token server that was briefly unavailable does not explain an outage an hour later."""
 _CHECK_CA = (
     "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and "
     "connect by a host name that is in the certificate"

@@ -1,4 +1,4 @@
-"""What does a coordinator answer of a group? Its commits, its members and its state."""
+"""Describe a group as its coordinator reports it: commits, members and state. Sends no request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CommittedOffset:
 
 @dataclass(frozen=True)
 class MemberDescription:
-    """One member as the coordinator sees it."""
+    """A member as the coordinator reports it."""
 
     member_id: str
     client_id: str
@@ -41,7 +41,7 @@ class MemberDescription:
 class GroupDescription:
     """A group as its coordinator describes it.
 
-    ``state`` is the client's word, ``UNKNOWN`` for one it does not know.
+    ``state`` is the client library's name of the state, ``UNKNOWN`` for one that it lacks.
     """
 
     state: str
@@ -49,7 +49,7 @@ class GroupDescription:
 
 
 def decode_catch_up_log(commit: CommittedOffset | None) -> CatchUpCommitMetadata:
-    """Return what the catch-up commit log says of one partition; another client's commit is no error."""
+    """Return the catch-up commit log of one partition; another client's commit is no error."""
     if commit is None:
         return CatchUpCommitMetadata()
     return CatchUpCommitMetadata.read(commit.offset, commit.metadata)
@@ -61,13 +61,13 @@ def decode_partition_state(
     bounds: tuple[int, int] = (0, 0),
     topic_id: str = "",
 ) -> PartitionState:
-    """Return what both commit logs say of one partition; commits of other clients are no error.
+    """Return the state of one partition by both commit logs; commits of other clients are no error.
 
     Args:
-        live: the commit in the live commit log, if there is one.
-        catch_up: the commit in the catch-up commit log.
+        live: commit in the live commit log, if there is one.
+        catch_up: commit in the catch-up commit log, if there is one.
         bounds: log start and log end.
-        topic_id: of the topic, as the broker tells it.
+        topic_id: the topic's id now, from the broker.
     """
     live_metadata = None
     external = None

@@ -1,7 +1,7 @@
-"""Read the status of a consumer group in both lanes, at one time (KIP-333).
+"""Read the status of a consumer group in both lanes, at one moment (KIP-333).
 
-It is derived from both commit logs, the log's ends and the members. Never joins and never commits. What
-another program committed is shown as such.
+It is derived from both commit logs, the log bounds and the members. Commits of other programs are marked as
+external. Never joins and never commits.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 
 class NoSuchGroupError(InvalidSettingError):
-    """Nobody is in the group and nothing is committed for it."""
+    """The group has no member and no committed offset."""
 
 
 @dataclass(frozen=True)
 class PartitionStatus:
-    """One partition: what both logs say, and the commits in them that are not ours."""
+    """One partition by both commit logs, and the external commits in them."""
 
     snapshot: PartitionSnapshot
     catch_up_log: CatchUpCommitMetadata
@@ -52,16 +52,16 @@ class PartitionStatus:
 
     @property
     def committed(self) -> int | None:
-        """Every offset before it is processed, in whichever lane (KIP-333)."""
+        """The offset below which both lanes have processed every offset (KIP-333)."""
         return commit_metadata.committed_offset(self.snapshot.committed, self.snapshot.pending)
 
     def expiry(self, pending: Span) -> Expiry:
-        """How near the broker's retention is to what of a pending range needs its records."""
+        """Return how near the broker's retention is to the unprocessed records of a pending range."""
         needed = intersection((pending,), self.snapshot.unprocessed)
         return expiry(needed[0], self.snapshot.log_start, self.snapshot.log_end) if needed else Expiry.SAFE
 
     def as_json(self) -> dict[str, Any]:
-        """Both logs apart, then what they mean together."""
+        """Return both commit logs separately, then the result of both."""
         seen = self.snapshot
         metadata = self.snapshot.live_metadata
         return {
@@ -92,13 +92,13 @@ class PartitionStatus:
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """One member, and the runs it works for (8 hex digits); none for a program that is not ours."""
+    """A member and the runs it works for (8 hex digits); an external client has none."""
 
     member: MemberDescription
     runs: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As the coordinator sees it."""
+        """Return the member as the coordinator reports it, with its runs."""
         return {
             "client_id": self.member.client_id,
             "member_id": self.member.member_id,
@@ -113,10 +113,10 @@ class MemberStatus:
 class GroupStatus:
     """A group at one moment.
 
-    ``open_transactions`` is what waits behind open transactions, which is no lag yet.
+    ``open_transactions`` are the offsets behind open transactions; they are not lag yet.
 
     Attributes:
-        table: the table that was queried for what is processed; None where both commit logs decide alone.
+        table: the table that was queried for processed offsets; None if both commit logs decide alone.
     """
 
     group_id: str
@@ -127,7 +127,7 @@ class GroupStatus:
     table: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """One object; offsets are half-open ranges."""
+        """Return one object; offsets are half-open ranges."""
         return {
             "group": self.group_id,
             "catch_up_group": self.group_id + CATCH_UP_SUFFIX,
@@ -151,19 +151,19 @@ class GroupStatus:
 def group_status(
     cluster: Cluster, group_id: str, topics: Sequence[str] = (), ledger: ReadableLedger | None = None
 ) -> GroupStatus:
-    """The group now, of these topics or of all it has committed to or is assigned.
+    """Return the status of a group now, for these topics or all that it committed or is assigned.
 
     Args:
-        cluster: where it is.
+        cluster: cluster of the group.
         group_id: the live lane's group.
-        topics: only these.
-        ledger: the table: what of the committed offsets it has, and, since a broker deletes a group's commits
-            with their topic, whose they were.
+        topics: topics to show; none for all.
+        ledger: ledger of the table; it records which committed offsets the table has. It also has the topic's
+            id after the broker has deleted the group's commits with their topic.
 
     Raises:
-        TopicRecreatedError: what is committed, or in the table, is of a topic of that name that was deleted.
+        TopicRecreatedError: the commits or the table are of a deleted topic of the same name.
         NoSuchGroupError: no member and no commit was found.
-        BrokerUnreachableError: no broker answered within seconds.
+        BrokerUnreachableError: no broker responded within seconds.
     """
     check_group_id(group_id)
     members = cluster.members(group_id)
@@ -209,9 +209,9 @@ def _states_of_same_topics(  # noqa: PLR0917
     asked: Sequence[TopicPartition],
     ledger: ReadableLedger | None,
 ) -> dict[TopicPartition, PartitionState]:
-    """Both commit logs and the table, of topics that are still those that they are of.
+    """Return the states by both commit logs and the table; check that no topic was recreated.
 
-    Without the log bounds.
+    The states lack the log bounds.
     """
     known = sorted({*live, *catch_up, *asked})
     ids = cluster.topic_ids({tp.topic for tp in known})
@@ -241,9 +241,10 @@ def _partition_status(
 def _run_ids(
     member: MemberDescription, short_run_ids: Mapping[TopicPartition, LiveCommitMetadata | None]
 ) -> tuple[str, ...]:
-    """Of a member with an instance id the coordinator shows the client id that joined first.
+    """Return the runs of a member, from its client id or from its commits.
 
-    Commits know better.
+    For a member with an instance id the coordinator shows the client id that joined first, so its commits
+    decide.
     """
     run = run_id_of_client(member.client_id)
     if member.group_instance_id is not None:

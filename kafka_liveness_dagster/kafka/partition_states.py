@@ -1,6 +1,6 @@
 """Read the states of a group's partitions: both commit logs, the log bounds, and last the ledger.
 
-The seam between the commit logs and the table, which never meet. Asks, and decides nothing.
+Only this module reads both the commit logs and the table's ledger. Never decides where a lane resumes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 def partition_states_with_ledger(
     cluster: Cluster, group_id: str, partitions: Sequence[TopicPartition], ledger: ReadableLedger | None
 ) -> dict[TopicPartition, PartitionState]:
-    """Both commit logs, the log bounds, and the ledger, if they are about its target.
+    """Return both commit logs, the log bounds and the ledger; check that the commits name its target.
 
-    The ledger is read last: what was committed before was written before that. Where an external commit
-    replaced the catch-up commit log, it is rebuilt from the ledger.
+    The ledger is read last, because rows are written before their offsets are committed. If an external
+    commit replaced the catch-up commit log, the log is rebuilt from the ledger.
 
     Raises:
-        ExternalCommitError: a commit of the group is not ours, and no ledger can rebuild the catch-up commit
+        ExternalCommitError: the group has an external commit, and no ledger can rebuild the catch-up commit
             log.
-        TableMismatchError: it is another table's.
+        TableMismatchError: the commits name another table.
         GroupMismatchError: the table contains rows of these topics that another group wrote.
     """
     states = cluster.partition_states(group_id, partitions)
@@ -49,7 +49,7 @@ def partition_states_with_ledger(
 def check_catch_up_log(
     cluster: Cluster, group_id: str, states: Mapping[TopicPartition, PartitionState]
 ) -> None:
-    """Check that no external commit replaced the catch-up commit log where no ledger can rebuild it.
+    """Check that a ledger can rebuild each catch-up commit log that an external commit replaced.
 
     Raises:
         ExternalCommitError: with group, partition, offset, text and the command that removes the commit.
@@ -64,7 +64,7 @@ def check_catch_up_log(
 def with_ledger(
     states: Mapping[TopicPartition, PartitionState], ledger: ReadableLedger
 ) -> dict[TopicPartition, PartitionState]:
-    """Return the same states with the ledger as of now."""
+    """Return the states with the current ledger."""
     if not states:
         return {}
     entries = ledger.read({tp: Span(0, max(one.log_end, one.committed or 0)) for tp, one in states.items()})

@@ -1,8 +1,8 @@
 """Find out whether the broker throttles the reads of a login.
 
-A fetch response has the delay that a quota imposes. The client library cannot list quotas (librdkafka 2.16
-has no DescribeClientQuotas). Never changes anything, and never fails: no answer is no throttling that anybody
-knows of.
+A fetch response contains the delay that a quota imposes. The client library cannot list quotas (librdkafka
+2.16 has no DescribeClientQuotas). Never changes anything and never fails: without a response the result is no
+throttling.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 CONNECT_SECONDS = 15.0  # for the first response
-WAIT_SECONDS = 3.0  # for some more
-_CERTAIN_SECONDS = 1.0  # a delay that is told at once
-_LEAST_SECONDS = 0.01  # the shortest that is told
+WAIT_SECONDS = 3.0  # for more responses
+_CERTAIN_SECONDS = 1.0  # a delay that needs no further response
+_LEAST_SECONDS = 0.01  # the shortest delay that is reported
 CLIENT_ID = "kafka-liveness/throttling"
 
 
@@ -32,19 +32,19 @@ def measure_throttle_seconds(
 ) -> float:
     """Return the delay that a quota imposes on this login's fetches now.
 
-    0 without one, or without a response in time. All clients of a user share a quota of the user, Spark's
-    readers too. A quota of each client id is not seen: each of Spark's readers has an id of its own. The
-    fetch is at the log end, so that it takes nothing of the quota.
+    0 without a quota, or without a response in time. All clients of a user share the user's quota, Spark's
+    readers too. A quota per client id is not detected, because each of Spark's readers has its own id. The
+    fetch is at the log end, so it uses nothing of the quota.
 
     Args:
-        settings: of the cluster.
+        settings: settings of the cluster.
         tp: any partition that this login may read.
         seconds: how long to wait for more than one response.
     """
     delays: list[float] = []
 
     def hear(event: Any) -> None:
-        """Caller: the client's poll. Affects: what is returned."""
+        """Caller: the client's poll. Affects: the returned delay."""
         delays.append(event.throttle_time)
 
     config = {**settings.reader_config(CLIENT_ID, CLIENT_ID), "fetch.wait.max.ms": 300, "throttle_cb": hear}
@@ -54,7 +54,7 @@ def measure_throttle_seconds(
             client.assign([KafkaTopicPartition(*tp, OFFSET_END)])
             give_up_at = time.monotonic() + CONNECT_SECONDS
             while max(delays, default=0.0) < _CERTAIN_SECONDS and time.monotonic() < give_up_at:
-                if client.poll(0.1) is not None:  # connected; one response of several may come undelayed
+                if client.poll(0.1) is not None:  # connected; some responses may come without a delay
                     give_up_at = min(give_up_at, time.monotonic() + seconds)
         finally:
             client.close()

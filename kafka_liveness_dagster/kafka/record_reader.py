@@ -1,9 +1,9 @@
-"""How does an op without Spark read a batch? Its records one by one, by a client that belongs to no group.
+"""Read a batch record by record, for ops without Spark, by a client that belongs to no group.
 
-The client is assigned exactly the planned ranges and stays connected from batch to batch; it never joins and
-never commits, so the member goes on with its heartbeats while the op iterates. Ranges end by position, not by
-count: their last offsets may be holes (aborted, control records, compacted away), and the next record or the
-log end tells so.
+The client is assigned exactly the planned ranges and stays connected from batch to batch. It never joins and
+never commits, so the member continues its heartbeats while the op iterates. Ranges end by position, not by
+count. Their last offsets may be holes (aborted, control records, compacted away), which the next record or
+the log end shows.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.record_reader import Prefetch
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
-_POLL_SECONDS = 0.1  # how long a wait for records may keep the fence from being seen
-# Records taken at a time: more leave the processor's cache before they are sorted by partition
+_POLL_SECONDS = 0.1  # longest time that a wait for records delays the check of the fence
+# Records taken at a time: more would leave the processor's cache before they are sorted by partition
 _MAX_MESSAGES = 2_000
-_SAMPLE = 100  # how many of the last records tell the size of the next ones
+_SAMPLE = 100  # number of last records from which the size of the next ones is estimated
 
 
 class BatchInterleavedError(KafkaLivenessError):
-    """A second batch was begun before the records of the first were all given."""
+    """A second batch was begun before all records of the first were read."""
 
 
 class RecordReader:
-    """The client of one consumer; what it fetched beyond a batch is there for the next."""
+    """The client of one consumer; records that it fetched beyond a batch are kept for the next."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str, client_id: str) -> None:
         self._kafka = kafka
@@ -58,20 +58,20 @@ class RecordReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether its client is connected."""
+        """Whether the client is connected."""
         return self._client is not None
 
     def buffered(self) -> Buffered:
-        """What waits of all partitions."""
+        """Return the buffered records and bytes of all partitions."""
         every = self._batch_reader.buffered().values()
         return Buffered(sum(h.records for h in every), sum(h.bytes for h in every))
 
     def read(
         self, ranges: Iterable[OffsetRange], bound: Prefetch, may_go_on: Callable[[], None]
     ) -> Iterator[list[Message]]:
-        """The records of these ranges in turns, in lists of as many as are there.
+        """Yield the records of these ranges in turns, in lists of the available ones.
 
-        ``may_go_on`` is asked for each.
+        ``may_go_on`` is called before each list; it raises to stop.
         """
         self.stop_giving()
         self._iteration += 1
@@ -96,20 +96,20 @@ class RecordReader:
             self._seek(self._batch_reader.advance())
             if self._batch_reader.is_finished:
                 return
-            self._check = check  # first, for stop_giving_fenced
+            self._check = check  # before the records, because stop_giving_fenced calls it
             self._last_records = self._batch_reader.take()
             if self._last_records:
-                check()  # a fence that went up before there was anything to withhold
+                check()  # the fence may have gone up before stop_giving_fenced had records to withhold
                 yield self._last_records
             else:
                 self._consume(bound)
 
     def stop_giving_fenced(self) -> None:
-        """Give no record more of a batch that is fenced.
+        """Withhold the remaining records of a fenced batch.
 
-        Caller: a thread of the watchdog's after the fence went up, perhaps so late that the next batch is
-        being read. Affects: the list being iterated, which ends with the record the op has; its iterator then
-        finds out why.
+        Caller: a thread of the watchdog after the fence went up, perhaps so late that the next batch is being
+        read. Affects: the list being iterated, which ends with the op's current record; its iterator then
+        raises the reason.
         """
         given = self._last_records
         check = self._check
@@ -119,7 +119,7 @@ class RecordReader:
             given.clear()
 
     def stop_giving(self) -> None:
-        """Give no record more of those that are on their way to the op."""
+        """Withhold the records that are on their way to the op."""
         self._last_records.clear()
 
     def close(self) -> None:
@@ -129,9 +129,9 @@ class RecordReader:
             self._client.close()
 
     def _seek(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """By a new assignment.
+        """Move to these offsets by a new assignment.
 
-        Librdkafka then drops what it has queued of a partition, wherever the offset lies.
+        librdkafka then drops the records it has queued of a partition, wherever the offset lies.
         """
         self._leave(offsets.keys() & self._assigned)
         if offsets:
@@ -153,7 +153,7 @@ class RecordReader:
         self._paused = paused
 
     def _consume(self, bound: Prefetch) -> None:
-        """Take from librdkafka what is there; wait only when nothing is."""
+        """Take the available records from librdkafka; wait only if there are none."""
         held = self._batch_reader.buffered()
         self._pause(bound.partitions_to_pause(held, self._paused, drained=self._is_drained))
         room = min(_MAX_MESSAGES, bound.max_records_now(held, self._record_bytes))
@@ -170,7 +170,7 @@ class RecordReader:
                 self._batch_reader.add(tp, run)
 
     def _add_messages(self, tp: TopicPartition, run: list[Any]) -> None:
-        """Records among which librdkafka tells something: the log end was reached, or what went wrong."""
+        """Add records among which librdkafka reports the log end or an error."""
         for message in run:
             error = message.error()
             if error is None:
@@ -191,9 +191,9 @@ class RecordReader:
 
 
 def _group_by_partition(messages: list[Any], topics: set[str]) -> Iterator[tuple[TopicPartition, list[Any]]]:
-    """Neighbours of one partition together, without a step of Python for each record."""
+    """Yield adjacent records of one partition together, without a Python step for each record."""
     partition_of: Any = Message.partition
-    topic_of: Any = Message.topic  # None for an error that is no partition's
+    topic_of: Any = Message.topic  # None for an error that belongs to no partition
     for partition, same in groupby(messages, partition_of):
         for topic, run in groupby(same, topic_of) if len(topics) > 1 else [(min(topics), same)]:
             yield TopicPartition(topic, partition), list(run)

@@ -1,6 +1,6 @@
-"""Which Dagster run does this process work for, and how is that run?
+"""Describe the Dagster run that this process works for, or stand in for one in a script.
 
-A stand-in serves scripts and tests: nobody can cancel them, and nobody knows of other runs.
+Imports no Dagster. Scripts and tests use the stand-in, which cannot be canceled and has no other runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("kafka_liveness_dagster")
 
 
 def now_ms() -> int:
-    """Monotonic time in milliseconds; it goes on while the process is stopped (SIGSTOP)."""
+    """Return monotonic time in milliseconds; it continues while the process is stopped (SIGSTOP)."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -42,18 +42,18 @@ class RunContext:
     """The Dagster run this process works for, or a stand-in for a script.
 
     Attributes:
-        run_id: as Dagster writes it; its first 8 digits mark commits.
-        client_id: what the broker shows, ``dagster/<job>/<run id>/<step>``.
-        state: asks Dagster how the run is; called on the watchdog's thread every second.
-        ends_at_ms: when the run's own budget ends on the clock of ``now_ms``, None for never.
-        log: where what happens to the consumer is told: the run's own log.
-        claim_instance_id: which of these places in a group (``group.instance.id``) nobody works in any more:
-            it is this run's from then on; None where nobody knows of other runs.
-        catch_up_runs: how many catch-up runs of a group have started and not ended; 0 where nobody knows.
-        report_fence: takes why this process is out of its group, or after what it is in it again, for others
-            to see; called on the watchdog's thread.
-        on_first_commit: told once, in the thread that commits, that a batch is committed; raises nothing.
-        is_step: this process was started by its run worker for one step, and ends with it.
+        run_id: the run's id in Dagster; its first 8 digits mark commits.
+        client_id: client id that the broker shows, ``dagster/<job>/<run id>/<step>``.
+        state: reads the run's state from Dagster; called on the watchdog's thread every second.
+        ends_at_ms: end of the run's own budget on the clock of ``now_ms``; None without one.
+        log: the run's own log, for events of the consumer.
+        claim_instance_id: takes over, for this run, one of these ``group.instance.id`` whose run is gone, and
+            returns it; None if other runs are unknown.
+        catch_up_runs: returns how many catch-up runs of a group have started and not ended; 0 if unknown.
+        report_fence: stores for others why this process left its group, or that it is back; called on the
+            watchdog's thread.
+        on_first_commit: called once, in the thread that commits, after the first commit; raises nothing.
+        is_step: whether the run worker started this process for one step, with which it ends.
     """
 
     run_id: str
@@ -70,5 +70,5 @@ class RunContext:
 
     @property
     def short_run_id(self) -> str:
-        """8 hex digits that name the run in commit metadata."""
+        """The 8 hex digits that name the run in commit metadata."""
         return short_run_id(self.run_id)

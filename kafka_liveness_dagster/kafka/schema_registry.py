@@ -1,7 +1,7 @@
 """Query the schema registry by Confluent's own client.
 
-Every response comes within seconds, every refusal by name. Never shows a password: not in ``repr``, not in an
-error.
+Each request has a limit of seconds, and each refusal has its own error. Never shows a password: not in
+``repr``, not in an error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
 
-_SCHEMA_TYPES = (
-    "serialized"  # Protobuf as a descriptor; a registry that knows no such form answers with the .proto file
-)
+_SCHEMA_TYPES = "serialized"  # Protobuf as a descriptor; a registry without this form returns the .proto file
 _NOT_FOUND_CODES = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
@@ -32,21 +30,21 @@ _CHECK_ADDRESS = "nothing of the batch was written or committed"
 
 
 class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
-    """No schema registry answered at the address in time, or what answers there is none.
+    """No schema registry responded at the address in time, or another server did.
 
     Nothing was written.
     """
 
 
 class SchemaNotFoundError(KafkaLivenessError, LookupError):
-    """The schema registry has no such subject, or no schema of that id; nothing was written."""
+    """The schema registry has no such subject, or no schema with that id; nothing was written."""
 
 
 class SchemaRegistry:
     """A schema registry; each schema is fetched once, the latest version of a subject each time.
 
     Raises:
-        InvalidSettingError: what Confluent's client needs is not installed.
+        InvalidSettingError: a dependency of Confluent's client is not installed.
     """
 
     def __init__(self, settings: RegistrySettings) -> None:
@@ -65,15 +63,15 @@ class SchemaRegistry:
         self._client.close()
 
     def schema(self, number: int, where: str) -> SchemaWithId:
-        """The schema of this id, by which a record was written.
+        """Return the schema with this id, by which a record was written.
 
         Args:
-            number: the id.
+            number: id of the schema.
             where: the record, for an error.
 
         Raises:
-            SchemaNotFoundError: there is none.
-            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
+            SchemaNotFoundError: the registry has no schema with this id.
+            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: see these classes.
         """
         found: Schema = self._request(
             lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES),
@@ -82,13 +80,13 @@ class SchemaRegistry:
         return self._require_usable(number, found)
 
     def latest(self, subject: str) -> SchemaWithId:
-        """The newest version of a subject.
+        """Return the newest version of a subject.
 
         Raises:
             SchemaNotFoundError: there is no such subject.
-            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: as they say.
+            RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: see these classes.
         """
-        self._client.clear_latest_caches()  # which would keep a version for the life of the client
+        self._client.clear_latest_caches()  # else the client keeps a version for its whole life
         found: RegisteredSchema = self._request(
             lambda: self._client.get_latest_version(subject, fmt=_SCHEMA_TYPES), f"subject {subject!r}"
         )

@@ -1,4 +1,4 @@
-"""Where is the schema registry, and how does one log in? Imports no client.
+"""Settings of the schema registry: address, login and trusted authority. Imports no client.
 
 >>> RegistrySettings("https://registry.example:8081", "etl", "secret")
 RegistrySettings(url='https://registry.example:8081', username='etl', ssl_ca_location=None)
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 RETRY_SETTINGS = {"timeout": 5, "max.retries": 2, "retries.wait.ms": 200, "retries.max.wait.ms": 1_000}
-"""For each of connecting, sending and reading; the client's own default is to wait indefinitely."""
+"""Limits for each of connecting, sending and reading; by default the client waits indefinitely."""
 
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    """Where a schema registry is, and how to log in.
+    """The address of a schema registry, and the login.
 
     Raises:
         InvalidSettingError: settings that contradict each other, or a file without a certificate.
@@ -40,7 +40,7 @@ class RegistrySettings:
             _check_authority(self.ssl_ca_location)
 
     def client_config(self) -> dict[str, Any]:
-        """What Confluent's client is told."""
+        """Return the settings of Confluent's client."""
         told: dict[str, Any] = {"url": self.url, **RETRY_SETTINGS}
         if self.username:
             told["basic.auth.user.info"] = f"{self.username}:{self.password}"
@@ -50,7 +50,7 @@ class RegistrySettings:
 
 
 def find_contradictions(given: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with these settings together, in words without a secret."""
+    """Yield a message for each contradiction between these settings; no message contains a secret."""
     if bool(given["username"]) != bool(given["password"]):
         yield "username and password belong together: set both, or neither"
     if given["ssl_ca_location"] and "https://" not in given["url"]:
@@ -70,7 +70,7 @@ def _find_invalid(settings: RegistrySettings) -> Iterator[str]:
 def _check_authority(file: str) -> None:
     try:
         ssl.create_default_context(cafile=file)
-    except OSError as error:  # an ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass
         why = (
             "holds no PEM certificate"
             if isinstance(error, ssl.SSLError)

@@ -1,6 +1,6 @@
 r"""Configure how client and broker authenticate, alike for librdkafka and for Spark's JVM.
 
-Never lets the two differ: what only one of them could be told is refused, and so is what would not be used.
+Never lets the two differ. A setting that only one of them supports is refused, and so is an unused setting.
 
 >>> login = {"sasl_mechanism": "PLAIN", "sasl_username": "etl", "sasl_password": 'a"b'}
 >>> Security(security_protocol="SASL_SSL", **login).spark_options()["kafka.sasl.jaas.config"]
@@ -31,16 +31,15 @@ MECHANISMS = {
 _TOKEN_MECHANISM = "OAUTHBEARER"  # noqa: S105
 _OIDC_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 _OIDC_REQUEST_MS = "10000"
-"""Java has no limit of its own.
+"""Limit of a request to the token server; Java has none by default.
 
-A token server that accepts a connection and never responds would hold a Spark task.
+Without it, a token server that accepts a connection and never responds holds a Spark task.
 """
 _OIDC_METHOD = "sasl.oauthbearer.method"
 _TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
-"""What librdkafka is told with OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux
-looks for the authorities where Red Hat has them, and on Debian no token server is trusted (seen with
-2.16.1)."""
-HOST_NAME_CHECKS = {"https": "https", "none": ""}  # what the JVM calls them
+"""librdkafka's settings for OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks
+for the authorities in Red Hat's location, and on Debian no token server is trusted (seen with 2.16.1)."""
+HOST_NAME_CHECKS = {"https": "https", "none": ""}  # librdkafka's names, and the JVM's
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(
     r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL
@@ -56,19 +55,19 @@ _TOKEN_OPTIONS = ("sasl_oauthbearer_scope", "sasl_oauthbearer_extensions", "http
 _EXTENSION = re.compile(
     r"(?!auth=)([a-zA-Z]+)=([\x21-\x2b\x2d-\x7e](?:[\x20-\x2b\x2d-\x7e]*[\x21-\x2b\x2d-\x7e])?)"
 )
-"""RFC 7628: letters in a name, printable ASCII in a value.
+"""An extension by RFC 7628: letters in a name, printable ASCII in a value.
 
-``auth`` is the token itself, a comma is between two.
+The name ``auth`` is reserved for the token. A comma separates two extensions.
 """
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 
 
 @dataclass(frozen=True)
 class Security:
-    """librdkafka's settings of the same names, with dots; files are PEM.
+    """Security settings, named as librdkafka's with dots replaced by underscores; files are PEM.
 
     Raises:
-        InvalidSettingError: something is missing, would not be used, or is not in the file it should be in.
+        InvalidSettingError: a setting is missing or unused, or a file lacks its certificate or key.
     """
 
     security_protocol: str = "PLAINTEXT"
@@ -91,11 +90,11 @@ class Security:
     def __post_init__(self) -> None:
         if wrong := list(contradictions({name: getattr(self, name) for name in SETTING_NAMES})):
             raise InvalidSettingError("\n".join(wrong))
-        _ = self.certificates_fingerprint  # reads the files
+        _ = self.certificates_fingerprint  # reads the files, so a bad file is refused here
 
     @cached_property
     def certificates_fingerprint(self) -> int:
-        """Another number where the files held something else when this was made."""
+        """A number that differs if the files had other content when this object was created."""
         return hash(tuple(self.spark_options().items()))
 
     @property
@@ -110,9 +109,9 @@ class Security:
 
     @property
     def hidden_reason(self) -> str:
-        """Why what is there may not be shown, in an error's words.
+        """A clause for errors: the object may exist, but this login may not see it.
 
-        A broker does not tell it from what is not there.
+        A broker's response is the same in both cases.
         """
         if self.security_protocol == "PLAINTEXT":
             return ""
@@ -120,7 +119,7 @@ class Security:
         return f", or {who} may not see it, which takes READ"
 
     def client_config(self) -> dict[str, str]:
-        """What librdkafka is told: nothing that nobody set, but for what follows from OAUTHBEARER."""
+        """Return librdkafka's settings: those that were set, and those that OAUTHBEARER requires."""
         given = {name: getattr(self, name) for name in SETTING_NAMES}
         told = {
             name.replace("_", "."): value
@@ -130,7 +129,7 @@ class Security:
         return {**_TOKEN_PROTOCOLS, **told} if self.uses_tokens else told
 
     def spark_options(self) -> dict[str, str]:
-        """What Spark's Kafka source is told: the files' content, since executors may be anywhere."""
+        """Return the options of Spark's Kafka source, with the files' content for remote executors."""
         options = (
             {"security.protocol": self.security_protocol} if self.security_protocol != "PLAINTEXT" else {}
         )
@@ -168,7 +167,7 @@ class Security:
         return {"username": self.sasl_username or "", "password": self.sasl_password or ""}
 
     def _token_login(self) -> dict[str, str]:
-        """Options of Java's login module; it trusts the token server by options of this module alone."""
+        """Return options of Java's login module; only these decide whether it trusts the token server."""
         found = {
             "clientId": self.sasl_oauthbearer_client_id or "",
             "clientSecret": self.sasl_oauthbearer_client_secret or "",
@@ -190,11 +189,11 @@ SETTING_NAMES = {one.name: one.default for one in fields(Security)}
 
 
 def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = ()) -> Iterator[str]:
-    """What is wrong with these settings, in words without a secret; no file is looked at.
+    """Yield a message for each invalid setting; no message contains a secret, and no file is read.
 
     Args:
         given: each field and its value.
-        unknown: fields that are set, but whose content is known in a run alone: an environment variable's.
+        unknown: fields that are set from an environment variable, so that only a run has their content.
     """
     for name in SETTING_NAMES:
         if not VALUE.matches(given[name] or ""):
@@ -272,10 +271,10 @@ def _find_token_contradictions(protocol: str, known: Mapping[str, str | None]) -
 
 
 def take_from_properties(properties: dict[str, str]) -> Security:
-    """The security settings among librdkafka's, which are removed from ``properties``.
+    """Remove the security settings from librdkafka's ``properties`` and return them.
 
-    With OAUTHBEARER ``client_config`` adds two settings by itself. Other values of them stay, and are checked
-    or refused.
+    With OAUTHBEARER ``client_config`` adds two settings by itself. Other values of these two stay in
+    ``properties``, and are checked or refused later.
     """
     if properties.get("sasl.mechanism") == _TOKEN_MECHANISM:
         for name, value in _TOKEN_PROTOCOLS.items():
@@ -290,12 +289,12 @@ def take_from_properties(properties: dict[str, str]) -> Security:
 
 
 def is_security_setting(setting: str) -> bool:
-    """Whether a setting of librdkafka's decides who is trusted: Spark has to be told the same."""
+    """Return whether a librdkafka setting concerns security, so that Spark needs the same value."""
     return setting.startswith(_ABOUT_SECURITY)
 
 
 def replacement_for(setting: str) -> str:
-    """Where to say it, so that Spark hears it too."""
+    """Return the text that names the setting to use instead, which also reaches Spark."""
     name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(
         setting, setting.replace(".", "_")
     )
@@ -305,7 +304,7 @@ def replacement_for(setting: str) -> str:
 
 
 def _quote_jaas(value: str | None) -> str:
-    """A JAAS string; Java reads it with the escapes of its own language."""
+    """Return a quoted JAAS string; Java reads it with the escapes of the Java language."""
     return f'"{(value or "").translate(_ESCAPED)}"'
 
 

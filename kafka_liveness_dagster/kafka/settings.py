@@ -1,6 +1,7 @@
-"""Which librdkafka settings make a member that keeps this package's promises?
+"""Build the librdkafka settings of each kind of client.
 
-Never lets an extra setting undo one of them: each refusal says why and where to say it instead.
+Never lets an extra setting break a guarantee of this package: each refusal names the reason and the
+replacement.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_POLL_RECORDS = 500  # KIP-62
 REQUEST_MS = 5_000
-"""How long an answer may take. A connection that the network has forgotten is found out by a request without
-one: after librdkafka's own 60 s each of the sensor's clients would stand still for a minute, one after the
-other."""
+"""Timeout of a request. Only a request without a response reveals a connection that the network dropped. With
+librdkafka's default of 60 s each of the sensor's clients would block for a minute, one after the other."""
 FETCH_MS = 1_000
-"""How long a fetch waits at the broker for the first record, while there is none."""
+"""Longest time that a fetch waits at the broker for the first record."""
 _DERIVED_FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
 _HAS_OWN_FIELD = "it has a field of its own on the resource or the consumer"
 _REFUSED_SETTINGS = {
@@ -59,15 +59,15 @@ _CODE = ("default.topic.config", "logger", "on_commit", "on_delivery")  # and ev
 
 @dataclass(frozen=True)
 class KafkaSettings:
-    """How to reach a cluster.
+    """The address and the settings of a cluster.
 
     Attributes:
         bootstrap_servers: ``host:port,host:port``.
         extra: further librdkafka settings.
-        security: who is trusted; Spark is told the same.
+        security: login and trust settings; Spark gets the same.
 
     Raises:
-        InvalidSettingError: an address that is none, or an extra setting that would break a promise of this
+        InvalidSettingError: an address is invalid, or an extra setting would break a guarantee of this
             package.
     """
 
@@ -82,7 +82,7 @@ class KafkaSettings:
 
     @classmethod
     def from_properties(cls, bootstrap_servers: str, lines: Iterable[str]) -> KafkaSettings:
-        """Settings from ``name=value`` lines, as commands take them; ``#`` begins a comment line."""
+        """Return settings from ``name=value`` lines, as commands take them; ``#`` begins a comment line."""
         told = (
             line.strip().partition("=")
             for line in lines
@@ -96,17 +96,18 @@ class KafkaSettings:
         return hash((self.bootstrap_servers, self.security))
 
     def client_config(self, client_id: str, request_ms: int = REQUEST_MS) -> dict[str, Any]:
-        """Settings of any client of this cluster."""
+        """Return the settings of any client of this cluster."""
         return {
             "socket.timeout.ms": request_ms,
-            "socket.connection.setup.timeout.ms": 10_000,  # Java's, for one accepted in silence
-            # Between two attempts to find a coordinator a new client waits half of it: with librdkafka's 100
-            # ms a first look, a join and a first commit take some 50 ms longer
+            # Java's; limits a connection that is accepted without a response
+            "socket.connection.setup.timeout.ms": 10_000,
+            # Between two attempts to find a coordinator a new client waits half of it. With librdkafka's 100
+            # ms a first request, a join and a first commit take some 50 ms longer
             "reconnect.backoff.ms": 20,
-            # Java's; librdkafka's 10 s are a whole session: a broker that is back would meet members gone
+            # Java's. librdkafka's 10 s are a whole session: when a broker is back, its members are removed
             "reconnect.backoff.max.ms": 1_000,
-            # Else librdkafka forgets its coordinators with their broker: members are lost, groups never
-            # described again
+            # Else librdkafka drops its coordinators with their broker: members are lost, and groups can never
+            # be described again
             "metadata.recovery.strategy": "none",
             **self.extra,
             **self.security.client_config(),
@@ -116,7 +117,7 @@ class KafkaSettings:
         }
 
     def committer_config(self, group_id: str, client_id: str, request_ms: int = REQUEST_MS) -> dict[str, Any]:
-        """Settings of a client that commits for a group without being its member."""
+        """Return the settings of a client that commits for a group without being its member."""
         return {
             **self.client_config(client_id, request_ms),
             "group.id": group_id,
@@ -126,14 +127,14 @@ class KafkaSettings:
     def member_config(
         self, live_settings: LiveSettings, client_id: str, timeouts: Timeouts
     ) -> dict[str, Any]:
-        """Settings of a group member that fetches no more than it must to hear of news.
+        """Return the settings of a group member that fetches only enough to notice new records.
 
         Spark reads the ranges.
         """
         name = live_settings.group_instance_id or live_settings.claimed_instance_id
         static = {} if name is None else {"group.instance.id": name}
-        # A member with a claimed group.instance.id leaves by its watchdog, at the deadline or after a commit
-        # of 5 s: librdkafka would let the session pass
+        # The watchdog makes a member with a claimed group.instance.id leave, at the deadline or after a
+        # commit of 5 s. Without the slack librdkafka stops first, and others wait for its session timeout
         slack_ms = 0 if live_settings.claimed_instance_id is None else 10_000
         return {
             **self._protocol_config(timeouts),
@@ -144,7 +145,7 @@ class KafkaSettings:
             ),
             "enable.auto.offset.store": False,
             "isolation.level": "read_committed",
-            # What is fetched is a sign that there is something: one batch of records of one partition
+            # A fetched record only signals new data: one batch of records of one partition is enough
             "fetch.message.max.bytes": 1,
             "fetch.wait.max.ms": min(FETCH_MS, timeouts.request_ms // 2),  # other requests wait behind it
             "queued.min.messages": 1,
@@ -152,16 +153,16 @@ class KafkaSettings:
         }
 
     def reader_config(self, group_id: str, client_id: str) -> dict[str, Any]:
-        """Settings of a client that reads planned ranges by manual assignment.
+        """Return the settings of a client that reads planned ranges by manual assignment.
 
-        No member, and it commits nothing.
+        The client is no member, and commits nothing.
         """
         return {
-            # Bytes of one partition at a time: what comes of the others waits for them
+            # Bytes of one partition in a response: data of the other partitions waits behind them
             "fetch.message.max.bytes": 131_072,
             "queued.max.messages.kbytes": 16_384,
-            "fetch.queue.backoff.ms": 10,  # 1 s unless set, in which a fast reader has long emptied the queue
-            # Ranges end below the log end; a wait at it holds up the others of its broker
+            "fetch.queue.backoff.ms": 10,  # in the default of 1 s a fast reader empties the queue and waits
+            # Ranges end below the log end; a wait at the log end delays other partitions of the same broker
             "fetch.wait.max.ms": 50,
             **self.committer_config(group_id, client_id),
             "enable.auto.offset.store": False,
@@ -171,7 +172,7 @@ class KafkaSettings:
         }
 
     def check(self, timeouts: Timeouts) -> None:
-        """Refuse an extra setting with which these timeouts could not be kept.
+        """Refuse an extra setting that contradicts these timeouts.
 
         Raises:
             InvalidSettingError: ``socket.timeout.ms`` is no number, or a request may outlast the session.
@@ -184,7 +185,7 @@ class KafkaSettings:
         check_request_timeout(None if given is None else int(given), timeouts)
 
     def _protocol_config(self, timeouts: Timeouts) -> dict[str, Any]:
-        """What a member tells the group; under KIP-848 session, heartbeat and assignor are the broker's."""
+        """Return the protocol settings; under KIP-848 the broker sets session, heartbeat and assignor."""
         if timeouts.protocol == "consumer":
             if "partition.assignment.strategy" in self.extra:
                 raise InvalidSettingError(
@@ -199,25 +200,25 @@ class KafkaSettings:
         }
 
     def spark_options(self) -> dict[str, str]:
-        """Options of Spark's Kafka source for the same cluster."""
+        """Return the options of Spark's Kafka source for the same cluster."""
         return {"kafka.bootstrap.servers": self.bootstrap_servers, **self.security.spark_options()}
 
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What one live lane consumes and how; the resource's ``consumer`` has checked it.
+    """The settings of one live lane; the resource's ``consumer`` has checked them.
 
     Attributes:
-        answers_rebalances_while_busy: rebalances are answered in the middle of a batch
-            (``liveness="progress"``); otherwise they wait for the next poll, as KIP-62 has it.
-        group_instance_id: of a static member (KIP-345), None for a dynamic one.
-        claimed_instance_id: the name of a member that leaves like a dynamic one, and whose successor need not
-            wait for its session if it dies (``kafka.live.session``); None without.
-        is_greedy: fill a batch from one partition before the next, as KIP-41 does at first; fair shares
-            otherwise.
-        ledger: which offsets the target has; None where both commit logs decide alone.
-        recommit_seconds: how often the catch-up commit log is committed again, so that it does not expire
-            under a live run.
+        answers_rebalances_while_busy: whether rebalances are answered during a batch
+            (``liveness="progress"``); otherwise they wait for the next poll, as in KIP-62.
+        group_instance_id: id of a static member (KIP-345); None for a dynamic member.
+        claimed_instance_id: id of a member that leaves like a dynamic one. If it dies, its successor need not
+            wait for its session timeout (``kafka.live.session``). None without one.
+        is_greedy: whether a batch takes all from one partition before the next, as KIP-41 does at first;
+            otherwise partitions have fair shares.
+        ledger: ledger of the target's offsets; None if both commit logs decide alone.
+        recommit_seconds: interval at which the catch-up commit log is committed again, so that it does not
+            expire during a live run.
     """
 
     topics: tuple[str, ...]
@@ -234,7 +235,7 @@ class LiveSettings:
 
 
 def refused_settings(extra: Mapping[str, str]) -> Iterator[str]:
-    """Report librdkafka settings that would break a promise of this package, and their replacement."""
+    """Yield a message for each librdkafka setting that would break a guarantee, with its replacement."""
     for name, value in extra.items():
         if name == "enable.auto.commit" and value.lower() == "false":
             continue

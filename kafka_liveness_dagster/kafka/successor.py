@@ -1,6 +1,6 @@
-"""Commit offsets in a group without members: those of its predecessor, or of another engine.
+"""Commit the offsets of a predecessor, or of another engine, in a group without members.
 
-Must not decide whether a group is a successor: a person does, with ``kafka-liveness adopt``.
+Never decides whether a group is a successor: a person does, with ``kafka-liveness adopt``.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ def require_idle(cluster: Cluster, groups: Sequence[str]) -> None:
 def copy_commits(
     cluster: Cluster, from_group: str, to_group: str, topics: Sequence[str]
 ) -> list[TopicPartition]:
-    """Copy both logs of ``from_group``, with their metadata, for topics of which ``to_group`` has no commit.
+    """Copy both logs of ``from_group``, with metadata, for topics without a commit of ``to_group``.
 
-    The catch-up commit log is copied first, so that the live commit log never claims more than both logs
-    record.
+    The catch-up commit log is copied first. Else the live commit log could claim more than both logs record.
 
     Returns:
         The partitions whose commit in the live commit log was copied.
 
     Raises:
-        CommitRefusedError: the broker refused; the command can be repeated.
+        CommitRefusedError: the broker refused the commit; the command can be repeated.
     """
     known = cluster.partitions(topics)
     taken = {tp.topic for tp in cluster.commits(to_group, known)}

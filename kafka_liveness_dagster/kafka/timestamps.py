@@ -1,7 +1,7 @@
 """Find offsets by timestamp, and the processed offsets of a time window.
 
-Offsets say how much is waiting, and not for how long: a partition that gets a record an hour is hours behind
-by one.
+Offsets count the waiting records, timestamps show how long they wait: with a record an hour, a lag of one is
+hours. Joins no group and commits nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _MAX_MEASURED_PARTITIONS = 10
-READ_TIMEOUT_SECONDS = 2.0  # to read so few records; then it is said of those that came
-_MAX_PARTITIONS = 100  # messages of one answer
+READ_TIMEOUT_SECONDS = 2.0  # limit of reading a few records; the result is of those that came in time
+_MAX_PARTITIONS = 100  # messages in one response
 
 
 def seconds_behind(
@@ -41,23 +41,23 @@ def seconds_behind(
     positions: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> float | None:
-    """Seconds of the records' own timestamps from the newest that is processed to the newest in the log.
+    """Return the seconds between the timestamps of the newest processed and the newest log record.
 
-    Of the partition that is worst off, among the ten with the largest lag. A timestamp may be the producer's
-    (``CreateTime``): records that are older than their neighbours count as what they say.
+    This is the largest value of a partition, among the ten partitions with the largest lag. A timestamp may
+    be the producer's (``CreateTime``). It is used as it is, even if the record is older than its neighbors.
 
     Args:
-        cluster: where they are.
-        group_id: in whose name they are read: nothing is joined or committed.
-        positions: where the lane goes on.
-        ends: of the logs.
+        cluster: cluster of the partitions.
+        group_id: group that the reader names; nothing is joined or committed.
+        positions: positions of the lane.
+        ends: log ends.
 
     Returns:
-        0 where nothing waits, None where nobody can tell: a broker before 3.0, or one that is slow.
+        0 without lag; None if it is unknown, because the broker is older than 3.0 or slow.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     waiting = sorted(
         (tp for tp in positions if ends[tp] > positions[tp]), key=lambda tp: positions[tp] - ends[tp]
@@ -73,20 +73,20 @@ def seconds_behind(
 def open_transactions(
     cluster: Cluster, group_id: str, ends: Mapping[TopicPartition, int]
 ) -> tuple[OpenTransaction, ...]:
-    """What waits behind open transactions; since when, of the ten partitions where most does.
+    """Return the offsets behind open transactions; with their age for the ten largest partitions.
 
     Args:
-        cluster: where they are.
-        group_id: in whose name they are read: nothing is joined or committed.
-        ends: the last stable offsets, as of a moment ago.
+        cluster: cluster of the partitions.
+        group_id: group that the reader names; nothing is joined or committed.
+        ends: the last stable offsets of a moment ago.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="asking where the logs end")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
-    # Asked later: what came meanwhile is behind none
+    # Read again, later: records that became stable meanwhile are behind no transaction
     stable = {tp: end for tp, (_, end) in cluster.log_bounds(behind).items()}
     waiting = {tp: very_ends[tp].offset - end for tp, end in stable.items() if very_ends[tp].offset > end}
     if not waiting:
@@ -102,9 +102,10 @@ def open_transactions(
 def timestamps(
     cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], isolation: str = "read_committed"
 ) -> dict[TopicPartition, int]:
-    """Milliseconds of the first record at or behind each offset, of those that came in time.
+    """Return the timestamp in milliseconds of the first record at or after each offset.
 
-    At the offset itself may be none: a transaction's marker, or what compaction took.
+    Partitions whose record did not come in time are left out. The offset itself may have no record: it may be
+    a transaction's marker, or compacted away.
     """
     settings = cluster.settings
     reader = settings.reader_config(group_id, "kafka-liveness/behind")
@@ -122,7 +123,7 @@ def timestamps(
                 if at in unheard - heard and not message.error():
                     found[at] = message.timestamp()[1]
                 heard.add(at)
-            # Without the pause the others wait for the rest of these
+            # Without the pause, records of the other partitions wait behind the rest of these
             client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
             unheard -= heard
     except KafkaException as error:
@@ -137,11 +138,11 @@ def timestamps(
 def offsets_for_times(
     cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int
 ) -> dict[TopicPartition, int | None]:
-    """The first offset of each partition whose timestamp is not before this one; None where there is none.
+    """Return each partition's first offset with a timestamp at or after this one; None without one.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     found = _list_offsets(
         cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="asking which offsets are of a time"
@@ -152,21 +153,22 @@ def offsets_for_times(
 def window_bounds(
     cluster: Cluster, partitions: Sequence[TopicPartition], begin_ms: int, end_ms: int
 ) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, int]]:
-    """Between which offsets of each partition a window of time lies.
+    """Return the offsets between which a time window lies in each partition.
 
     Args:
-        cluster: where they are.
-        partitions: of the topics.
-        begin_ms: of the window, since the epoch.
-        end_ms: of the window; the first offset that is not before it is behind the window.
+        cluster: cluster of the partitions.
+        partitions: partitions of the topics.
+        begin_ms: begin of the window, since the epoch.
+        end_ms: end of the window; the first offset at or after it is behind the window.
 
     Returns:
-        The first offsets that are not before its beginning, None where there is none; and those behind it:
-        where there is none the log's very end, with what is in open transactions, of which nobody knows yet.
+        The first offsets at or after the window's begin, None without one; and the first offsets behind the
+        window. Without one behind it, this is the end of the whole log, open transactions included, because
+        the timestamps of their records are not visible yet.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     return offsets_for_times(cluster, partitions, begin_ms), window_ends(cluster, partitions, end_ms)
 
@@ -177,8 +179,8 @@ def window_ends(
     """Return the offsets behind a window, as ``window_bounds`` does.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     found = offsets_for_times(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
@@ -187,7 +189,7 @@ def window_ends(
 
 
 def _newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Milliseconds of the newest record's timestamp of each partition that has one; none before Kafka 3.0."""
+    """Return each partition's newest timestamp in milliseconds, if it has one; none before Kafka 3.0."""
     try:
         found = _list_offsets(
             cluster, partitions, OffsetSpec.max_timestamp(), operation="asking how new the newest records are"
@@ -208,19 +210,19 @@ def _list_offsets(
     try:
         return {TopicPartition(tp.topic, tp.partition): one.result() for tp, one in asked.items()}
     except KafkaException as error:
-        admin.poll(0)  # serves what the client has to say
+        admin.poll(0)  # calls the error listener, which then explains this error
         raise heard.to_package_error(error, operation) from error
 
 
 @dataclass(frozen=True)
 class ProcessedRanges:
-    """What of a group's offsets lies between two times.
+    """A group's offsets between two times.
 
     Attributes:
-        ranges: processed once.
-        pending: not processed yet, and pending.
-        unread: how many the live lane has still to read, open transactions and partitions without a commit
-            included.
+        ranges: processed ranges.
+        pending: pending ranges, which are not processed yet.
+        unread: number of offsets that the live lane has not read yet, including open transactions and
+            partitions without a commit.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -228,7 +230,7 @@ class ProcessedRanges:
     unread: int
 
     def excluded_lines(self) -> Iterator[str]:
-        """A line for each reason why something of it is none of the ranges."""
+        """Yield a line for each reason why offsets of the window are not in ``ranges``."""
         if self.pending:
             ranges = ", ".join(map(str, self.pending))
             yield f"since they are pending and have partitions of their own: {ranges}"
@@ -248,12 +250,12 @@ def processed_ranges(
     """Return a group's offsets with timestamps from ``begin_ms`` to before ``end_ms``, since the epoch.
 
     Args:
-        cluster: where the group is.
-        group_id: of the live lane.
-        topics: only these; all that the group has commits of where there are none.
-        begin_ms: of the window.
-        end_ms: of the window; None for all that is committed.
-        allow_expired: take what the broker still has of it.
+        cluster: cluster of the group.
+        group_id: the live lane's group.
+        topics: topics to search; none for all that the group has commits of.
+        begin_ms: begin of the window.
+        end_ms: end of the window; None for all committed offsets.
+        allow_expired: whether to return what the broker still has, instead of raising.
 
     Raises:
         InvalidSettingError: the group has committed nothing.
@@ -303,12 +305,12 @@ def _require_whole(
 
 
 def _window_span(first: int | None, behind: int | None, log_end: int) -> Span:
-    """Of one partition; there may be no record of the window, or none behind it."""
+    """Return the window's span in one partition; it may have no record in the window, or none behind it."""
     start = log_end if first is None else first
     return Span(start, max(start, log_end if behind is None else behind))
 
 
 def _done_spans(one: PartitionState, spans: Span) -> tuple[Span, ...]:
-    """What of these offsets the group has processed."""
+    """Return the processed part of these offsets."""
     below = intersection((spans,), (Span(one.log_start, one.committed or 0),))
     return difference(below, (*one.outstanding, *one.written_off))

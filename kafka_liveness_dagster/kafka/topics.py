@@ -1,6 +1,7 @@
-"""Create topics and produce records: for people at a terminal, and for the embedded broker.
+"""Create topics and produce records, for the commands and for the embedded broker.
 
-The only requests of this package that change a cluster beside commits.
+Apart from commits, these are the package's only requests that change a cluster. Lanes and sensors must not
+use them on a cluster of the user's.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 EMBEDDED_PARTITIONS = 4
 _EMBEDDED_TOPIC_CONFIG = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
 _LINGER_MS = 20
-_DELIVERY_SECONDS = 30.0  # how long a broker may take for what was handed over
+_DELIVERY_SECONDS = 30.0  # limit for the broker's acknowledgment of sent records
 
 
 class NotProducedError(KafkaLivenessError):
-    """Not all records are in the topic."""
+    """Not all records were written to the topic."""
 
 
 def create_topic(
@@ -42,20 +43,20 @@ def create_topic(
     replication_factor: int = -1,
     config: Mapping[str, str] | None = None,
 ) -> int:
-    """Make a topic, and wait until the cluster shows it and the leaders of its partitions answer.
+    """Create a topic; wait until the cluster lists it and the leaders of its partitions respond.
 
     Args:
-        settings: of the cluster.
-        topic: its name.
-        partitions: how many; the broker's default, ``num.partitions``, unless given.
-        replication_factor: copies of each; the broker's default unless given.
-        config: the topic's own, like ``retention.ms``.
+        settings: settings of the cluster.
+        topic: name of the topic.
+        partitions: number of partitions; the broker's default, ``num.partitions``, unless given.
+        replication_factor: copies of each partition; the broker's default unless given.
+        config: settings of the topic, such as ``retention.ms``.
 
     Returns:
-        How many partitions it has.
+        The number of partitions.
 
     Raises:
-        KafkaRefusedError: it exists, or the cluster refuses these numbers or settings.
+        KafkaRefusedError: the topic exists, or the cluster refuses these numbers or settings.
     """
     admin, heard = admin_client(settings)
     wanted = NewTopic(topic, partitions, replication_factor, config=dict(config or {}))
@@ -66,12 +67,12 @@ def create_topic(
     give_up_at = time.monotonic() + REQUEST_SECONDS
     cluster = Cluster(settings)
     while not _is_visible(cluster, topic) and time.monotonic() < give_up_at:
-        time.sleep(0.02)  # one broker has made it, the one that was asked may not have heard of it
+        time.sleep(0.02)  # one broker created it; the broker that responds here may not list it yet
     return len(cluster.partitions([topic]))
 
 
 def _is_visible(cluster: Cluster, topic: str) -> bool:
-    """Whether it is there for whoever comes next: a busy broker shows it before it leads its partitions."""
+    """Return whether the next client can use the topic; a busy broker lists it before its leaders respond."""
     if topic not in cluster.topics():
         return False
     try:
@@ -84,12 +85,12 @@ def _is_visible(cluster: Cluster, topic: str) -> bool:
 def create_missing_topics(
     settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]
 ) -> None:
-    """Make those topics that do not exist, as only the embedded broker may be asked to: nobody else is at it.
+    """Create missing topics; only on the embedded broker, because nobody else uses it.
 
     Args:
-        settings: of the embedded broker.
-        topics: of an asset.
-        report: told of each that is made.
+        settings: settings of the embedded broker.
+        topics: topics of an asset.
+        report: called with a line for each created topic.
     """
     known = Cluster(settings).topics()
     for topic in (one for one in topics if one not in known):
@@ -98,16 +99,16 @@ def create_missing_topics(
         except KafkaLivenessError as error:
             cause = error.__cause__
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                continue  # somebody else did, between the two requests
+                continue  # another process created it between the two requests
             raise
         report(f"topic {topic} did not exist on the embedded broker: made it, with {count} partitions")
 
 
 def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
-    """What is set on the topic itself.
+    """Return the settings of the topic itself, without the broker's defaults.
 
     Raises:
-        TopicNotFoundError: there is none of that name.
+        TopicNotFoundError: there is no topic of that name.
     """
     admin, heard = admin_client(settings)
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -120,7 +121,7 @@ def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ProducerRecord:
-    """One to be produced; without a key it goes to any partition."""
+    """A record to produce; without a key it goes to any partition."""
 
     value: bytes
     key: bytes | None = None
@@ -128,10 +129,10 @@ class ProducerRecord:
 
 @dataclass
 class RecordProducer:
-    """Records on their way into one topic, written once each (idempotent, KIP-98) and in their order.
+    """A producer for one topic; it writes each record once (idempotent, KIP-98) and in order.
 
     Attributes:
-        written: how many each partition has taken.
+        written: number of records written to each partition.
     """
 
     settings: KafkaSettings
@@ -140,7 +141,7 @@ class RecordProducer:
     _refused_error: list[KafkaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Fails at once: a producer waits for minutes for a topic that is not there
+        # Fails at once; without this check a producer waits for minutes for a missing topic
         Cluster(self.settings).partitions([self.topic])
         self._error_listener = ErrorListener(self.settings)
         config = {
@@ -152,17 +153,17 @@ class RecordProducer:
         self._producer = create_client(Producer, config)
 
     def send(self, record: ProducerRecord) -> None:
-        """Hand one over; waits while the client's queue is full.
+        """Send a record; wait while the client's queue is full.
 
         Raises:
-            NotProducedError: the broker refused one before it, or takes none.
+            NotProducedError: the broker refused an earlier record, or accepts none.
         """
         give_up_at = time.monotonic() + _DELIVERY_SECONDS
         while True:
             self._raise_if_refused()
             try:
                 self._producer.produce(self.topic, record.value, record.key, on_delivery=self._on_delivery)
-            except BufferError:  # its queue is full
+            except BufferError:  # the client's queue is full
                 if time.monotonic() > give_up_at:
                     raise self._not_produced_error(
                         f"the broker has taken none for {_DELIVERY_SECONDS:g} s"
@@ -175,10 +176,10 @@ class RecordProducer:
                 return
 
     def flush(self) -> int:
-        """Wait until the broker has all of them; how many it has.
+        """Wait until the broker has all records; return their number.
 
         Raises:
-            NotProducedError: it has not.
+            NotProducedError: the broker does not have all of them.
         """
         waiting = self._producer.flush(_DELIVERY_SECONDS)
         self._raise_if_refused()
@@ -191,7 +192,7 @@ class RecordProducer:
     def _on_delivery(self, error: KafkaError | None, message: Any) -> None:
         """Caller: the producer's ``poll`` and ``flush``.
 
-        Affects: what is counted, and what the next call raises.
+        Affects: the count of written records, and the error of the next call.
         """
         if error is None:
             self.written[TopicPartition(message.topic(), message.partition())] += 1

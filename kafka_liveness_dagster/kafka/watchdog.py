@@ -1,6 +1,6 @@
-"""Raise the fence when a batch exceeds its deadline or its run ends; the fence as a lane's owner sees it.
+"""Raise the fence and leave the group when a batch exceeds its deadline or its run ends.
 
-It never decides (``core.fencing`` does) and never commits progress: it raises the fence and leaves the group.
+Never decides when to raise the fence (``core.fencing`` does), and never commits progress.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 
 class Fence:
-    """The fence of one lane, and which of its batches are on this side of it.
+    """The fence of one lane, with the check whether a batch may still be committed.
 
-    A fence that is down again has cut off what was planned before: each batch carries the epoch of its plan.
+    Each batch has the epoch in which it was planned. After a fence, batches of earlier epochs stay refused.
 
     Args:
-        watchdog: raises it, and takes it down.
-        stale_message: what is said of a batch of a former epoch.
-        has_started: whether anything is planned before the first ``start_epoch``; a live lane has to join for
-            that.
+        watchdog: raises the fence, and takes it down.
+        stale_message: message for a batch of a former epoch.
+        has_started: whether batches are planned before the first ``start_epoch``; a live lane has to join
+            first.
 
     Attributes:
-        epoch: of what is planned now.
+        epoch: epoch of the batches that are planned now.
     """
 
     def __init__(self, watchdog: Watchdog, stale_message: str, *, has_started: bool) -> None:
@@ -56,7 +56,7 @@ class Fence:
         self._epoch_error = FenceReason.POLL_TIMEOUT
 
     def check(self) -> None:
-        """Raise when this process may not commit any more: ask before starting anything long.
+        """Raise if this process may not commit any more; call it before any long work.
 
         Raises:
             FencedError: the fence is up.
@@ -64,45 +64,45 @@ class Fence:
         self._watchdog.check()
 
     def check_batch(self, batch: Batch) -> None:
-        """Raise when this batch may not be committed any more, also after a new membership has begun.
+        """Raise if this batch may not be committed any more, also after a new membership began.
 
         Raises:
-            FencedError: the fence is up, or it was since the batch was planned.
+            FencedError: the fence is up, or was up since the batch was planned.
         """
         self.check()
         self.check_epoch(batch)
 
     def check_epoch(self, batch: Batch) -> None:
-        """Raise when a fence has been up since the batch was planned, whether it is up now or not.
+        """Raise if the fence was up since the batch was planned, whether it is up now or not.
 
         Raises:
-            FencedError: it has.
+            FencedError: the batch is of a former epoch.
         """
         if not self._is_current(batch):
             raise FencedError(self._epoch_error, self._stale_message, self._watchdog.outcome)
 
     def is_batch_current(self, batch: Batch) -> bool:
-        """Whether a batch is of the membership that goes on: none is, while the fence is up."""
+        """Return whether a batch belongs to the current membership; False while the fence is up."""
         return self._watchdog.reason is None and self._is_current(batch)
 
     def heartbeat(self) -> None:
-        """Say that the work on the open batch goes on: the process timeout begins again.
+        """Report progress on the open batch, which restarts the process timeout.
 
         Raises:
-            FencedError: it had passed, or this process may not go on: stop the work.
+            FencedError: the process timeout passed, or this process may not continue. Stop the work.
         """
         self._watchdog.record_poll()
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up, a Spark job for one.
+        """Register a callback that cancels work when the fence goes up, such as a Spark job.
 
-        Caller: a thread of the watchdog's, once per fence. It may come late, when work of the next membership
-        has begun: ``is_batch_current`` tells them apart. Affects: work already under way.
+        Caller: a thread of the watchdog, once per fence. The call may come late, after work of the next
+        membership began: check ``is_batch_current``. Affects: work in progress.
         """
         self._watchdog.on_fence(cancel)
 
     def record_poll(self) -> bool:
-        """Report a poll; False when it comes too late and what is planned must be planned again."""
+        """Report a poll; return False if it comes too late, so that batches must be planned again."""
         try:
             self._watchdog.record_poll()
         except FencedError as error:
@@ -112,7 +112,7 @@ class Fence:
         return True
 
     def start_epoch(self, why: FenceReason) -> None:
-        """What was planned until now may not be committed any more; what is planned from now on may."""
+        """Begin an epoch: batches planned before it may not be committed, batches planned from now on may."""
         self.epoch = self.epoch + 1
         self._has_started = True
         self._epoch_error = why
@@ -133,23 +133,23 @@ log = logging.getLogger("kafka_liveness_dagster")
 
 
 class Watchdog:
-    """The fence of one consumer and the thread that raises it.
+    """The fence of one consumer, and the thread that raises it.
 
-    A second thread asks Dagster how the run is, so that a slow answer delays no deadline, and a third one
-    answers rebalances; for the same reason none writes to the run's log.
+    A second thread reads the run's state from Dagster, so that a slow response delays no deadline. A third
+    thread answers rebalances. For the same reason none of them writes to the run's log.
 
     Args:
-        timer: the poll timer; polls are reported with ``record_poll``.
+        timer: the poll timer; ``record_poll`` reports polls to it.
         run_context: the run to watch.
-        leave: called once per fence, on the watchdog's thread or the one that noticed: give the partitions
-            up. It may wait for whoever uses the client; so nothing of this class is held meanwhile. It may
-            return another reason, which the client named as it left.
-        serve: called all the time until the fence goes up, on a thread of its own: answer the group
-            (``liveness="progress"``); None where only the owner's polls do.
-        outcome: of a batch that may not be committed any more, as a clause of the error.
+        leave: gives up the partitions; called once per fence, on the watchdog's thread or the one that
+            noticed. It may wait for the thread that uses the client, so no lock of this class is held
+            meanwhile. It may return another reason, which the client reported during the leave.
+        serve: answers the group (``liveness="progress"``); called repeatedly until the fence goes up, on its
+            own thread. None if only the owner's polls answer the group.
+        outcome: outcome of a batch that may not be committed any more, as a clause of the error.
 
     Attributes:
-        outcome: the same.
+        outcome: the same clause.
     """
 
     def __init__(
@@ -181,39 +181,39 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="kafka-liveness-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the threads."""
         self._thread.start()
         threading.Thread(target=self._poll_run_state, name="kafka-liveness-run-state", daemon=True).start()
         if self._serve is not None:
             threading.Thread(target=self._serve_group, name="kafka-liveness-heartbeat", daemon=True).start()
 
     def stop(self, why: FenceReason = FenceReason.CLOSED) -> None:
-        """End the watch for good: the consumer is closed, and commits raise from now on."""
+        """Stop the threads for good: the consumer is closed, and commits raise from now on."""
         with self._fence_lock:
             self._reason = self._reason or why
             self._stopped.set()
         self._wake.set()
-        # Before the leave: who sees the group without this member is to know why
+        # Before the leave, so that the sensor has the reason when the member is missing in the group
         if not self._report_in_time(_STOPPED_REPORT_SECONDS):
             self._report()
         with self._fence_lock:
-            if self._reason.may_rejoin:  # with clients that are closed
+            if self._reason.may_rejoin:  # the clients are closed, so a rejoin would fail
                 self._reason = FenceReason.CLOSED
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._watch_ended.wait(_STOP_SECONDS)  # not Thread.join: Dagster may interrupt the wait
 
     def on_fence(self, cancel: Callable[[], None]) -> None:
-        """Register what to cancel when the fence goes up; called at once when it is up already."""
+        """Register a callback that cancels work when the fence goes up; called at once if it is up."""
         self._cancels.append(cancel)
         if self._reason is not None and not self._cancel([cancel]):
             self._call_all([cancel])
 
     def record_poll(self) -> None:
-        """The owner of this consumer polled, or made progress otherwise.
+        """Report that the owner of this consumer polled, or made progress otherwise.
 
         Raises:
             FencedError: the fence is up.
-            KafkaLivenessError: what the thread that answers rebalances met meanwhile.
+            KafkaLivenessError: error of the thread that answers rebalances since the last poll.
         """
         self.check()
         self._timer.poll(now_ms())
@@ -222,7 +222,7 @@ class Watchdog:
             raise met
 
     def check(self) -> None:
-        """Raise when this process may not commit any more, even if the thread has not looked yet.
+        """Raise if this process may not commit any more, even if the thread has not checked yet.
 
         Raises:
             FencedError: the fence is up.
@@ -238,24 +238,24 @@ class Watchdog:
             )
 
     def fence(self, reason: FenceReason, leave: Leave) -> None:
-        """Raise the fence, unless it is up: the caller saw what no look around can show.
+        """Raise the fence, unless it is up, for a reason that the watchdog cannot detect.
 
         Args:
-            reason: what it saw.
-            leave: of the membership it saw it of; nothing is done when another one has begun since.
+            reason: reason that the caller detected.
+            leave: leaves the membership that the caller means; if another one began since, nothing is done.
         """
         self._raise_fence(reason, leave)
 
     @property
     def reason(self) -> FenceReason | None:
-        """Why the fence is up, None while it is not."""
+        """The reason why the fence is up; None while it is down."""
         return self._reason
 
     def reset(self, leave: Leave | None = None) -> None:
-        """Take a fence down after the member it ended has left: a new member is about to join.
+        """Take the fence down after its member has left, so that a new member can join.
 
         Args:
-            leave: how the new one is left; None for the same as before.
+            leave: leaves the new membership; None for the same as before.
         """
         with self._fence_lock:
             self._timer.poll(now_ms())
@@ -276,7 +276,7 @@ class Watchdog:
     def _serve_group(self) -> None:
         while not self._stopped.wait(CHECK_SECONDS):
             try:
-                # One that slept past its deadline may be forgotten by its client, and would join by a poll
+                # After a sleep past the deadline the client may have lost its membership: a poll would rejoin
                 if self._serve is not None and self._reason is None and not self._timer.has_expired(now_ms()):
                     self._serve()
             except Exception as error:  # noqa: BLE001 - raised where the owner polls next
@@ -290,11 +290,11 @@ class Watchdog:
             self._wake.wait(CHECK_SECONDS)
             self._wake.clear()
             if self._stopped.is_set():
-                return  # who stopped it has the last word
+                return  # stop() reports the last reason
             self._report()
             was_orphaned, orphaned = orphaned, not self._parent_is_alive()
             if now_ms() - asked_at_ms < RUN_STATE_SECONDS * 1000 and orphaned == was_orphaned:
-                continue  # a parent that died is the cue to ask at once, and once
+                continue  # if the parent just died, query at once, but only once
             asked_at_ms = now_ms()
             try:
                 self._run_state = self._run_context.state()
@@ -306,14 +306,14 @@ class Watchdog:
                 failed = True
 
     def _report_in_time(self, seconds: float, fenced: FenceReason | None = None) -> bool:
-        """In a thread of its own: a database that does not answer must not keep the member in its group.
+        """Report in another thread: a database that does not respond must not keep the member in its group.
 
         Args:
-            seconds: how long to wait for it.
-            fenced: log this too: Dagster may store the lines of this log.
+            seconds: longest time to wait for the report.
+            fenced: reason to log too, there, because Dagster may store the lines of this log.
 
         Returns:
-            False where no thread could be started: nothing was told.
+            False if no thread could be started, so that nothing was reported.
         """
         is_told = threading.Event()
 
@@ -324,13 +324,13 @@ class Watchdog:
         if not start_daemon_thread(tell, "kafka-liveness-tell"):
             return False
         if not is_told.wait(seconds):
-            # In another one: where Dagster stores the lines of this log, it does not answer them either
+            # In another thread: if Dagster stores the lines of this log, this line would block too
             told = "Dagster did not answer within %g s: it may not know why this process left"
             start_daemon_thread(partial(log.warning, told, seconds), "kafka-liveness-tell")
         return True
 
     def _report(self, fenced: FenceReason | None = None) -> None:
-        """Let Dagster know why this process is out of its group: for everybody else it would look frozen."""
+        """Report to Dagster why this process left its group; without it the process looks frozen."""
         if fenced is not None:
             log.warning("fenced: %s", fenced.value, extra={"fence": fenced})
         with self._report_lock:
@@ -344,7 +344,7 @@ class Watchdog:
                 return
             try:
                 self._run_context.report_fence(why)
-            except Exception:  # only the name of a departure depends on it
+            except Exception:  # without it only the reason of the departure is unknown
                 log.exception("could not report to Dagster: %s", why)
             self._reported = why
 
@@ -357,7 +357,7 @@ class Watchdog:
             leave = self._leave
         is_sure = reason is not FenceReason.PARTITIONS_LOST
         is_cancelled = self._cancel(self._cancels)
-        # Before the leave, too, but its partitions wait
+        # Before the leave too, as in stop(); with a shorter limit, because the partitions wait for the leave
         is_told = self._report_in_time(_FENCED_REPORT_SECONDS, reason if is_sure else None)
         try:
             named = leave(reason) or reason
@@ -366,21 +366,21 @@ class Watchdog:
             named = reason
         if named is not reason:
             with self._fence_lock:
-                if self._reason is reason:  # the thread that asks Dagster tells it the new one
+                if self._reason is reason:  # the run-state thread reports the new reason to Dagster
                     self._reason = named
         if not is_sure:
             log.warning("fenced: %s", named.value, extra={"fence": named})
-        # No thread could be started for it: the member is out of its group, this may take its time
+        # No thread could be started; the member has left its group, so this thread may take its time
         if not is_cancelled:
             self._call_all(self._cancels)
         if not is_told:
             self._report(named if is_sure else None)
 
     def _cancel(self, cancels: list[Callable[[], None]]) -> bool:
-        """In a thread of its own: a Spark server that does not answer must not keep the member in its group.
+        """Cancel in another thread: an unresponsive Spark server must not keep the member in its group.
 
         Returns:
-            False where no thread could be started: nothing was cancelled.
+            False if no thread could be started, so that nothing was canceled.
         """
         return start_daemon_thread(partial(self._call_all, list(cancels)), "kafka-liveness-cancel")
 
@@ -392,6 +392,6 @@ class Watchdog:
                 log.exception("could not cancel the work under way")
 
     def _parent_is_alive(self) -> bool:
-        # the id is not enough: a starter may have died before we looked, or have had us forked by a fork
-        # server
+        # The parent's id is not enough: the starter may have died before we read it, or a fork server may be
+        # our parent
         return os.getppid() == self._parent and (self._starter is None or self._starter.is_alive())
