@@ -1,7 +1,7 @@
 """Track the partitions that a member owns, through the callbacks of a rebalance.
 
-A rebalance may wait for open batches, in the middle of that poll; past its time they are given up in good
-order. Decides nothing: where a partition goes on is the consumer's to settle before it counts as owned.
+A rebalance may wait for open batches, during a poll. After its limit the partitions are released without the
+batches. Never decides where a partition resumes: the consumer does, before the partition counts as owned.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class AssignedPartitions:
     """The partitions of one member.
 
     Attributes:
-        has_assignment: the coordinator has given this member its part, which may be no partition at all.
-        pending: assigned but not settled, each with the number of its arrival: the consumer decides where
-            each goes on.
-        owned: settled.
+        has_assignment: whether the coordinator has sent this member its assignment, which may be empty.
+        pending: assigned partitions for which the consumer has not decided yet where to resume, each with the
+            number of its assignment.
+        owned: partitions whose start position is committed.
     """
 
     def __init__(self) -> None:
@@ -47,18 +47,18 @@ class AssignedPartitions:
         self._next_assignment_id = itertools.count(1)
 
     def add(self, partitions: Iterable[TopicPartition]) -> None:
-        """They were assigned; what comes back after it went has another number."""
+        """Add assigned partitions; a partition that comes back gets a new assignment number."""
         self.has_assignment = True
         self.pending.update({tp: next(self._next_assignment_id) for tp in partitions})
 
     def still_pending(
         self, resumed: Mapping[TopicPartition, OwnedPartition]
     ) -> dict[TopicPartition, OwnedPartition]:
-        """What of it is still to be settled: another member may have committed what went and came back."""
+        """Return those that still have the same assignment; after another one their commits may be stale."""
         return {tp: owned for tp, owned in resumed.items() if self.pending.get(tp) == owned.assignment_id}
 
     def activate(self, resumed: Mapping[TopicPartition, OwnedPartition]) -> None:
-        """It is committed where these go on: they count as owned from now on."""
+        """Own these partitions from now on: their start positions are committed."""
         self.owned.update(resumed)
         for tp in resumed:
             del self.pending[tp]
@@ -66,16 +66,16 @@ class AssignedPartitions:
     def with_assignment(
         self, assignment_ids: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OwnedPartition]:
-        """What of them is owned by the same ownership as then."""
+        """Return the partitions that are owned by the same assignment as then."""
         return {tp: one for tp, one in self.owned.items() if one.assignment_id == assignment_ids.get(tp)}
 
     def in_commit_order(
         self, done: Mapping[TopicPartition, Span], assignment_ids: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OwnedPartition]:
-        """Those of them of which a span is done.
+        """Return the owned partitions that have a done span.
 
         Raises:
-            CommitRefusedError: a span does not follow on what is committed.
+            CommitRefusedError: a span does not begin at the committed offset.
         """
         found = {tp: one for tp, one in self.with_assignment(assignment_ids).items() if tp in done}
         for tp, one in found.items():
@@ -90,44 +90,44 @@ class AssignedPartitions:
     def still_assigned(
         self, owned: Mapping[TopicPartition, OwnedPartition]
     ) -> dict[TopicPartition, OwnedPartition]:
-        """What of them has not gone since."""
+        """Return the partitions that were not removed since."""
         return {tp: one for tp, one in owned.items() if self.owned.get(tp) is one}
 
     def rewind(self) -> None:
-        """What is planned and not committed comes again."""
+        """Set each position to the committed offset, so that uncommitted ranges are planned again."""
         for one in self.owned.values():
             one.position = one.committed
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """They went, in whichever way."""
+        """Remove partitions that were revoked or lost."""
         for tp in partitions:
             self.owned.pop(tp, None)
             self.pending.pop(tp, None)
 
     def remove_all(self) -> None:
-        """All went."""
+        """Remove all partitions."""
         self.owned.clear()
         self.pending.clear()
 
 
 if TYPE_CHECKING:
-    Finish = Callable[[Callable[[], None]], None]  # gets what it has to call while it waits
+    Finish = Callable[[Callable[[], None]], None]  # its argument must be called while it waits
 
 _JOIN_POLL_SECONDS = 0.01
 _POLL_SECONDS = 0.1
-_MAX_CLOSING_POLLS = 50  # and not seconds, in which a process may be frozen
+_MAX_CLOSING_POLLS = 50  # a number, not seconds: the process may be frozen for that time
 
 
 class RebalanceCallbacks:
     """The callbacks of one member's client.
 
     Args:
-        standing: the member's; ``ownership``: what it owns.
-        handover_seconds: how long a rebalance may wait for open batches.
-        incremental: whether partitions come and go one by one, as under KIP-848 and with a cooperative
-            assignor.
-        release: marks partitions as given up in good order.
-        log: the run's.
+        standing: state of the member; ``ownership``: its partitions.
+        handover_seconds: longest time that a rebalance may wait for open batches.
+        incremental: whether partitions are assigned and revoked one by one, as under KIP-848 and with a
+            cooperative assignor.
+        release: marks partitions as released.
+        log: log of the run.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class RebalanceCallbacks:
         self._polled_at = time.monotonic()
 
     def poll(self, client: Consumer, seconds: float, before_revoke: Finish | None) -> Message | None:
-        """The first message in time; ``before_revoke`` is called in it when partitions are about to go.
+        """Return the first message in time; call ``before_revoke`` if partitions are about to be revoked.
 
-        It ends as soon as this member is given its part: the client would poll on.
+        Ends as soon as this member has its assignment; the client itself would continue to poll.
         """
         self._before_revoke = before_revoke
         give_up_at = time.monotonic() + seconds
@@ -172,7 +172,7 @@ class RebalanceCallbacks:
     def on_assign(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll, under the lock.
 
-        Affects: what has arrived; nothing is planned before it is adopted.
+        Affects: the pending partitions; no batch is planned before they are owned.
         """
         self._was_called_back = True
         (client.incremental_assign if self._incremental else client.assign)(partitions)
@@ -183,7 +183,10 @@ class RebalanceCallbacks:
             self._assigned.add(_topic_partitions(partitions))
 
     def on_revoke(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
-        """Caller: client.poll or close, under the lock. Affects: what is owned, and the live commit log."""
+        """Caller: client.poll or close, under the lock.
+
+        Affects: the owned partitions, and the live commit log.
+        """
         self._was_called_back = True
         try:
             self._state.apply(Event.REVOCATION_BEGAN)
@@ -195,17 +198,17 @@ class RebalanceCallbacks:
     def on_lost(self, client: Consumer, partitions: list[KafkaTopicPartition]) -> None:
         """Caller: client.poll or close, under the lock.
 
-        Affects: what is owned; nothing is marked: others have it.
+        Affects: the owned partitions. Commits nothing, because other members have them.
         """
         self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
         self._state.fence(FenceReason.PARTITIONS_LOST)
         self._remove(client, partitions)
 
     def check_handover_deadline(self) -> None:
-        """Whether the group grants more time to who is about to give partitions up.
+        """Check that the rebalance may still wait for open batches.
 
         Raises:
-            RebalanceTimeoutError: it may be about to throw this member out.
+            RebalanceTimeoutError: the group may be about to remove this member.
         """
         seconds = time.monotonic() - self._polled_at
         if seconds >= self._handover_seconds:
@@ -223,9 +226,9 @@ class RebalanceCallbacks:
             self._log.warning("%s", due)
 
     def _after_poll(self) -> None:
-        """No rebalance began before a poll that found nothing to call back.
+        """Record the time of a poll without callbacks: a later rebalance began after it.
 
-        One that did may have left the next one.
+        A poll with callbacks is not recorded, because the next rebalance may have begun during it.
         """
         if not self._was_called_back:
             self._polled_at = time.monotonic()
@@ -240,18 +243,18 @@ class RebalanceCallbacks:
 
 
 def drain_callbacks(client: Consumer, *, is_static: bool) -> None:
-    """Let a client call back all it has to, before it closes.
+    """Serve all pending callbacks of a client before it closes.
 
-    librdkafka takes the first answer that comes while it closes for the last one, and ends its side of the
-    group: who answers a second callback then may wait indefinitely, Python's lock in hand, and the whole
-        process
-    stands still. Two are pending when a process is told to leave, or ``max.poll.interval.ms`` passes, in the
-    middle of a rebalance.
+    While librdkafka closes, it takes the first answered callback for the last one, and ends its side of the
+    group. Answering a second callback then may wait indefinitely with Python's lock held, which blocks the
+    whole process. Two are pending if a process is asked to leave, or ``max.poll.interval.ms`` passes, during
+    a rebalance.
 
-    A static member may not unsubscribe, which is to leave (KIP-345): it answers what is pending by now.
+    A static member may not unsubscribe, because that leaves the group (KIP-345). It only answers the
+    callbacks that are pending now.
     """
     if not is_static:
-        with suppress(KafkaException):  # closing does the rest
+        with suppress(KafkaException):  # closing the client does the rest
             client.unsubscribe()
     client.poll(0)
     for _ in range(0 if is_static else _MAX_CLOSING_POLLS):

@@ -1,10 +1,10 @@
-"""The live lane's consumer: join the group, plan fair batches, commit them, and see both logs (KIP-333).
+"""The live lane's consumer: join the group, plan fair batches, commit them, and read both logs (KIP-333).
 
 Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it
 implements, and neither joins a group nor processes an offset.
 
-Joins at the first poll, after everything that can be checked was checked. No record is kept, so nothing that
-is planned and not committed is ever lost: it is planned again by whoever owns the partition next.
+Joins at the first poll, after all other checks. Never keeps a record, so no planned range is lost: the next
+owner of its partition plans it again, unless it is committed.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class GroupView:
     """One consumer's view of its group.
 
     Args:
-        cluster: where the group is.
-        settings: which group, and on which topics.
-        session: what of it is this consumer's.
-        run_context: its run, who knows of the others.
+        cluster: cluster of the group.
+        settings: the group and its topics.
+        session: this consumer's membership in the group.
+        run_context: this consumer's run, which also finds the other runs.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class GroupView:
 
     @property
     def is_joined(self) -> bool:
-        """Whether the group has let this consumer in, and has not put it out again since.
+        """Whether this consumer has joined the group and was not removed since.
 
-        A rebalance may wait for others' batches or dead sessions.
+        The join may take long: a rebalance may wait for other members' batches or dead sessions.
         """
         lane = self._session.planner
         return lane is not None and lane.member.is_joined and lane.member.fenced_by is None
 
     def why_partitions_pending(self) -> str:
-        """Why this member will have something to do: what the group has. Empty when it is as it will be.
+        """Return why this member will still get partitions to process; empty if it will get none.
 
-        A rebalance that waits for others' batches may let a new member in first, with nothing to do
-        (cooperative), or has given it partitions and refuses its commits until all have heard of it.
+        A rebalance that waits for other members' batches may first let a new member join without partitions
+        (cooperative). Or it has assigned partitions, and refuses their commits until all members have joined.
 
         Raises:
-            BrokerUnreachableError: nobody can tell.
+            BrokerUnreachableError: no broker responds.
         """
         lane = self._session.planner
         if lane is None:
@@ -107,19 +107,19 @@ class GroupView:
         return f"{partitions} partitions, {sum(map(bool, others))} other members at work"
 
     def is_assignment_pending(self) -> bool:
-        """Whether partitions have come whose first commit a rebalance still refuses."""
+        """Return whether a rebalance still refuses the first commit of assigned partitions."""
         lane = self._session.planner
         return lane is not None and bool(lane.member.pending)
 
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions owned now.
+        """Return the partitions owned now.
 
-        The live lane's alone, as "subscribe(), assign(), and unsubscribe()" are.
+        Only the live lane's, as with "subscribe(), assign(), and unsubscribe()".
         """
         return tuple(sorted(self._session.owned))
 
     def position(self, topic: str, partition: int) -> int | None:
-        """Where the live lane's next batch begins; None for a partition not owned.
+        """Return where the live lane's next batch begins; None for a partition not owned.
 
         KIP-333: "position() - will call the user-created consumer's position, the second consumer [...] will
         not take any part in this call".
@@ -128,7 +128,7 @@ class GroupView:
         return owned.position if owned else None
 
     def committed(self, topic: str, partition: int) -> int | None:
-        """Every offset before it is processed, in whichever lane; None while nothing is committed.
+        """Return the offset below which all are processed, in either lane; None without a commit.
 
         KIP-333: "any offset before the one returned by KafkaConsumer#committed has also been checkpointed as
         well". With a ``ledger`` the table is queried too; without one, or without its response, both commit
@@ -142,7 +142,7 @@ class GroupView:
         return committed_offset(seen.committed, seen.pending)
 
     def pending(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
-        """The pending offset ranges: crash lag not caught up yet, and rows that the table has lost.
+        """Return the pending ranges: crash lag not caught up yet, and offsets whose rows the table lost.
 
         KIP-333: "we need to remember these two numbers [...] they need to be checkpointed as a token". The
         sources are those of ``committed``.
@@ -152,67 +152,67 @@ class GroupView:
         )
 
     def beginning_offsets(self, topic: str, partition: int) -> int:
-        """The first offset there is to read for either lane: the log start.
+        """Return the first offset that either lane can read: the log start.
 
-        KIP-333: "beginningOffsets(), endOffsets() - Will check both consumer threads". They read one log, so
-        the earlier of the two beginnings is the log's; what each lane has done is ``committed`` and
-        ``pending``.
+        KIP-333: "beginningOffsets(), endOffsets() - Will check both consumer threads". Both read one log, so
+        the earlier of the two beginnings is the log's. ``committed`` and ``pending`` show what each lane has
+        done.
         """
         return self._partition_state(topic, partition).log_start
 
     def end_offsets(self, topic: str, partition: int) -> int:
-        """The offset behind the last there is to read for either lane.
+        """Return the offset after the last one that either lane can read.
 
-        The last stable offset (``read_committed``).
+        It is the last stable offset (``read_committed``).
         """
         return self._partition_state(topic, partition).log_end
 
     def lag(self) -> int:
-        """Offsets that the owned partitions have behind their positions, up to the log end.
+        """Return the number of offsets from the positions of the owned partitions to the log ends.
 
-        In two requests.
+        Sends two requests.
         """
         owned = dict(self._session.owned)
         bounds = self._cluster.log_bounds(owned)
         return sum(max(0, bounds[tp][1] - one.position) for tp, one in owned.items())
 
     def seconds_behind(self) -> float | None:
-        """How much newer the log's newest record is than the newest processed one, by their own timestamps.
+        """Return the seconds between the timestamps of the newest processed and the newest log record.
 
-        Of the owned partition that is worst off; 0 where nothing waits, None where nobody can tell.
+        This is the largest value of an owned partition; 0 without lag, None if it is unknown.
 
         Raises:
-            BrokerUnreachableError: no broker answers.
+            BrokerUnreachableError: no broker responds.
         """
         positions = {tp: one.position for tp, one in dict(self._session.owned).items()}
         ends = {tp: end for tp, (_, end) in self._cluster.log_bounds(positions).items()}
         return seconds_behind(self._cluster, self._settings.group_id, positions, ends=ends)
 
     def pause(self, topic: str, partition: int) -> None:
-        """Hold both lanes of an owned partition until ``resume``.
+        """Pause both lanes of an owned partition until ``resume``.
 
-        The live commit log keeps it over restarts. KIP-333: "when we call pause() or resume(), both consumer
-        threads will stop or restart processing on partitions accordingly". A batch under way is not stopped;
-        its commit passes.
+        The live commit log keeps the pause over restarts. KIP-333: "when we call pause() or resume(), both
+        consumer threads will stop or restart processing on partitions accordingly". A batch in progress is
+        not stopped, and its commit is accepted.
 
         Raises:
-            CommitRefusedError: the partition is not owned, or the mark could not be committed.
+            CommitRefusedError: the partition is not owned, or the pause could not be committed.
         """
         self._set_paused(TopicPartition(topic, partition), paused=True)
 
     def resume(self, topic: str, partition: int) -> None:
-        """Let both lanes of a paused partition go on, in order from where they were.
+        """Resume both lanes of a paused partition, in order from where they were.
 
         Raises:
-            CommitRefusedError: the partition is not owned, or the mark could not be committed.
+            CommitRefusedError: the partition is not owned, or the resume could not be committed.
         """
         self._set_paused(TopicPartition(topic, partition), paused=False)
 
     def child_consumer_is_alive(self) -> bool:
-        """Return whether a catch-up lane of the group is at work: open in this process, or in a Dagster run.
+        """Return whether a catch-up lane of the group is open in this process or in a Dagster run.
 
         KIP-333: "a boolean value indicating if the secondary thread created has started or not". So a run
-        that is queued or starting does not count. Scripts in other processes are not known.
+        that is queued or starting does not count. Scripts in other processes are not detected.
         """
         group_id = self._settings.group_id
         return (
@@ -247,18 +247,19 @@ class GroupView:
 
 
 class LivenessConsumer(BatchConsumer, GroupView):
-    """A heartbeat-enabled consumer whose poll interval is its run's budget. Use it as a context manager.
+    """A consumer with heartbeats whose poll interval is its run budget. Use it as a context manager.
 
-    Leaving the block normally releases the partitions: the next owner resumes in order. Leaving it by an
-    error leaves the group too, but the partitions keep the mark of a crash: with
-    ``enable_parallel_rebalance`` the open batch becomes crash lag and the live lane goes on at the log end.
+    Leaving the block normally releases the partitions, so the next owner resumes in order. Leaving it by an
+    error leaves the group too, but the partitions are not released, as after a crash. With
+    ``enable_parallel_rebalance`` the open batch becomes crash lag, and the live lane continues at the log
+    end.
 
     Attributes:
-        crash_lag: crash lag this consumer found, in the order of finding.
-        lost: what expired before either lane processed it, with ``on_data_loss="write_off"``.
-        forgotten_pending: what this consumer owes again: the commit that said so was replaced, or the table
-            has lost it.
-        recovered: ranges that a dead run had written and not committed, and that this consumer does not write
+        crash_lag: crash lag that this consumer found, in that order.
+        lost: ranges that expired before either lane processed them, with ``on_data_loss="write_off"``.
+        forgotten_pending: ranges that are pending again, because an external commit replaced their record, or
+            the table has lost them.
+        recovered: ranges that a dead run had written and not committed; this consumer does not write them
             again.
     """
 
@@ -297,28 +298,28 @@ class LivenessConsumer(BatchConsumer, GroupView):
         )
 
     def before_revoke(self, finish: Finish) -> None:
-        """Register what commits the open batches when a rebalance is about to take partitions of theirs.
+        """Register a callback that commits the open batches before a rebalance revokes their partitions.
 
-        With ``liveness="progress"`` it is not called: there a rebalance never waits for a batch.
+        With ``liveness="progress"`` it is not called, because there a rebalance never waits for a batch.
 
         Args:
-            finish: gets what it has to call while it waits, which raises when it has to end:
-                ``RebalanceTimeoutError`` when the group would soon throw this member out, ``FencedError``
-                when this process may not commit any more.
+            finish: the callback. It gets a function to call while it waits, which raises when it must end:
+                ``RebalanceTimeoutError`` before the group removes this member, ``FencedError`` if this
+                process may not commit any more.
 
-        Caller: ``poll``, in its caller's thread. Affects: a rebalance waits for it.
+        Caller: ``poll``, in its caller's thread. Affects: the rebalance, which waits for it.
         """
         self._session.before_revoke(finish)
 
     def commit(self, done: Batch | Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit a processed batch: positions, owner state and pending ranges in one request.
 
-        Partitions that were handed over meanwhile are left to their new owner, who processes them again.
-        Plain offsets go to the log of their lane (KIP-333): those inside of crash lag to the catch-up commit
-        log, the others to the live one.
+        The new owner of a partition that was handed over meanwhile processes it again. Plain offsets go to
+        the log of their lane (KIP-333): those inside crash lag to the catch-up commit log, the others to the
+        live one.
 
         Returns:
-            The partitions that were handed over: nothing of them was committed.
+            The partitions that were handed over; nothing of them was committed.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -335,18 +336,20 @@ class LivenessConsumer(BatchConsumer, GroupView):
         return handed_over
 
     def confirm(self, batch: Batch) -> None:
-        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+        """Verify at the broker that an open batch still belongs to this member.
+
+        Without this request a process that was frozen cannot detect that it was removed.
 
         Raises:
-            FencedError: others have it by now, or this process may not commit any more.
+            FencedError: other members have its partitions, or this process may not commit any more.
         """
         self._session.confirm(batch)
 
     def require_room(self, batch: Batch) -> None:
-        """Check that the commit of this batch can record what it leaves out, before that is passed.
+        """Check that the commit of this batch can record its skipped offsets, before they are passed.
 
         Raises:
-            BadRecordError: it cannot.
+            BadRecordError: the commit metadata has no room for them.
             FencedError: this process may not commit any more.
         """
         self._session.require_room(batch)
@@ -361,7 +364,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
             self._create_catch_up_log().mark_missing_rows(
                 error.ranges, self._run_context.log, self._resume_report.topic_ids
             )
-        # KeyboardInterrupt and Dagster's interrupt are someone's wish to stop, no failures
+        # KeyboardInterrupt and Dagster's interrupt are requests to stop, not failures
         release = kind is None or not issubclass(kind, Exception)
         if error is not None and not release:
             self._append_outcome(error)
@@ -376,23 +379,23 @@ class LivenessConsumer(BatchConsumer, GroupView):
         min_records: int = 1,
         max_wait_seconds: float | None = None,
     ) -> Batch | None:
-        """The next batch, or None when nothing new came in time. The first poll joins the group.
+        """Return the next batch, or None if no new records came in time; the first poll joins the group.
 
-        The batch before need not be committed yet. After a poll timeout the next poll joins again, and what
-        was not committed is planned again (KIP-62); with ``enable_parallel_rebalance`` it becomes crash lag.
+        The batch before need not be committed yet. After a poll timeout the next poll joins again, and
+        uncommitted ranges are planned again (KIP-62). With ``enable_parallel_rebalance`` they become crash
+        lag.
 
         Args:
-            timeout_seconds: how long to wait for data.
-            max_records: a smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected
+            timeout_seconds: longest wait for data.
+            max_records: smaller bound than ``max_poll_records`` for this batch (KIP-41's rejected
                 argument).
-            min_records: fewer offsets are left where they are, like ``fetch.min.bytes`` leaves bytes at the
-                broker.
-            max_wait_seconds: fewer do if they have waited for so long, like with ``fetch.max.wait.ms``. They
-                are waited for beyond the timeout, but not so long that the run's own time would be over.
+            min_records: smallest number of offsets for a batch, as ``fetch.min.bytes`` is for bytes.
+            max_wait_seconds: time after which fewer offsets make a batch, as with ``fetch.max.wait.ms``. This
+                wait may exceed the timeout, but never the run's own budget.
 
         Raises:
-            FencedError: this process is finished with the group.
-            KafkaLivenessError: the broker, a topic or a commit is not as it must be; the text says how.
+            FencedError: this process may not rejoin the group.
+            KafkaLivenessError: the broker, a topic or a commit has a problem, which the message names.
         """
         give_up_at = time.monotonic() + timeout_seconds
         bound = self.settings.max_poll_records
@@ -406,38 +409,37 @@ class LivenessConsumer(BatchConsumer, GroupView):
                 give_up_at = max(give_up_at, asked_at + REFRESH_SECONDS)
             if batch is not None or asked_at >= give_up_at:
                 return batch
-            with suppress(BrokerUnreachableError):  # the next look waits for it
+            with suppress(BrokerUnreachableError):  # the next attempt waits for the broker
                 self._wait_for_data(give_up_at)
 
     def on_recovered(self, callback: OnRecovered) -> None:
-        """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
+        """Register a callback that repeats side effects which the dead writer of recovered ranges may lack.
 
-        Caller: ``poll``, in its caller's thread. Affects: the ranges are committed after it returned.
+        Caller: ``poll``, in its caller's thread. Affects: the ranges, which are committed after it returned.
         """
         self._resume_report.on_recovered = callback
 
     def heartbeat(self) -> None:
-        """Report that the work on the open batch goes on.
+        """Report progress on the open batch.
 
-        The process timeout begins again, and a rebalance is answered. For ops whose batch may take longer
-        than its budget as long as it moves (KIP-62's possible extension).
+        This restarts the process timeout, and answers a rebalance. For ops whose batch may exceed its run
+        budget while it makes progress (KIP-62's possible extension).
 
         Raises:
-            FencedError: the process timeout had passed, or this process is finished with the group: stop the
-                work.
+            FencedError: the process timeout passed, or this process may not rejoin the group. Stop the work.
         """
         self._fence.heartbeat()
         self._session.answer_rebalance()
         self._fence.check()
 
     def check_rows(self) -> None:
-        """Check that the ledger has all committed rows of each partition this consumer ever had.
+        """Check that the ledger has all committed offsets of each partition this consumer ever owned.
 
-        Reads both commit logs and the ledger once, and needs no membership. Offsets that another client
-        committed are left to the next run.
+        Reads both commit logs and the ledger once, and needs no membership. The next run checks offsets that
+        another client committed.
 
         Raises:
-            RowsMissingError: it lacks some of them.
+            RowsMissingError: the ledger lacks some of them.
         """
         partitions = sorted(self._resume_report.pending) if self.settings.ledger else []
         if not partitions:
@@ -452,14 +454,14 @@ class LivenessConsumer(BatchConsumer, GroupView):
                 )
 
     def has_time_for_batch(self) -> bool:
-        """Whether the run's own budget still covers a batch's: time to stop and release when it does not."""
+        """Return whether the run's own budget covers another batch; if not, stop and release."""
         return self._timer.remaining_ms(now_ms()) >= min(self.timeouts.process_timeout_ms, 10_000)
 
     def quarantine(self, poison: OffsetRange) -> None:
-        """Let the live lane pass an offset that stopped it: with the next poll it is pending, like crash lag.
+        """Quarantine an offset that stopped the live lane; the next poll makes it pending, like crash lag.
 
         Raises:
-            SlowRecordError: it was to be passed before, but the commit metadata has no room for it.
+            SlowRecordError: the offset was quarantined before, but the commit metadata has no room for it.
         """
         if poison in self._poison:
             outcome = (
@@ -469,20 +471,20 @@ class LivenessConsumer(BatchConsumer, GroupView):
         self._poison.add(poison)
 
     def replan(self) -> None:
-        """Plan what is not committed again with the next poll.
+        """Plan uncommitted ranges again with the next poll.
 
-        The poll reads the log's ends and the topic's id again. For a batch whose records could not be read:
-        if the broker has deleted them, the poll says so or passes them.
+        The poll reads the log bounds and the topic's id again. Use it for a batch whose records could not be
+        read: if the broker has deleted them, the poll raises or passes them.
         """
         if (lane := self._session.planner) is not None:
             lane.replan()
 
     def leave(self) -> None:
-        """Leave the group and release the partitions; both commit logs and the ledger can still be read."""
+        """Leave the group and release the partitions; both commit logs and the ledger stay readable."""
         self._session.close(release=True)
 
     def close(self, *, release: bool = True) -> None:
-        """Leave the group at once. ``release=False`` leaves the partitions as a crash would."""
+        """Leave the group at once; ``release=False`` leaves the partitions as after a crash."""
         self._close(release=release, why=FenceReason.CLOSED)
 
     def _close(self, *, release: bool, why: FenceReason) -> None:
@@ -494,13 +496,13 @@ class LivenessConsumer(BatchConsumer, GroupView):
                 self._catch_up_log.close()
 
     def _append_outcome(self, error: BaseException) -> None:
-        """Add to an error where the next live run goes on.
+        """Append to an error where the next live run resumes.
 
-        This one leaves its partitions as a crash would.
+        This run leaves its partitions as after a crash.
         """
         fenced = self._session.watchdog.reason
         if not self._resume_report.pending or (fenced is not None and fenced.releases_partitions):
-            return  # it never owned a partition, or gives them up in good order
+            return  # it never owned a partition, or releases its partitions
         policy = self.settings.policy
         if isinstance(error, KafkaLivenessError):
             if policy.enable_parallel_rebalance or isinstance(error, BrokerUnreachableError):
@@ -515,7 +517,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
         return lane is not None and lane.data_pending_since is not None and self.has_time_for_batch()
 
     def _wait_for_data(self, deadline: float) -> None:
-        """Until the next look is due: soon, or when there is news."""
+        """Wait until the log ends are to be read again: after a short time, or at a signal."""
         looked_at = time.monotonic()
         lane = self._session.join_and_poll()
         while not lane.member.data_listener.has_new_data:
@@ -524,17 +526,17 @@ class LivenessConsumer(BatchConsumer, GroupView):
             lane = self._session.join_and_poll()
 
     def _plan_once(self, request: BatchRequest) -> Batch | None:
-        """One look at the log ends; brokers that are away are waited for as long as a batch may take."""
+        """Read the log ends once and plan; wait for unavailable brokers up to the process timeout."""
         give_up_at = time.monotonic() + self.timeouts.process_timeout_ms / 1000
         while True:
             try:
-                lane = self._session.join_and_poll(0.0)  # who is a member already has nothing to wait for
+                lane = self._session.join_and_poll(0.0)  # a joined member has nothing to wait for
                 lane.prune_pending()
-                self._fence.record_poll()  # what settling and recovering took is not the next batch's
+                self._fence.record_poll()  # the time until here does not count against the next batch
                 return self._plan_batch(lane, request) if self._session.watchdog.reason is None else None
             except BrokerUnreachableError as error:
                 if self._session.planner is None or time.monotonic() >= give_up_at:
-                    raise  # who has not joined yet hears it at once
+                    raise  # before the first join there is no membership to keep, so fail at once
                 self._run_context.log.warning("still a member, trying again: %s", error)
 
     def _plan_batch(self, lane: LivePlanner, request: BatchRequest) -> Batch | None:
@@ -554,8 +556,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
         )
 
     def _join(self) -> LivePlanner:
-        """A new membership; what no resume can work with is said before the group is disturbed."""
-        self._create_catch_up_log()  # finds its coordinator while others are asked
+        """Create a new membership; raise errors that prevent a resume before the group rebalances."""
+        self._create_catch_up_log()  # finds its coordinator while the next requests run
         partitions = self._cluster.partitions(self.settings.topics)
         states = partition_states_with_ledger(
             self._cluster, self.settings.group_id, partitions, self.settings.ledger

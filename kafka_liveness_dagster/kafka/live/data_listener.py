@@ -1,7 +1,7 @@
-"""Is there something new? At rest nobody asks all the time: a fetch waits at the broker for the first record.
+"""Notice new records of an idle lane without polling: a fetch waits at the broker for the first record.
 
-The record is a sign and nothing else. It is dropped, Spark reads it; what is there is looked up. So no sign,
-or a wrong one, costs a look: who listens looks by himself now and then.
+The record is only a signal. It is dropped, because Spark reads it, and the log ends are read. A missing or
+wrong signal costs only one read of the log ends, which the live lane also does at intervals. Never plans.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.2
 LISTENING_REFRESH_SECONDS = 5.0
-CAUGHT_UP_SECONDS = FETCH_MS / 1000  # a fetch that began before lasts no longer, and would be waited for
+CAUGHT_UP_SECONDS = FETCH_MS / 1000  # longest time of a fetch begun earlier, which would delay the next poll
 
 
 class DataListener:
-    """Which partitions of a member's client are fetched: none, but while there is nothing to read of them.
+    """The fetched partitions of a member's client: only those without records to read.
 
     Attributes:
-        has_new_data: a record has come since the last look.
-        refresh_seconds: how long after it the next one is due, without news.
+        has_new_data: whether a record came since the last read of the log ends.
+        refresh_seconds: time until the log ends are read again without a signal.
     """
 
     def __init__(self, client: Consumer) -> None:
@@ -43,9 +43,10 @@ class DataListener:
         self.refresh_seconds = REFRESH_SECONDS
 
     def on_caught_up(self, ends: Mapping[TopicPartition, int]) -> None:
-        """There is nothing to read of these partitions up to their log ends.
+        """Listen for records of these partitions, which are read up to their log ends.
 
-        Of none where there is something.
+        Args:
+            ends: log ends of all partitions; empty if any has records to read.
         """
         now = time.monotonic()
         if not ends:
@@ -57,13 +58,13 @@ class DataListener:
         self.has_new_data = False
 
     def stop(self) -> None:
-        """Partitions have come, or a record: what there is is to be looked at first."""
+        """Stop listening after a record or new partitions came: the log ends are read first."""
         self._caught_up_since = time.monotonic()
         self._requested = {}
         self.refresh_seconds = REFRESH_SECONDS
 
     def apply(self) -> None:
-        """Before a poll, by who may use the client: listen where there was nothing."""
+        """Pause and resume the client's partitions as requested; call it before a poll, under the lock."""
         if self._requested == self._positions:
             return
         if self._positions:
@@ -74,12 +75,12 @@ class DataListener:
                 self._client.seek(KafkaTopicPartition(*tp, offset))
             if self._positions:
                 self._client.resume([KafkaTopicPartition(*tp) for tp in self._positions])
-        except KafkaException:  # one is not ready to be fetched, or no longer ours
+        except KafkaException:  # a partition is not ready to be fetched, or no longer assigned
             self._positions = {}
             self.stop()
 
     def on_message(self, message: Message | None) -> KafkaError | None:
-        """After it, what it gave: a record is news, an error is to be told."""
+        """Handle the result of a poll: a record is a signal; return an error."""
         error = None if message is None else message.error()
         if message is not None and error is None:
             self.stop()

@@ -3,10 +3,10 @@
 Only members write the live commit log, and only for partitions they own: the broker fences members, not
 partitions.
 
-Lives from its join to its leave; who comes back after a fence is a new member. It fetches nothing that is
-read: its partitions are paused, but while there is nothing to read. Every call of the client is made under
-one lock, since a synchronous commit beside a blocking poll deadlocks in librdkafka's Python client. What each
-call does, and when, is in the tables of ``core.member_state``.
+A membership lasts from its join to its leave; after a fence the process joins as a new member. Its partitions
+are paused while they have records to read, because Spark reads them. Every call of the client holds one lock,
+because a synchronous commit concurrent with a blocking poll deadlocks in librdkafka's Python client. The
+tables of ``core.member_state`` define what each call does in each state.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class LiveCommitLog:
     """The live commit log, as one member writes it.
 
     Args:
-        committing: of the member's client, to its group.
-        standing: the member's; ``ownership``: what it owns.
+        committing: commits of the member's client to its group.
+        standing: state of the member; ``ownership``: its partitions.
         run: 8 hex digits that name its run.
-        log: the run's.
+        log: log of the run.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class LiveCommitLog:
         deadline: float = math.inf,
         owner_state: OwnerState = OwnerState.RUNNING,
     ) -> KafkaError | None:
-        """Commit positions with what their partitions owe, once; returns the first refusal.
+        """Commit positions with the pending ranges of their partitions, once; return the first refusal.
 
         Raises:
-            BrokerUnreachableError: nothing came back. The membership is over: its client is left behind.
+            BrokerUnreachableError: no response came. The membership has ended; its client is abandoned.
         """
         texts = {
             tp: (offset, self._encode_metadata(owned, owner_state).encode())
@@ -112,9 +112,9 @@ class LiveCommitLog:
             raise
 
     def mark_released(self, partitions: Sequence[TopicPartition]) -> None:
-        """Mark partitions as given up at their last committed position.
+        """Mark partitions as released at their last committed position.
 
-        Failing to costs a replay, no data.
+        A failure costs a replay, no data.
         """
         owned = self._assigned.owned
         ours = {tp: (owned[tp].committed, owned[tp]) for tp in partitions if tp in owned}
@@ -127,7 +127,7 @@ class LiveCommitLog:
                         level, "could not mark %d partitions as released: %s", len(ours), error.str()
                     )
                     return
-                time.sleep(COMMIT_RETRY_SECONDS)  # until the other members have synchronised
+                time.sleep(COMMIT_RETRY_SECONDS)  # until the other members have synchronized
         except BrokerUnreachableError as silence:
             self._log.warning("could not mark %d partitions as released: %s", len(ours), silence)
 
@@ -149,10 +149,10 @@ class Member:
     """One membership in one group.
 
     Attributes:
-        membership_certain_seconds: whoever was a member so long ago still is one: the session timeout has not
-            passed. 0 for one with a ``group.instance.id``: another one of that name takes its place at any
-            moment.
-        data_listener: whether there is something new, while there is nothing to do.
+        membership_certain_seconds: time for which a verified membership is still valid, because the session
+            timeout has not passed. 0 with a ``group.instance.id``, because another process with this id may
+            replace the member at any moment.
+        data_listener: notices new records while the lane is idle.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Member:
             if (live.group_instance_id or live.claimed_instance_id) is None
             else 0.0
         )
-        # The process timeout of the others is not known, and rarely another
+        # The other members' process timeouts are unknown; usually they are the same
         self._rebalance_wait_seconds = timeouts.process_timeout_ms / 1000
         self._group_id = live.group_id
         self._servers = settings.bootstrap_servers
@@ -178,7 +178,7 @@ class Member:
         config = {**settings.member_config(live, run_context.client_id, timeouts), **heard}
         self._client = create_client(Consumer, config)
         self._lock = threading.RLock()
-        self._is_release_deferred = False  # when a leave was put off to the end of the poll
+        self._is_release_deferred = False  # of a leave that was deferred to the end of the poll
         self._state = MemberState()
         self._assigned = AssignedPartitions()
         self.data_listener = DataListener(self._client)
@@ -206,28 +206,28 @@ class Member:
 
     @property
     def pending(self) -> dict[TopicPartition, int]:
-        """Partitions assigned but not settled, each with the number of its arrival."""
+        """Assigned partitions without a committed start position, each with its assignment number."""
         return self._assigned.pending
 
     @property
     def owned(self) -> dict[TopicPartition, OwnedPartition]:
-        """Settled partitions."""
+        """Partitions whose start position is committed."""
         return self._assigned.owned
 
     @property
     def is_joined(self) -> bool:
-        """Whether the coordinator has given this member its part, perhaps no partition.
+        """Whether the coordinator has sent this member its assignment, perhaps empty.
 
-        Not once it has left.
+        False after it left.
         """
         return self._assigned.has_assignment and self._state.state is not State.LEFT
 
     @property
     def fenced_by(self) -> FenceReason | None:
-        """Why the group goes on without this member, None while it is one of it as far as it knows.
+        """The reason why this membership has ended; None while no end was detected.
 
-        The client reports an outage of its brokers in a poll, or while it leaves: until then the reason is
-        general.
+        The client reports an outage of its brokers in a poll, or during the leave. Until then the reason is
+        less specific.
         """
         ended = self._state.fenced_by
         if (
@@ -238,11 +238,11 @@ class Member:
         return ended
 
     def poll(self, seconds: float = POLL_SECONDS, before_revoke: Finish | None = None) -> None:
-        """Poll the client once: rebalances happen in here.
+        """Poll the client once, which also runs rebalances.
 
         Args:
-            seconds: how long to wait for news.
-            before_revoke: called with ``check_handover_deadline`` when partitions are about to go: the last
+            seconds: longest wait for a message.
+            before_revoke: called with ``check_handover_deadline`` before partitions are revoked: the last
                 chance to commit them.
 
         Raises:
@@ -257,7 +257,7 @@ class Member:
                 time.sleep(COMMIT_RETRY_SECONDS)
 
     def poll_if_unlocked(self) -> None:
-        """The same without waiting, neither for news nor for the thread that uses the client now."""
+        """Poll without waiting, neither for a message nor for a thread that uses the client now."""
         if self._lock.acquire(blocking=False):
             try:
                 self.poll(0.0)
@@ -265,13 +265,15 @@ class Member:
                 self._lock.release()
 
     def commit_start_positions(self, resumed: Mapping[TopicPartition, OwnedPartition]) -> None:
-        """Commit where arrived partitions go on and what they owe, then own them: one OffsetCommit.
+        """Commit start positions and pending ranges of assigned partitions, then own the partitions.
 
-        Does nothing while a rebalance is under way: serve it, look again, settle that. What went and came
-        back since it was looked at is left out: another member may have committed it meanwhile.
+        All are in one OffsetCommit.
+
+        Does nothing during a rebalance: the caller serves it, reads the states again and retries. A partition
+        that was revoked and assigned again since is left out, because another member may have committed it.
 
         Raises:
-            CommitRefusedError: nothing is owned that was not owned before.
+            CommitRefusedError: the broker refused; no further partition is owned.
         """
         with self._lock:
             mine = self._assigned.still_pending(resumed)
@@ -291,20 +293,20 @@ class Member:
         while_rebalancing: Callable[[], None] = lambda: None,
         skipped: Callable[[TopicPartition], tuple[Span, ...]] = lambda _: (),
     ) -> tuple[TopicPartition, ...]:
-        """Commit done spans of owned partitions; returns those that were not ours any more.
+        """Commit done spans of owned partitions; return the partitions that are not owned any more.
 
-        While a rebalance is under way it is served and the commit repeated with what is still owned: the
-        broker would accept the rest and overwrite its new owner.
+        During a rebalance the group is served, and the commit is repeated with the partitions that are still
+        owned. The broker would accept the others too, which overwrites the commits of their new owners.
 
         Args:
-            done: what to commit of each partition.
-            assignment_ids: by which ownership each of them was planned.
+            done: span to commit of each partition.
+            assignment_ids: assignment number by which each partition was planned.
             while_rebalancing: called before each repetition; may raise.
-            skipped: what of a partition is pending from this commit on.
+            skipped: returns the spans of a partition that are pending from this commit on.
 
         Raises:
-            CommitRefusedError: out of order, or the broker refused.
-            RebalanceTimeoutError: a rebalance that waits for it can wait no longer.
+            CommitRefusedError: the batch is out of order, or the broker refused.
+            RebalanceTimeoutError: a rebalance cannot wait for this commit any longer.
         """
         with self._lock:
             was_owned = self._assigned.in_commit_order(done, assignment_ids)
@@ -317,7 +319,7 @@ class Member:
                 if error is None:
                     break
                 if not is_rebalance_in_progress(error) or time.monotonic() > give_up_at:
-                    self._assigned.rewind()  # this batch, and all that was planned after it, comes again
+                    self._assigned.rewind()  # this batch and all later ones are planned again
                     raise self._to_package_error(error)
                 while_rebalancing()
                 self.poll()
@@ -327,16 +329,16 @@ class Member:
             return tuple(tp for tp in done if tp not in mine)
 
     def owns(self, assignment_ids: Mapping[TopicPartition, int]) -> bool:
-        """Whether each partition is ours by the same ownership as then, as far as this member knows."""
+        """Return whether each partition has the same assignment as then, without a request to the broker."""
         with self._lock:
             return len(self._assigned.with_assignment(assignment_ids)) == len(assignment_ids)
 
     def verify_ownership(
         self, assignment_ids: Mapping[TopicPartition, int], while_rebalancing: Callable[[], None]
     ) -> tuple[TopicPartition, ...]:
-        """Ask the broker by a commit of what is committed.
+        """Verify ownership at the broker by committing the committed offsets again.
 
-        Returns those of them that are not ours any more.
+        Return the partitions that are not owned any more.
         """
         with self._lock:
             at = {tp: self.owned[tp].committed if tp in self.owned else 0 for tp in assignment_ids}
@@ -345,10 +347,10 @@ class Member:
             )
 
     def leave(self, *, release: bool) -> None:
-        """LeaveGroup, from whichever thread. ``release`` marks the partitions as given up in good order.
+        """Leave the group, from any thread; ``release`` marks the partitions as released.
 
-        Inside of a callback it waits for the poll's end: there ``close()`` never returns, or raises
-        SystemError.
+        In a callback the leave is deferred to the end of the poll, because there ``close()`` never returns,
+        or raises SystemError.
         """
         with self._committer.lock_or_give_up(self._lock):
             does = self._state.allowed.leave
@@ -359,10 +361,11 @@ class Member:
                 self._leave(release=release)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Caller: the client's ``poll`` or ``close``. Affects: why this member is out of its group.
+        """Caller: the client's ``poll`` or ``close``. Affects: the reason why the membership ended.
 
-        librdkafka gives a membership up by itself when no broker has answered for a session; the coordinator
-        may still list the member. A process that was paused gets no such error: its connections are there.
+        librdkafka gives a membership up by itself if no broker responds for a session timeout; the
+        coordinator may still list the member. A process that was paused gets no such error, because its
+        connections are open.
         """
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - librdkafka's own codes begin with _
             self._unverified_since = time.monotonic()
@@ -384,7 +387,7 @@ class Member:
     def _leave(self, *, release: bool) -> None:
         if release:
             self._commit_log.mark_released(list(self.owned))
-        if self._state.state is not State.LEFT:  # which it is when its broker has fallen silent
+        if self._state.state is not State.LEFT:  # it is LEFT if the release got no response
             self._state.apply(Event.GROUP_LEFT)
             self._assigned.remove_all()
             drain_callbacks(self._client, is_static=self._is_static)
@@ -408,7 +411,7 @@ class Member:
         return to_package_error(error, f"committing to group {self._group_id}", self._servers)
 
     def _fence_if_ended(self, error: KafkaError) -> bool:
-        """Whether the group goes on without this member from now on."""
+        """Fence the member if this error ends the membership; return whether it has ended."""
         reason = fence_reason_of(error, self._reason_if_replaced)
         if reason is not None:
             self._state.fence(reason)

@@ -1,9 +1,8 @@
-"""Settle the partitions that are assigned to a member, and plan batches over them.
+"""Commit where a member's assigned partitions resume, and plan batches over them.
 
-Decides nothing (``core.resume`` and ``core.batch_planning`` do); what it settles is committed before any
-record of it: first to the catch-up commit log, which may not say of another life of the group what this one
-    still has
-to do.
+Never decides by itself: ``core.resume`` and ``core.batch_planning`` do. Start positions are committed before
+any record is processed. The catch-up commit log is written first: it must not mark offsets as done, from a
+former start of the group, that this one still has to process.
 """
 
 from __future__ import annotations
@@ -66,27 +65,28 @@ PAUSED_LINE = "paused in both lanes until resume(): %s"
 
 
 class OnRecovered(Protocol):
-    """Repeats what a dead writer of rows may have skipped between the table's and the offsets' commit."""
+    """Repeats side effects that a dead run may have skipped between the table's and the offsets' commit."""
 
     def __call__(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange], /) -> None:
-        """Repeat it for ``ranges``; the broker has ``deleted`` the records of the others."""
+        """Repeat them for ``ranges``; the broker has deleted the records of ``deleted``."""
 
 
 @dataclass
 class ResumeReport:
-    """What one consumer found.
+    """The findings of one consumer when its partitions resumed.
 
     Attributes:
-        crash_lag: crash lag, in the order of finding.
-        lost: what expired before it was processed.
-        forgotten_pending: what is pending again: the commit that said so was replaced, or the table has lost
-            it.
+        crash_lag: crash lag, in the order in which it was found.
+        lost: ranges that expired before they were processed.
+        forgotten_pending: ranges that are pending again, because an external commit replaced their record, or
+            the table has lost them.
         recovered: ranges that were in the table and in neither commit log.
-        on_recovered: repeats what their dead writer may have skipped; called before they are committed.
-        pending: what this consumer last wrote down as pending, of each partition it ever had.
-        topic_ids: of the topics as it first saw them.
-        group_start_positions: positions at which its live lane began to read, as far as they matter: the
-            last, and those inside of crash lag.
+        on_recovered: repeats side effects that their dead writer may have skipped; called before they are
+            committed.
+        pending: pending ranges that this consumer last committed, for each partition it ever owned.
+        topic_ids: ids of the topics at their first read.
+        group_start_positions: positions at which its live lane began to read: the last one, and those inside
+            crash lag.
     """
 
     crash_lag: list[OffsetRange] = field(default_factory=list)
@@ -102,16 +102,16 @@ class ResumeReport:
     def recover(
         self, spans: Mapping[TopicPartition, Iterable[Span]], log_starts: Mapping[TopicPartition, int]
     ) -> list[OffsetRange]:
-        """Repeat what the dead writer of these offsets may have skipped, once.
+        """Repeat side effects that the dead writer of these offsets may have skipped, once.
 
         Args:
             spans: offsets that are in the table and in neither commit log; the caller commits them after
                 this.
-            log_starts: the broker has deleted what lies below.
+            log_starts: log starts; the broker has deleted the offsets below.
 
         Returns:
-            The ranges of which it was repeated now. Nothing is logged yet: a slow handler would hold up the
-            group.
+            The ranges that were handled now. Nothing is logged yet, because a slow log handler would delay
+            the group.
         """
         known = self.recovered
         new = {
@@ -129,7 +129,7 @@ class ResumeReport:
         return ranges
 
     def add(self, settled: Mapping[TopicPartition, ResumeDecision], log: Logger) -> None:
-        """These partitions were settled."""
+        """Record and log the resume decisions of these partitions."""
         self.pending.update({tp: resumed.pending for tp, resumed in settled.items()})
         self.group_start_positions.update(
             {tp: self._warn_of_start(tp, resumed) for tp, resumed in settled.items()}
@@ -150,7 +150,7 @@ class ResumeReport:
         _log_held_partitions(settled, log)
 
     def add_lost(self, spans: Mapping[TopicPartition, Iterable[Span]], log: Logger) -> None:
-        """These offsets expired before they were processed."""
+        """Record and log offsets that expired before they were processed."""
         self.lost += (lost := _offset_ranges(spans))
         if lost:
             log.error(LOST_LINE, join_some(lost), sum(found.size for found in lost))
@@ -162,7 +162,7 @@ class ResumeReport:
 
 
 def _log_held_partitions(settled: Mapping[TopicPartition, ResumeDecision], log: Logger) -> None:
-    """Log which partitions are paused, and which are read in order as they have no room for crash lag."""
+    """Log the paused partitions, and those read in order because their metadata has no room for crash lag."""
     paused = [f"{tp} at {resumed.position}" for tp, resumed in settled.items() if resumed.paused]
     in_order = [f"{tp} at {resumed.overflow.start}" for tp, resumed in settled.items() if resumed.overflow]
     for told, partitions in ((PAUSED_LINE, paused), (IN_ORDER_LINE, in_order)):
@@ -186,14 +186,14 @@ class LivePlanner:
     """The partitions of one member.
 
     Args:
-        report: takes what this membership comes upon.
-        poison: offsets that may not stop the live lane again: pending as soon as they are settled.
-        rotation: whose turn it is.
-        catch_up_log: the catch-up commit log, opened when it has to be written.
+        report: collects the findings of this membership.
+        poison: quarantined offsets, which become pending when their partitions resume.
+        rotation: order in which partitions take turns.
+        catch_up_log: opens the catch-up commit log before it is written.
 
     Attributes:
-        data_pending_since: by ``time.monotonic``, when offsets were first seen that are in no batch yet; None
-            with none.
+        data_pending_since: time by ``time.monotonic`` at which offsets were first read that are in no batch
+            yet; None without such offsets.
     """
 
     def __init__(
@@ -220,15 +220,15 @@ class LivePlanner:
         self._pruned_at = self._planned_at = self._recommitted_at = time.monotonic()
 
     def leave(self, reason: FenceReason) -> FenceReason:
-        """End this membership, as its fence has it.
+        """End this membership for the reason of its fence.
 
-        Return the reason as the client's last callbacks name it.
+        Return the reason that the client's last callbacks report.
         """
         self.member.leave(release=reason.releases_partitions)
         return self.member.fenced_by or reason if reason is FenceReason.PARTITIONS_LOST else reason
 
     def resume_assigned(self) -> None:
-        """Decide where arrived partitions go on, and make it durable before the first record of theirs."""
+        """Decide where assigned partitions resume, and commit that before their first record is processed."""
         arrived = dict(self.member.pending)
         if not arrived:
             return
@@ -263,7 +263,7 @@ class LivePlanner:
         self._report.add({tp: resumed[tp] for tp in adopted}, self._log)
 
     def plan(self, request: BatchRequest) -> Batch | None:
-        """The next ranges of what is owned, None when there is less; they count as planned from now on."""
+        """Return the next ranges of the owned partitions, now planned; None if there are too few offsets."""
         self._planned_at = now = time.monotonic()
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.is_paused}
         bounds = self._cluster.log_bounds(owned)
@@ -286,18 +286,18 @@ class LivePlanner:
         return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals)
 
     def check_topics(self, batch: Batch) -> None:
-        """Check before a commit that the topics are still those that the batch was planned of.
+        """Check before a commit that no topic was recreated since the batch was planned.
 
         Raises:
-            TopicRecreatedError: a topic was recreated: whose records were written is unknown.
+            TopicRecreatedError: a topic was recreated, so it is unknown which topic's records were written.
         """
         done = ", ".join(map(str, batch.ranges))
         outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
-        with suppress(BrokerUnreachableError):  # the commit itself waits for a broker that is away
+        with suppress(BrokerUnreachableError):  # the commit itself waits for an unavailable broker
             self._check_identity(batch.spans, outcome)
 
     def record_commit(self, batch: Batch, handed_over: Collection[TopicPartition]) -> None:
-        """Take note of what is pending after a commit; log what was handed over before it."""
+        """Record the pending ranges after a commit; log the partitions that were handed over before it."""
         self._report.pending.update(
             {tp: self.member.owned[tp].pending for tp in batch.spans if tp in self.member.owned}
         )
@@ -306,14 +306,13 @@ class LivePlanner:
             self._log.info(message, ", ".join(map(str, handed_over)))
 
     def confirm(self, batch: Batch, while_rebalancing: Callable[[], None]) -> None:
-        """Commit nothing new, to verify that the batch is still this member's.
+        """Commit nothing new, to verify that the batch still belongs to this member.
 
-        Skipped after a plan so recent that nobody can have been given the batch since.
+        Skipped if the batch was planned so recently that no other member can have its partitions.
 
         Raises:
-            FencedError: a part of it is another member's: all of it is planned again, as far as it is still
-                ours.
-            CommitRefusedError: the group goes on without this member.
+            FencedError: another member owns a part of it; the part that this member owns is planned again.
+            CommitRefusedError: the membership has ended.
         """
         if time.monotonic() - self._planned_at < self.member.membership_certain_seconds and self.member.owns(
             batch.assignment_ids
@@ -326,15 +325,15 @@ class LivePlanner:
             raise FencedError(FenceReason.HANDED_OVER, f"{names}, before the batch was written")
 
     def replan(self) -> None:
-        """What is planned and not committed comes again."""
+        """Plan uncommitted ranges again."""
         for owned in dict(self.member.owned).values():
             owned.position = owned.committed
 
     def set_paused(self, tp: TopicPartition, *, paused: bool) -> None:
-        """Pause or resume an owned partition, for whoever owns it later too.
+        """Pause or resume an owned partition, also for its later owners.
 
         Raises:
-            CommitRefusedError: the mark could not be committed; nothing is paused or resumed.
+            CommitRefusedError: the change could not be committed; nothing is paused or resumed.
         """
         owned = self.member.owned[tp]
         before, owned.is_paused = owned.is_paused, paused
@@ -345,9 +344,9 @@ class LivePlanner:
             raise
 
     def prune_pending(self) -> None:
-        """Now and then drop pending ranges that are done, and keep the catch-up commit log from expiring.
+        """At intervals, drop pending ranges that are done, and commit the catch-up commit log again.
 
-        It has no members.
+        Without that its offsets expire, because its group has no members.
         """
         now = time.monotonic()
         if now - self._recommitted_at >= self._settings.recommit_seconds:
@@ -381,12 +380,12 @@ class LivePlanner:
         states: Mapping[TopicPartition, PartitionState],
         written: Mapping[TopicPartition, tuple[Span, ...]],
     ) -> None:
-        """Repeat what dead runs of both lanes may have skipped, before their rows are committed as done."""
+        """Repeat side effects that dead runs may have skipped, before their rows are committed as done."""
         spans = {tp: (*written.get(tp, ()), *one.done_in_rebuilt_log) for tp, one in states.items()}
         self._report.recover(spans, {tp: one.log_start for tp, one in states.items()})
 
     def _write_rebuilt_logs(self, states: Mapping[TopicPartition, PartitionState]) -> None:
-        """Write the catch-up commit logs that were rebuilt; the others stay as they are."""
+        """Write the rebuilt catch-up commit logs; the others stay unchanged."""
         if logs := {
             tp: (one.catch_up_log, self._catch_up_log_of(one))
             for tp, one in states.items()
@@ -397,7 +396,7 @@ class LivePlanner:
             self._warn_about_external_commits(states)
 
     def _warn_about_external_commits(self, states: Mapping[TopicPartition, PartitionState]) -> None:
-        """Log what other clients have written into both commit logs."""
+        """Log the external commits in both commit logs."""
         warn_about_external_commits(
             self._log, self._settings.group_id, {tp: one.catch_up_log.external for tp, one in states.items()}
         )
@@ -419,10 +418,10 @@ class LivePlanner:
         }
 
     def _update_ledger(self, resumed: Mapping[TopicPartition, tuple[PartitionState, ResumeDecision]]) -> None:
-        """What is known besides what the table says goes into it with the next write.
+        """Add facts of the commit logs to the ledger; the next write stores them in the table.
 
-        Unknown offsets below the position are done by the last commit, or by this one. Only pending ones stay
-        unknown: a catch-up run may have written some that no log has yet.
+        Unknown offsets below the position are done, by the last commit or by this one. Only pending offsets
+        stay unknown: a catch-up run may have written some that no commit log has yet.
         """
         if self._ledger is None:
             return
@@ -459,7 +458,7 @@ class LivePlanner:
     def _check_positions(
         self, owned: Mapping[TopicPartition, OwnedPartition], bounds: Mapping[TopicPartition, tuple[int, int]]
     ) -> None:
-        """The log may be deleted, or created again, under a live member too.
+        """Check that the positions are in their logs, which may be deleted or recreated at any time.
 
         Raises:
             DataExpiredError, TopicRecreatedError: a position is not in its log any more.
@@ -473,7 +472,7 @@ class LivePlanner:
     def _pass_expired(
         self, owned: Mapping[TopicPartition, OwnedPartition], starts: Mapping[TopicPartition, int]
     ) -> None:
-        """Between two batches: go on at the log starts, and report what is gone."""
+        """Continue at the log starts between two batches, and report the expired offsets as lost."""
         lost = {tp: (Span(owned[tp].position, start),) for tp, start in starts.items()}
         self._catch_up_log().write_off(lost)
         if self._ledger is not None:
@@ -484,7 +483,7 @@ class LivePlanner:
 
 
 def _with_owned(state: PartitionState, owned: OwnedPartition) -> PartitionState:
-    """Return the state as it will be with the owner's next commit."""
+    """Return the state after the owner's next commit."""
     metadata = LiveCommitMetadata(
         OwnerState.RUNNING, "0" * 8, owned.pending, reprocess=owned.reprocess, origin=owned.origin
     )

@@ -1,16 +1,15 @@
 """Keep a consumer in its group: join, rejoin after a fence, commit as the current member.
 
-Plain offsets are split between the two logs, as KIP-333 has it.
+Joins if there is no membership, answers the group, and commits start positions of assigned partitions. Plain
+offsets are split between the two commit logs (KIP-333). Never plans.
 
-Joins when there is no membership, answers the group, and settles what it assigned. Never plans.
+A killed dynamic member blocks its partitions until its session timeout. In the classic protocol a member with
+a ``group.instance.id`` (KIP-345) is replaced at once by the next member with this id, which also fences the
+old process if it is still alive. So each Dagster run has such an id. A run takes over the id of a run whose
+process is gone. Members with such an id leave as dynamic members do.
 
-A dynamic member that is killed keeps its partitions from its successor until its session has timed out. By
-the classic protocol a member with a ``group.instance.id`` (KIP-345) is replaced at once by the next one of
-that name, which also fences it if it still lives; so each run of Dagster's has such a name of its own, and a
-run that finds one of a run for which nobody works any more goes on under it. It leaves as dynamic members do.
-
-Under KIP-848 the broker refuses the name until that session is over (``UNRELEASED_INSTANCE_ID``), and members
-that leave keep theirs: they are dynamic.
+Under KIP-848 the broker refuses the id until the old session is over (``UNRELEASED_INSTANCE_ID``), and
+members that leave keep theirs. So there the members are dynamic.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class GroupSession:
     """The memberships of one consumer.
 
     Args:
-        timer: the poll timer, and the run it works for (``run_context``): what its watchdog looks at.
-        answers_while_busy: the group is answered all the time, on a thread of the watchdog's.
-        join: makes a new member, once everything that can be checked was checked.
-        outcome: of a batch whose membership has ended, as a clause of the error.
+        timer: the poll timer; the watchdog checks it and the run (``run_context``).
+        answers_while_busy: whether a thread of the watchdog answers the group all the time.
+        join: checks everything that can be checked, then creates a new member.
+        outcome: outcome of a batch whose membership has ended, as a clause of the error.
 
     Attributes:
-        planner: what the last one works on; None before the first.
-        watchdog: ends the one that goes on; ``fence``: what it raises.
+        planner: planner of the last membership; None before the first.
+        watchdog: ends the current membership; ``fence``: the fence that it raises.
     """
 
     def __init__(
@@ -81,18 +80,19 @@ class GroupSession:
 
     @property
     def owned(self) -> Mapping[TopicPartition, OwnedPartition]:
-        """The settled partitions."""
+        """The owned partitions, whose start positions are committed."""
         return {} if self.planner is None else self.planner.member.owned
 
     def before_revoke(self, finish: Finish) -> None:
-        """Register what commits the open batches; see ``LivenessConsumer.before_revoke``."""
+        """Register a callback that commits the open batches; see ``LivenessConsumer.before_revoke``."""
         self._commit_before_revoke = None if self._answers_while_busy else finish
 
     def join_and_poll(self, seconds: float | None = None) -> LivePlanner:
-        """Be a member: join when there is no membership, answer the group, settle what it assigned.
+        """Join if there is no membership, answer the group, and decide where assigned partitions resume.
 
         Args:
-            seconds: how long a member waits for news, None for a moment; who is none yet always does.
+            seconds: time that a joined member waits for a message; None for a short default. A member that
+                has not joined yet always waits for the default.
         """
         lane = self._current_or_join()
         finish = None if self._commit_before_revoke is None else self._hand_over
@@ -107,9 +107,9 @@ class GroupSession:
         return lane
 
     def answer_rebalance(self) -> None:
-        """Answer the group, if nobody does at this moment.
+        """Answer the group, unless another thread does at this moment.
 
-        Caller: ``heartbeat``, or the watchdog's answering thread. Affects: ownership, when there is a
+        Caller: ``heartbeat``, or the watchdog's answering thread. Affects: the owned partitions, during a
         rebalance.
         """
         lane = self.planner
@@ -120,10 +120,10 @@ class GroupSession:
     def commit(self, batch: Batch) -> tuple[TopicPartition, ...]:
         """Commit a processed batch by the membership that planned it.
 
-        The group is answered while a rebalance holds the commit up.
+        While a rebalance delays the commit, the group is answered.
 
         Returns:
-            The partitions that were handed over: nothing of them was committed.
+            The partitions that were handed over; nothing of them was committed.
 
         Raises:
             FencedError: that membership has ended.
@@ -132,7 +132,7 @@ class GroupSession:
         self.fence.check_batch(batch)
         with self._fence_on_refusal() as lane:
             lane.check_topics(batch)
-            # The work is done: waiting for the group is no stall
+            # The batch is processed, so waiting for the group may not count against the process timeout
             handed_over = lane.member.commit(
                 batch.spans, batch.assignment_ids, self.fence.heartbeat, batch.pending_of
             )
@@ -140,24 +140,26 @@ class GroupSession:
             return handed_over
 
     def confirm(self, batch: Batch) -> None:
-        """Ask the broker whether an open batch is still this member's: a process that was frozen cannot know.
+        """Verify at the broker that an open batch still belongs to this member.
+
+        Without this request a process that was frozen cannot detect that it was removed.
 
         Raises:
-            FencedError: others have it by now, or this process may not commit any more.
+            FencedError: other members have its partitions, or this process may not commit any more.
         """
         self.fence.check_batch(batch)
         try:
             with self._fence_on_refusal() as lane:
                 lane.confirm(batch, self.fence.heartbeat)
-        except FencedError as fenced:  # what was planned after it comes again too
+        except FencedError as fenced:  # batches planned after this one are planned again too
             self.fence.start_epoch(fenced.reason)
             raise
 
     def require_room(self, batch: Batch) -> None:
-        """Check that the commit of this batch can record what it leaves out, before that is passed.
+        """Check that the commit of this batch can record its skipped offsets, before they are passed.
 
         Raises:
-            BadRecordError: it cannot.
+            BadRecordError: the commit metadata has no room for them.
             FencedError: this process may not commit any more.
         """
         self.fence.check_batch(batch)
@@ -167,8 +169,8 @@ class GroupSession:
             raise no_room_error(batch.skipped)
 
     def close(self, *, release: bool, why: FenceReason = FenceReason.CLOSED) -> None:
-        """Leave for good; a fence that is up already says itself whether the partitions are released."""
-        fenced = self.watchdog.reason  # its thread may be about to leave
+        """Leave for good; if the fence is up, its reason decides whether the partitions are released."""
+        fenced = self.watchdog.reason  # read before the watchdog's thread may leave
         try:
             self.watchdog.stop(why)
         finally:
@@ -193,15 +195,15 @@ class GroupSession:
 
     @contextmanager
     def _fence_on_refusal(self) -> Iterator[LivePlanner]:
-        """Fence this process where a refused commit means that the membership has ended."""
+        """Fence this process if a refused commit means that the membership has ended."""
         lane = self.planner
         assert lane is not None  # noqa: S101 - it has a position
         try:
             yield lane
         except BrokerUnreachableError:
-            raise  # to wait for it once more, as a new member, would take as long again
+            raise  # a new member would wait for the broker as long again
         except BaseException:
-            self._check_fence(lane)  # says more than the broker's refusal
+            self._check_fence(lane)  # its error is more specific than the broker's refusal
             raise
         self._check_fence(lane)
 
@@ -227,10 +229,10 @@ class OffsetCommits:
     """Commits of plain offsets, split between the two commit logs (KIP-333).
 
     Args:
-        cluster: where the group is; ``group_id``: its name.
+        cluster: cluster of the group; ``group_id``: name of the group.
         session: commits to the live commit log.
-        resume_report: where the live lane of this consumer began.
-        catch_up_log: opens the catch-up commit log when it has to be written.
+        resume_report: start positions of this consumer's live lane.
+        catch_up_log: opens the catch-up commit log before it is written.
     """
 
     def __init__(
@@ -249,14 +251,15 @@ class OffsetCommits:
         self._catch_up_log = catch_up_log
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
-        """Commit offsets, each to the log of the lane that it belongs to.
+        """Commit offsets, each to the commit log of its lane.
 
         KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", it goes
-        to the catch-up commit log, the others to the live one. The live lane's own commit changes nothing,
-        though a pending range ends there: it does not show that anyone has read the range.
+        to the catch-up commit log, the others to the live one. A pending range that ends at the live lane's
+        start position stays pending when this position is committed: the commit does not show that the range
+        was read.
 
         Returns:
-            The partitions that were handed over: nothing of them was committed.
+            The partitions that were handed over; nothing of them was committed.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -286,9 +289,9 @@ class OffsetCommits:
         return self._session.commit(Batch(ranges, 0.0, epoch, assignment_ids=assignment_ids))
 
     def _assignment_of(self, tp: TopicPartition, offset: int, pending: tuple[Span, ...]) -> OwnedPartition:
-        """The ownership that ``offset`` lies in.
+        """Return the owned partition in whose open range ``offset`` lies.
 
-        Counted from this member's own commit, which may have skipped data.
+        The range begins at this member's own commit, which may have skipped data.
         """
         owned = self._session.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
@@ -320,15 +323,16 @@ def choose_group_instance_id(
 ) -> str | None:
     """Return the ``group.instance.id`` for one membership.
 
-    None for a dynamic member, or one that has a name of the user's.
+    None for a dynamic member, or if the user has set an id.
 
     Args:
-        cluster: where the group is.
-        live: which group, and the user's name.
-        timeouts: by which protocol.
-        run_context: knows which runs are gone; a script does not, and nobody could tell that it is.
-        partitions: of the topics, now. Where the group has dealt others it must deal again, and who goes on
-            under a name that it knows is given what that name had: the others would stand still.
+        cluster: cluster of the group.
+        live: the group, and the id set by the user.
+        timeouts: timeouts, with the group's protocol.
+        run_context: finds the runs that are gone. A script cannot, and nothing shows that a script is gone.
+        partitions: current partitions of the topics. If the group has assigned others, it must rebalance. A
+            member that takes over a known id only gets the partitions of that id, so new partitions would
+            have no owner.
     """
     if (
         run_context.claim_instance_id is None
@@ -338,7 +342,7 @@ def choose_group_instance_id(
         return None
     members = sorted(cluster.members(live.group_id), key=lambda member: -len(member.partitions))
     dealt = {tp for member in members for tp in member.partitions}
-    fits = not dealt or dealt == set(partitions)  # none: they are dealt at this moment
+    fits = not dealt or dealt == set(partitions)  # empty: a rebalance is assigning them now
     names = [
         name for member in members if fits and run_id_of_instance(name := member.group_instance_id) and name
     ]
