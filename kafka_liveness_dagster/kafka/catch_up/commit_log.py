@@ -1,8 +1,8 @@
 """Record that pending offsets are done in KIP-333's catch-up commit log.
 
-The log is the committed offsets of ``G.catch-up``. Several runs may write it at once and none of them is a
-member of a group, so each write is looked at afterwards and repeated when another's replaced it. A write that
-is lost for good costs rework, never data.
+The log is the committed offsets of ``G.catch-up``. Several runs may write it at once, and none of them is a
+member of a group. So each write is read back, and repeated if another run's write replaced it. A write that
+is lost for good costs rework, never data. Never writes the live commit log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REWRITTEN = "Rewrote the catch-up commit log of group %s, %d external commits ha
 
 
 class NotPendingError(InvalidSettingError):
-    """A range was named that the group does not owe."""
+    """A requested range is not pending in the group."""
 
 
 class CatchUpCommitLog:
@@ -73,7 +73,7 @@ class CatchUpCommitLog:
         self._last_written: dict[TopicPartition, CatchUpCommitMetadata] = {}
 
     def mark_done(self, ranges: Iterable[OffsetRange], may_go_on: Callable[[], None] = lambda: None) -> None:
-        """Write down that pending ranges are done; what is not pending any more is left as it is.
+        """Record that pending ranges are done; ranges that are not pending any more stay unchanged.
 
         Raises:
             CommitRefusedError: the record did not last; the ranges stay pending.
@@ -96,10 +96,10 @@ class CatchUpCommitLog:
         raise self._lost_writes_error("done")
 
     def require_room(self, batch: Batch) -> None:
-        """Whether the log can say what of a batch is done, and what not.
+        """Check that the log can record which offsets of a batch are done and which are not.
 
         Raises:
-            BadRecordError: it cannot; nothing was written.
+            BadRecordError: the commit metadata has no room; nothing was written.
         """
         done = spans_by_partition(batch.processed)
         for tp, state in self._partition_states(list(done)).items():
@@ -126,13 +126,13 @@ class CatchUpCommitLog:
     def write_off(
         self, ranges: Mapping[TopicPartition, tuple[Span, ...]], may_go_on: Callable[[], None] = lambda: None
     ) -> None:
-        """Record that offsets are accounted for without having been processed.
+        """Record that offsets are closed without having been processed: written off, or lost and reported.
 
-        They are written off, or lost and reported. What of them was pending is done with the same write:
-        nothing is done in silence, whenever this process dies.
+        The same write marks the pending ones as done. So no offset is done without this record, whenever this
+        process dies.
 
         Raises:
-            CommitRefusedError: the broker refused, or what was told did not last.
+            CommitRefusedError: the broker refused, or other runs' writes replaced the record.
             ExternalCommitError: an external commit replaced the log, and this process has not read it before.
         """
         if not self._update(ranges, _with_written_off, may_go_on):
@@ -143,14 +143,14 @@ class CatchUpCommitLog:
     ) -> None:
         """Record that the table lost rows of these offsets, as the last step of the run that found it.
 
-        Expired snapshots may be all that shows it, so no later run may find it. Logs a failure and raises
-        nothing: the error of the run says more. Of a topic that was recreated since nothing is recorded: the
-        rows were of another log.
+        A later run may not find it, because the snapshots that show it may expire. Logs a failure and raises
+        nothing, because the error of the run is more specific. For a topic that was recreated since nothing
+        is recorded, because the rows were of another log.
 
         Args:
             ranges: offsets whose rows are missing.
-            log: the run's.
-            topic_ids: of the topics as the run first read them.
+            log: log of the run.
+            topic_ids: ids of the topics at the run's first read.
         """
         failed = "The missing rows could not be recorded in the catch-up commit log"
         try:
@@ -161,9 +161,9 @@ class CatchUpCommitLog:
             log.exception(failed)
 
     def change_target(self, partitions: Sequence[TopicPartition], target: str) -> dict[TopicPartition, str]:
-        """Say of what is committed that it is about ``target`` from now on; gives what it was about before.
+        """Record that the commits are about ``target`` from now on; return their former targets.
 
-        Logs that are about no table stay so: the next run that has one says which.
+        Logs without a target stay so; the next run with a table records its target.
 
         Raises:
             CommitRefusedError: the broker refused.
@@ -175,12 +175,12 @@ class CatchUpCommitLog:
         return {tp: log.target or "" for tp, log in moved.items()}
 
     def recommit(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, ExternalCommit]:
-        """Commit what is there once more: the offsets of a group without members expire.
+        """Commit the log again, because the offsets of a group without members expire.
 
-        What is not there any more, or was replaced, is written as it was seen last.
+        A commit that is missing or was replaced is written as it was last read.
 
         Returns:
-            The external commits that had replaced it.
+            The external commits that had replaced the log.
         """
         if not partitions:
             return {}
@@ -199,12 +199,12 @@ class CatchUpCommitLog:
         asked: Mapping[TopicPartition, tuple[Span, ...]],
         states: Mapping[TopicPartition, PartitionState],
     ) -> None:
-        """Check that the ranges may be pending: no live lane skipped offsets above the live commit log.
+        """Check that no requested range lies above the live commit log, where no live lane skipped offsets.
 
-        Someone mistyped it, or the group's offsets were set back and the live lane will come to it.
+        Such a range was mistyped, or the group's offsets were reset and the live lane will process it.
 
         Raises:
-            NotPendingError: with what is pending.
+            NotPendingError: with the pending ranges.
         """
         for tp, spans in asked.items():
             first = states[tp].committed or 0
@@ -231,10 +231,10 @@ class CatchUpCommitLog:
         return log
 
     def _partition_states(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, PartitionState]:
-        """Both commit logs now; in the place of an external commit, what this process knows besides.
+        """Return both commit logs now, with this process's last write in place of an external commit.
 
-        Offsets that were done are not among it: the owner of the partition may have them pending again since.
-        A log that was deleted gets its target again: without a target nothing is held against the table.
+        Done offsets are left out of it, because they may be pending again at the partition's owner. A deleted
+        log gets its target again, because a log without a target is not compared with the table.
         """
         states = {
             tp: replace(
@@ -258,7 +258,7 @@ class CatchUpCommitLog:
         changed: Callable[[PartitionState, tuple[Span, ...]], CatchUpCommitMetadata],
         may_go_on: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Write the logs as they must be after ``spans``, until they are so; return whether that lasted."""
+        """Write the changed logs of ``spans`` until they are read back; return whether that succeeded."""
         for _ in range(_MAX_WRITES):
             may_go_on()
             states = self._partition_states(list(spans))
@@ -292,7 +292,7 @@ class CatchUpCommitLog:
 
 
 def _with_written_off(state: PartitionState, reported: tuple[Span, ...]) -> CatchUpCommitMetadata:
-    """The catch-up commit log as it must be when these are accounted for."""
+    """Return the catch-up commit log with these offsets written off, and their pending ones done."""
     log = state.catch_up_log
     pending = intersection(state.outstanding, reported)
     recorded = log.mark_done(state.pending_by_live_log, pending) if pending else log
@@ -300,7 +300,7 @@ def _with_written_off(state: PartitionState, reported: tuple[Span, ...]) -> Catc
 
 
 def _with_missing_rows(state: PartitionState, found: tuple[Span, ...]) -> CatchUpCommitMetadata:
-    """Return the log with these offsets as missing rows: pending ones are not done any more."""
+    """Return the log with these offsets as missing rows; pending ones are no longer done."""
     committed = intersection(found, (Span(0, state.committed or 0),))
     if not committed:  # the commits were deleted, perhaps with the topic
         return state.catch_up_log
@@ -313,7 +313,7 @@ def _with_missing_rows(state: PartitionState, found: tuple[Span, ...]) -> CatchU
 
 
 def _group_origin(state: PartitionState) -> GroupOrigin:
-    # Commits without an origin do not say where the group's life began: nothing below is held against the
+    # Commits without an origin do not record where the group began, so no offset below is compared with the
     # table
     return state.catch_up_log.origin or state.origin or GroupOrigin(state.committed or 0, state.topic_id)
 
@@ -337,7 +337,7 @@ def warn_about_external_commits(
 
 
 def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
-    """The error for offsets that no commit can say are pending."""
+    """Return the error for skipped offsets that the commit metadata has no room for."""
     outcome = (
         "They were not quarantined, because the group has too many pending ranges. Nothing of their "
         "batch was written or committed. Fix: correct the transform, or materialize or "
@@ -347,7 +347,7 @@ def no_room_error(left_out: Iterable[OffsetRange]) -> BadRecordError:
 
 
 def spans_by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, tuple[Span, ...]]:
-    """The same offsets, as the fewest spans of each partition."""
+    """Return the same offsets, as the fewest spans of each partition."""
     found: dict[TopicPartition, tuple[Span, ...]] = {}
     for r in sorted(ranges):
         found[r.topic_partition] = union((*found.get(r.topic_partition, ()), r.span))

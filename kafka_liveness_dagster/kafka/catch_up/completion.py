@@ -1,8 +1,7 @@
-"""Determine what of these ranges is proven done, from both commit logs and the ledger.
+"""Determine which offsets of a catch-up run are proven done, from both commit logs and the ledger.
 
-The logs are read now; the ledger is as of its last read. The ledger is read when a run begins, and once
-more before anything of it may be called done: what the run writes itself is known without a read. Never plans
-and never commits.
+The ledger is read when a run begins, and again before its partitions may become green. In between the run
+adds its own writes. The commit logs are read each time. Never plans and never commits.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class CompletionCheck:
     """The states of one catch-up run's partitions.
 
     Args:
-        asked: the offsets it is to do.
-        ledger: None where the two commit logs decide alone.
+        asked: offsets that the run is to process.
+        ledger: ledger of the target; None if both commit logs decide alone.
 
     Attributes:
-        topic_ids: of the topics as they were first read.
+        topic_ids: ids of the topics at their first read.
     """
 
     def __init__(
@@ -82,22 +81,22 @@ class CompletionCheck:
         return self._with_ledger_entries(states)
 
     def read_commits(self) -> PartitionStates:
-        """Read both commit logs; the ledger is as of its last read, with what was written since."""
+        """Read both commit logs; use the ledger of its last read, with this run's writes since."""
         return self._with_ledger_entries(
             self._require_same_topics(self._cluster.partition_states(self._group_id, list(self._requested)))
         )
 
     def with_target(self, log: CatchUpCommitMetadata) -> CatchUpCommitMetadata:
-        """The same catch-up commit log, with the ledger's target if it was rebuilt from that."""
+        """Return the catch-up commit log; if it was rebuilt from the ledger, with the ledger's target."""
         if self._ledger is None or log.external is None:
             return log
         return replace(log, target=self._ledger.target)
 
     def check_identity(self, ranges: Iterable[OffsetRange]) -> None:
-        """Whether the topics are still those that were looked at first; after a batch was written.
+        """Check, after a batch was written, that no topic was recreated since its first read.
 
         Raises:
-            TopicRecreatedError: nobody knows whose records they are.
+            TopicRecreatedError: it is unknown which topic's records were written.
         """
         written = sorted(ranges)
         ids = self._cluster.topic_ids({r.topic for r in written})
@@ -108,13 +107,13 @@ class CompletionCheck:
         self._compare_topic_ids(written[0].topic_partition, ids, outcome)
 
     def mark_written(self, ranges: Iterable[OffsetRange]) -> None:
-        """These are done now, by this run."""
+        """Record that this run has written these ranges."""
         self._ledger_entries = merge_entries(
             (self._ledger_entries, {tp: LedgerEntry(s) for tp, s in spans_by_partition(ranges).items()})
         )
 
     def write_off(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> None:
-        """These are gone for good: the next write records it."""
+        """Record that these offsets are lost for good; the next write stores that in the table."""
         if self._ledger is not None:
             self._ledger.add_known({tp: LedgerEntry(written_off=gone) for tp, gone in spans.items()})
 
@@ -131,14 +130,14 @@ class CompletionCheck:
         ]
 
     def verify(self, left_out: Iterable[OffsetRange]) -> bool:
-        """Ask once more, after all was written: nothing is green that is not proven.
+        """Read the ledger again after all writes, so that no partition becomes green without proof.
 
         Returns:
-            False where another run's record has replaced this one's since, or no record proves any more
-            what was done before this run: it is processed once more.
+            False if another run's record has replaced this run's, or if offsets done before this run are no
+            longer proven. These offsets are processed again.
 
         Raises:
-            RowsMissingError: the ledger lacks some of it.
+            RowsMissingError: the ledger lacks some of the requested offsets.
         """
         if self._ledger is None:
             return True
@@ -148,7 +147,7 @@ class CompletionCheck:
             tp: difference(states[tp].not_done(s), without.get(tp, ())) for tp, s in self._requested.items()
         }
         there = {tp: one.ledger_entry.written if one.ledger_entry else () for tp, one in states.items()}
-        # Nothing is known of the rest
+        # The ledger has no information outside its scope
         told = {tp: intersection(spans, states[tp].ledger_scope) for tp, spans in left.items()}
         lacking = [
             OffsetRange(*tp, *span) for tp, spans in told.items() for span in difference(spans, there[tp])
@@ -163,10 +162,10 @@ class CompletionCheck:
         return not any(left.values())
 
     def _require_same_topics(self, states: PartitionStates) -> PartitionStates:
-        """Return the states, if they are of the topics that were looked at first.
+        """Return the states after the check that no topic was recreated.
 
         Raises:
-            TopicRecreatedError: they are not, or not of the commits' and the table's.
+            TopicRecreatedError: the topic differs from that of the first read, the commits or the table.
         """
         for tp, one in states.items():
             self._compare_topic_ids(tp, {tp.topic: one.topic_id}, "nothing was written or committed")
@@ -182,7 +181,7 @@ class CompletionCheck:
                 )
 
     def _with_own_writes(self, tp: TopicPartition, entry: LedgerEntry) -> LedgerEntry:
-        """Return the entry, with what this run wrote of its unknown offsets."""
+        """Return the entry, with those of its unknown offsets that this run wrote."""
         own = self._ledger_entries.get(tp, LedgerEntry())
         return entry + replace(own, written=intersection(own.written, entry.unknown), unknown=())
 

@@ -1,9 +1,10 @@
 """The catch-up lane: process crash lag ranges in any order, with progress in the catch-up commit log.
 
-Reprocessing changes neither commit log: a run that dies leaves rows of both transforms, each offset's once.
+Reprocessing changes neither commit log. If its run dies, the table has rows of both transforms, one version
+of each offset.
 
-Never a member of the live group: manual assignment has no group thread (KIP-62), its deadline is the
-watchdog's. Two runs on one range do no harm: writes of the same range replace each other.
+Never a member of the live group: manual assignment has no group thread (KIP-62), so the watchdog keeps the
+deadline. Two runs on one range do no harm, because writes of the same range replace each other.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ if TYPE_CHECKING:
 
 
 class Reprocess:
-    """The ranges of one catch-up run that are processed whole, whatever is pending of them.
+    """The ranges of one catch-up run that are processed completely, whether pending or done.
 
     Args:
-        ranges: some of those that the run was asked for; what of them was lost or written off stays so.
+        ranges: some of the run's requested ranges; their lost and written-off offsets stay closed.
     """
 
     def __init__(self, ranges: Iterable[OffsetRange]) -> None:
@@ -65,10 +66,10 @@ class Reprocess:
         self._written: dict[TopicPartition, tuple[Span, ...]] = {}
 
     def remaining(self, states: PartitionStates) -> dict[TopicPartition, tuple[Span, ...]]:
-        """What of them is still to be processed.
+        """Return the offsets that are still to be processed.
 
         Raises:
-            DataExpiredError: the broker has deleted some of it; what is there stays.
+            DataExpiredError: the broker has deleted some of them; their rows stay unchanged.
         """
         left = {
             tp: difference(spans, (*self._written.get(tp, ()), *states[tp].written_off))
@@ -90,7 +91,7 @@ class Reprocess:
         return left
 
     def mark_written(self, ranges: Iterable[OffsetRange]) -> None:
-        """These are done, now."""
+        """Record that these ranges are processed now."""
         for tp, spans in spans_by_partition(ranges).items():
             self._written[tp] = union((*self._written.get(tp, ()), *spans))
 
@@ -113,26 +114,27 @@ def is_open(kafka: KafkaSettings, group_id: str) -> bool:
 
 
 class PausedPartitionError(KafkaLivenessError):
-    """Only crash lag of paused partitions is left: ``pause`` holds both lanes (KIP-333)."""
+    """Only crash lag of paused partitions remains; ``pause`` stops both lanes (KIP-333)."""
 
 
 class CatchUpConsumer(BatchConsumer):
-    """Plans and commits what is outstanding of the asked ranges. Use it as a context manager.
+    """The consumer of the catch-up lane, for outstanding offsets of requested ranges.
+
+    Use it as a context manager.
 
     Args:
-        ranges: crash lag ranges, in any order; parts that are done already are left out.
-        reprocess: those of them that are processed whole, done or not. Their rows are replaced, neither
-            commit log changes.
-        on_data_loss: offsets that expired before they were caught up are an error, or are recorded and
-            reported.
-        ledger: which offsets the target has; None where both commit logs decide alone.
+        ranges: crash lag ranges, in any order; parts that are already done are left out.
+        reprocess: ranges that are processed completely, done or not. Their rows are replaced; neither commit
+            log changes.
+        on_data_loss: whether offsets that expired before they were caught up raise an error, or are recorded
+            and reported.
+        ledger: ledger of the target's offsets; None if both commit logs decide alone.
 
     Attributes:
-        quarantined: offsets that were left out, each too slow for a batch of its own.
-        bad_offsets: offsets that were left out, each of which fails alone.
-        lost: what expired before it was caught up, with ``on_data_loss="write_off"``.
-        recovered: ranges that a dead run had written and not recorded, and that this run does not write
-            again.
+        quarantined: offsets that were left out because each is too slow even in a batch of its own.
+        bad_offsets: offsets that were left out because each fails even alone.
+        lost: ranges that expired before they were caught up, with ``on_data_loss="write_off"``.
+        recovered: ranges that a dead run had written and not recorded; this run does not write them again.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class CatchUpConsumer(BatchConsumer):
             states = self._completion.read_all()
             self._catch_up_log.require_pending(self._requested, states)
             self._reprocess.remaining(states)
-            # Nothing is written: they are noted, for the case that a later one has to be
+            # Equal logs are not written; this only keeps them, in case an external commit replaces them later
             self._catch_up_log.write(
                 {tp: (log, log) for tp, one in states.items() if not (log := one.catch_up_log).external}
             )
@@ -199,33 +201,33 @@ class CatchUpConsumer(BatchConsumer):
         self.close()
 
     def require_room(self, batch: Batch) -> None:
-        """Check that the catch-up commit log can record what of a batch is done, and what not.
+        """Check that the catch-up commit log can record which offsets of a batch are done and which are not.
 
         Raises:
-            BadRecordError: it cannot; nothing was written.
+            BadRecordError: the commit metadata has no room; nothing was written.
         """
         self._catch_up_log.require_room(batch)
 
     def poll(self, max_records: int | None = None, *, ahead: bool = False) -> Batch | None:
-        """The next batch of outstanding offsets, the oldest of each partition first; None when all is done.
+        """Return the next outstanding batch, each partition's oldest offsets first; None if all is done.
 
-        After a process timeout what was not committed is planned again.
+        After a process timeout uncommitted ranges are planned again.
 
         Args:
-            max_records: a smaller bound for this batch than ``max_poll_records``.
-            ahead: the batch before is not committed yet, so None says nothing of what was asked for.
+            max_records: smaller bound for this batch than ``max_poll_records``.
+            ahead: whether the batch before is not committed yet. None then does not mean that all is done.
 
         Raises:
-            FencedError: the run is gone.
-            DataExpiredError: offsets of the range were deleted by the broker's retention.
-            TopicRecreatedError: the topic was created again.
-            RowsMissingError: the table lost what this run, or one before it, had written.
-            PausedPartitionError: what is left may not be processed now.
+            FencedError: the run has ended.
+            DataExpiredError: the broker's retention deleted offsets of the range.
+            TopicRecreatedError: the topic was recreated.
+            RowsMissingError: the table lost rows that this run, or one before it, had written.
+            PausedPartitionError: all remaining partitions are paused.
         """
         while True:
             try:
                 return self._next(max_records, ahead=ahead)
-            except FencedError as fenced:  # its deadline has passed since the poll began
+            except FencedError as fenced:  # the deadline passed after the poll began
                 if not fenced.reason.may_rejoin:
                     raise
 
@@ -248,7 +250,7 @@ class CatchUpConsumer(BatchConsumer):
                 [tp for tp in left if states[tp].is_paused and (left[tp] or tp in self._unrecovered)]
             )
             if self._completion.verify((*self.quarantined, *self.bad_offsets)):
-                # Another run's record may have replaced it
+                # Another run's record may have replaced this run's, so it is written again
                 self._catch_up_log.mark_done(self._written, self._watchdog.check)
                 return None
             self._reset_plan()
@@ -265,30 +267,27 @@ class CatchUpConsumer(BatchConsumer):
         )
 
     def on_recovered(self, callback: OnRecovered) -> None:
-        """Register what repeats the side effects that the dead writer of recovered ranges may have skipped.
+        """Register a callback that repeats side effects which the dead writer of recovered ranges may lack.
 
-        Caller: the first ``poll``, in its caller's thread. Affects: the ranges are recorded after it
+        Caller: the first ``poll``, in its caller's thread. Affects: the ranges, which are recorded after it
         returned.
         """
         self._resume_report.on_recovered = callback
 
     def quarantine(self, poison: OffsetRange) -> None:
-        """Leave an offset out that stops this lane: it stays pending, and another run may try it."""
+        """Leave out an offset that stops this lane; it stays pending for another run."""
         self.quarantined.append(poison)
         self._plan_batch((poison,))
 
     def replan(self) -> None:
-        """Plan what is not recorded again with the next poll.
-
-        The poll reads the log's ends and the topic's id again.
-        """
+        """Plan unrecorded ranges again with the next poll, which reads log bounds and topic id again."""
         self._reset_plan()
 
     def before_revoke(self, callback: Finish) -> None:
-        """Nothing is ever revoked: there is no group."""
+        """Do nothing: without a group no partition is ever revoked."""
 
     def confirm(self, batch: Batch) -> None:  # noqa: ARG002 - the live lane's signature
-        """Pending ranges have no owner: who writes one twice writes the same.
+        """Check the fence only: pending ranges have no owner, and a second write of a range replaces it.
 
         Raises:
             FencedError: this process may not commit any more.
@@ -296,14 +295,15 @@ class CatchUpConsumer(BatchConsumer):
         self._watchdog.check()
 
     def commit(self, batch: Batch) -> tuple[()]:
-        """Record a processed batch in the catch-up commit log; repeated when another run's write replaced it.
+        """Record a processed batch in the catch-up commit log; repeat if another run's write replaced it.
 
         Returns:
-            Nothing: there is nobody to whom partitions are handed over.
+            Always empty, because no partitions are handed over.
 
         Raises:
             FencedError: this process may not commit any more.
-            CommitRefusedError: the record did not last; the range stays pending and is processed again.
+            CommitRefusedError: other runs' writes replaced the record; the range stays pending and is
+                processed again.
         """
         self.check_batch(batch)
         self._completion.check_identity(batch.ranges)
@@ -316,9 +316,9 @@ class CatchUpConsumer(BatchConsumer):
         return ()
 
     def outstanding_ranges(self) -> list[OffsetRange]:
-        """What of the asked ranges is still to be done, by both commit logs and the table, or once more.
+        """Return the requested ranges still to be processed or reprocessed, sorted.
 
-        Sorted.
+        Both commit logs and the table decide.
         """
         left, _ = self._update_outstanding(self._completion.read_commits())
         return [OffsetRange(*tp, *span) for tp, spans in left.items() for span in spans]
@@ -328,7 +328,7 @@ class CatchUpConsumer(BatchConsumer):
         return self._completion.done_ranges((*self.quarantined, *self.bad_offsets))
 
     def kept_former_rows(self) -> list[OffsetRange]:
-        """What this run left out although it was processed before: its former rows are in the table."""
+        """Return the left-out ranges that were processed before; the table keeps their former rows."""
         done = self._completion.done_ranges(())
         return [
             one
@@ -378,20 +378,20 @@ class CatchUpConsumer(BatchConsumer):
         self._run_log.error("lost: %s; recorded as done", told)
 
     def _recover_unrecorded(self, states: PartitionStates) -> bool:
-        """Record what the table had when this run began and no run has recorded since.
+        """Record offsets that the table had when this run began and that no run has recorded since.
 
-        Done once for each partition. A rebuilt catch-up commit log is written after that, since it says that
-        all of it is done.
+        Done once for each partition. A rebuilt catch-up commit log is written after the recovery, because it
+        marks all of these offsets as done.
 
         Returns:
-            Whether it wrote anything.
+            Whether a commit log was written.
         """
         due = sorted(tp for tp in self._unrecovered if not states[tp].is_paused)
         spans = {tp: states[tp].unrecorded_of(self._requested[tp]) for tp in due}
         rebuilt = {tp: intersection(states[tp].done_in_rebuilt_log, self._requested[tp]) for tp in due}
         both = {tp: (*spans[tp], *rebuilt[tp]) for tp in due}
         if found := self._resume_report.recover(both, {tp: states[tp].log_start for tp in due}):
-            self._replan_if_too_slow()  # what it took is not the next batch's
+            self._replan_if_too_slow()  # the time of the recovery does not count against the next batch
             self._run_log.warning(WRITTEN_UNCOMMITTED_LINE, join_some(found), sum(r.size for r in found))
         has_rebuilt = self._write_rebuilt_logs(due, states)
         recorded = {tp: done for tp, done in spans.items() if done and states[tp].can_record(done)}
@@ -429,7 +429,7 @@ class CatchUpConsumer(BatchConsumer):
         self._watchdog.reset()
 
     def _reset_plan(self) -> None:
-        """What is not done comes again."""
+        """Reset the plan, so that outstanding ranges are planned again."""
         self._planned.clear()
         self._rotation.reset()
         self._plan_batch((*self.quarantined, *self.bad_offsets))
