@@ -1,1 +1,1 @@
-"""The decisions: told facts and the time, they answer; no I/O, no clock, no thread, standard library only."""
+"""Decisions as pure functions of facts and time: no I/O, no clock, no thread, only the standard library."""

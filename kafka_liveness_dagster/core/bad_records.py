@@ -1,6 +1,6 @@
-"""Which records of a batch cannot be processed? Those that fail alone, found by halving a batch that failed.
+"""Find the records of a failed batch that fail alone, by halving the batch.
 
-Told whether some offsets fail together, by whoever can try them; tries nothing and passes nothing by itself.
+The caller tries the offsets and returns whether they fail. This module tries and passes nothing by itself.
 
 >>> tried = []
 >>> def fails(part):
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class BadRecordError(KafkaLivenessError):
-    """Records fail, each of them alone, whatever is processed beside them.
+    """Records fail, each of them alone, whatever is processed together with them.
 
     Attributes:
         offsets: ranges of one offset each.
@@ -42,7 +42,7 @@ class BadRecordError(KafkaLivenessError):
 
 
 class PendingDeadLetters(NamedTuple):
-    """The dead letters that are pending: how many, the first of them, and why that one failed."""
+    """The pending dead letters: their number, the first of them, and its error."""
 
     offset_count: int = 0
     first_offset: tuple[OffsetRange, ...] = ()
@@ -50,7 +50,7 @@ class PendingDeadLetters(NamedTuple):
 
 
 class _Verdict(Enum):
-    """What is known of some offsets that are still to be looked into."""
+    """The known result for offsets that are still to be tried."""
 
     UNKNOWN = "nothing"
     FAILS_WITH_OTHERS = "they must fail, for they did together with others that do not"
@@ -60,17 +60,17 @@ class _Verdict(Enum):
 def bisect_failing_offsets(
     ranges: Sequence[OffsetRange], fails: Callable[[Sequence[OffsetRange]], bool], max_offsets: int
 ) -> list[OffsetRange]:
-    """The single offsets by which a batch fails, in its order; not more than one beyond ``max_offsets``.
+    """Return the offsets that fail alone, in the batch's order; at most one more than ``max_offsets``.
 
-    Each that is found costs two tries for each halving of the batch, at most: 34 of 100,000 offsets.
+    Each found offset costs at most two tries per halving of the batch: 34 tries for 100,000 offsets.
 
     Args:
-        ranges: a batch that has failed.
-        fails: tries some of its offsets; called with a single one once, when it is found.
-        max_offsets: with more than so many the search ends.
+        ranges: batch that has failed.
+        fails: tries some of its offsets; called with a single offset once, when it is found.
+        max_offsets: number of found offsets above which the search ends.
 
     Returns:
-        Nothing when no single offset is to blame: some fail together, and each half of them does not.
+        Nothing if no offset fails alone: some fail together, but neither half of them does.
     """
     found: list[OffsetRange] = []
     waiting = [(list(ranges), _Verdict.FAILS_WITH_OTHERS)]
@@ -95,7 +95,7 @@ def bisect_failing_offsets(
 
 
 def split_in_half(ranges: Iterable[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """The same offsets in two lists of about as many each.
+    """Return the same offsets in two lists of about equal size.
 
     >>> print(*split_in_half([OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 4, 0, 3)])[0])
     orders:3:70-71 orders:4:0-1

@@ -1,6 +1,6 @@
-"""Which offsets come next? Bounded and fair batches over positions (KIP-41).
+"""Plan the next offsets: bounded and fair batches over positions (KIP-41).
 
-Nothing is fetched here, so nothing can be thrown away: what one plan leaves is simply where the next begins.
+Fetches nothing, so nothing is discarded: the next plan begins where one ends.
 
 >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
 >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, None).counts.values()
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MAX_SHARES = 64
-"""As many readers as Spark keeps for its next tasks, unless set (``spark.kafka.consumer.cache.capacity``)."""
+"""Number of readers that Spark caches by default (``spark.kafka.consumer.cache.capacity``)."""
 LARGE_BATCH_OFFSETS = 50_000
-"""Offsets of a batch.
+"""Size of a batch from which partitions take turns, because each range costs Spark a task and a file.
 
-In a smaller one that nobody waits for another is worth more than what a task and a file cost.
+In a smaller batch a fair share for each partition is worth that cost.
 """
 LARGE_BATCH_TURNS = 4
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How many offsets each partition gives, and who is remembered as the last one favoured."""
+    """The number of offsets of each partition, and the partition that was favored last."""
 
     counts: dict[TopicPartition, int]
     rotation_start: TopicPartition | None
 
 
 class BatchRequest(NamedTuple):
-    """Which batch is asked for.
+    """The request for a batch.
 
     Attributes:
-        max_records: offsets it holds at most.
-        min_records: with fewer there is none yet,
-        max_wait_seconds: unless something has waited for so long; None for any time.
+        max_records: largest number of offsets.
+        min_records: smallest number of offsets; with fewer there is no batch yet,
+        max_wait_seconds: unless some have waited for so long; None for no limit.
     """
 
     max_records: int
@@ -55,7 +55,7 @@ class BatchRequest(NamedTuple):
     max_wait_seconds: float | None = None
 
     def is_satisfied(self, records: int, waited_seconds: float) -> bool:
-        """Whether so many are a batch, after they have waited for so long.
+        """Return whether so many offsets make a batch after this wait.
 
         >>> minutely = BatchRequest(500, min_records=500, max_wait_seconds=60.0)
         >>> [minutely.is_satisfied(*one) for one in ((120, 59.0), (120, 60.0), (500, 0.0), (0, 99.0))]
@@ -70,14 +70,14 @@ class Batch:
     """Offset ranges to process together, at most ``max_poll_records`` offsets in all.
 
     Attributes:
-        ranges: half-open, disjoint, sorted.
-        deadline_seconds: how long its processing may take before the member leaves the group.
-        membership_epoch: which membership planned it; a batch of a former one is refused at commit.
-        rotation_start: the partition after which the next shares are dealt.
-        assignment_ids: by which ownership each partition was planned; a later one leaves its part to a
-            replay.
-        skipped: single offsets of it that cannot be processed: its commit passes them, and they are pending.
-        planning_seconds: how long it took to ask where the logs end, and to plan it.
+        ranges: half-open, disjoint, sorted ranges.
+        deadline_seconds: longest processing time before the member leaves the group.
+        membership_epoch: membership that planned it; a batch of a former one is refused at commit.
+        rotation_start: partition after which the next shares begin.
+        assignment_ids: assignment number by which each partition was planned; with a later one its part is
+            not committed, and is processed again.
+        skipped: single offsets that cannot be processed; the commit passes them, and they become pending.
+        planning_seconds: time to read the log ends and to plan.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -91,17 +91,17 @@ class Batch:
 
     @property
     def max_records(self) -> int:
-        """How many records the batch holds at most; holes in the log make it fewer."""
+        """The largest possible number of records; holes in the log make it smaller."""
         return sum(r.size for r in self.ranges)
 
     @property
     def spans(self) -> dict[TopicPartition, Span]:
-        """The span of each partition, for a batch of the live lane: it has one range of each."""
+        """The span of each partition; a batch of the live lane has one range per partition."""
         return {r.topic_partition: r.span for r in self.ranges}
 
     @property
     def processed(self) -> tuple[OffsetRange, ...]:
-        """What of it is processed.
+        """The ranges without the skipped offsets.
 
         >>> Batch((OffsetRange("t", 0, 7, 9),), 60.0, skipped=(OffsetRange("t", 0, 8, 9),)).processed
         (OffsetRange(topic='t', partition=0, start=7, end=8),)
@@ -113,7 +113,7 @@ class Batch:
         )
 
     def pending_of(self, tp: TopicPartition) -> tuple[Span, ...]:
-        """What of a partition is pending when it is committed."""
+        """Return the offsets of a partition that are pending after the commit."""
         return union(r.span for r in self.skipped if r.topic_partition == tp)
 
     def _remainder(self, part: OffsetRange) -> tuple[Span, ...]:
@@ -125,17 +125,17 @@ class Batch:
 
 @dataclass
 class Rotation:
-    """From where a lane's shares are dealt: after the partition that was favoured last.
+    """The partition of a lane that was favored last; the next shares begin after it.
 
     Attributes:
-        planned: in what is planned; ``committed``: in what is committed.
+        planned: the one in the last planned batch; ``committed``: the one in the last committed batch.
     """
 
     planned: TopicPartition | None = None
     committed: TopicPartition | None = None
 
     def reset(self) -> None:
-        """What is not committed comes again, with the same shares as before."""
+        """Go back to the committed one, so that uncommitted ranges get the same shares again."""
         self.planned = self.committed
 
 
@@ -145,11 +145,11 @@ def fair_share(
     rotation_start: TopicPartition | None,
     min_share: int = 1,
 ) -> Shares:
-    """An equal share for each partition with lag; what one cannot use goes to the others.
+    """Return an equal share for each partition with lag; the others get what a partition cannot use.
 
-    The odd offsets of an uneven division go round: the partition after ``rotation_start`` is first in line.
-    So do shares of ``min_share`` where an equal one would be smaller: those that get none are first in line
-    next time. It is 1 or more.
+    The remainder of an uneven division rotates, beginning with the partition after ``rotation_start``. If an
+    equal share would be smaller than ``min_share`` (1 or more), shares of ``min_share`` rotate too. The
+    partitions without one are first the next time.
 
     >>> A, B, C = (TopicPartition("orders", p) for p in range(3))
     >>> fair_share({A: 1000, B: 1000, C: 1000}, 300, A, min_share=150).counts.keys() == {B, C}
@@ -157,7 +157,7 @@ def fair_share(
     """
     _check_bound(max_records)
     in_line = _with_lag(lag)
-    counts = [lag[tp] for tp in in_line]  # asked for once: with many partitions each look-up waits for memory
+    counts = [lag[tp] for tp in in_line]  # read once: with many partitions each look-up waits for memory
     level, odd = _water_level(sorted(counts), max_records)
     if level < min_share and any(count > level for count in counts):
         return greedy_share(lag, max_records, rotation_start, max_share=min_share)
@@ -177,9 +177,9 @@ def greedy_share(
     rotation_start: TopicPartition | None,
     max_share: int | None = None,
 ) -> Shares:
-    """Take all, or at most ``max_share``, from a partition, then from the next.
+    """Take all, or at most ``max_share``, from one partition before the next.
 
-    The next plan begins after the last.
+    The next plan begins after the last partition.
     """
     _check_bound(max_records)
     left = max_records
@@ -224,10 +224,10 @@ def plan_ranges(
 ) -> tuple[tuple[OffsetRange, ...], TopicPartition | None]:
     """Plan the next ranges from what is pending, the oldest offsets of each partition first.
 
-    They are shared fairly or greedily. A batch of more partitions than ``MAX_SHARES`` is not cut into smaller
-    shares: they go round. Each range costs Spark a task, a reader and a file, so that 1,000 of 100 records
-    each take it longer than 64 of 1,560, and 8 of 12,500 longer than 2 of 50,000: a large batch has a quarter
-    of the partitions whose lag does not fit.
+    They are shared fairly or greedily. With more partitions than ``MAX_SHARES`` the shares rotate instead of
+    becoming smaller. Each range costs Spark a task, a reader and a file: 1,000 ranges of 100 records take
+    longer than 64 of 1,560, and 8 of 12,500 longer than 2 of 50,000. So a large batch has only a quarter of
+    the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}
@@ -249,7 +249,7 @@ def plan_ranges(
 
 
 def lowest_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
-    """The lowest ``count`` offsets of ``spans``, which are disjoint and in order."""
+    """Yield the lowest ``count`` offsets of ``spans``, which are disjoint and in order."""
     for start, end in spans:
         if count <= 0:
             return
@@ -269,18 +269,18 @@ def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:
 
 
 def _rotate(partitions: list[TopicPartition], rotation_start: TopicPartition | None) -> list[TopicPartition]:
-    """Sorted partitions, beginning after ``rotation_start`` (which may be ours no longer)."""
+    """Return sorted partitions, beginning after ``rotation_start`` (which may no longer be owned)."""
     first = 0 if rotation_start is None else bisect_right(partitions, rotation_start)
     return partitions[first:] + partitions[:first]
 
 
 def _water_level(lags: Sequence[int], remaining: int) -> tuple[int, int]:
-    """What each may take of ``remaining``, if it has so much, and how many may take one more.
+    """Return the share of ``remaining`` for each partition, and how many partitions get one offset more.
 
-    The lags are sorted.
+    A partition with a smaller lag gets its lag. The lags are sorted.
     """
     for waiting, lag in zip(range(len(lags), 0, -1), lags, strict=True):
-        if lag * waiting > remaining:  # so have all that follow: they share what is left
+        if lag * waiting > remaining:  # so are all larger lags: these partitions share the rest
             return divmod(remaining, waiting)
         remaining -= lag
     return lags[-1] if lags else 0, 0

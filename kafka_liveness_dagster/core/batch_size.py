@@ -1,10 +1,10 @@
 """Limit the next batch to the offsets that are expected to take half of its budget.
 
-Without ``auto`` only the ceiling limits it. With a bound of bytes no more than are expected to weigh as much,
-by what the records of the batches before weighed.
+Without ``auto`` only the ceiling limits it. A limit of bytes applies too, by the mean record size of earlier
+batches.
 
-After one that was too slow: half of them, down to the offset that fails alone. Never drops an offset: what
-failed alone is named, and the caller decides whether it is pending or ends the run.
+After a batch that was too slow the next has half of its offsets, down to a single offset. Never drops an
+offset: an offset that is too slow alone is returned, and the caller quarantines it or ends the run.
 
 >>> from kafka_liveness_dagster.core.batch_planning import Batch
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 INITIAL_OFFSETS = 10_000
-"""Of an automatic bound, before anything is known: a second of work for most transforms."""
+"""First bound with ``auto``, before any measurement: a second of work for most transforms."""
 AUTO_MAX_OFFSETS = 5_000_000
-"""Of an automatic bound that was given none."""
-_MAX_GROWTH = 4  # of a bound from one batch to the next: one quick batch proves little
+"""Ceiling with ``auto`` if none is set."""
+_MAX_GROWTH = 4  # largest growth from one batch to the next: one quick batch proves little
 _CLOCK_RESOLUTION_SECONDS = 0.001
 LARGEST_RECORD_BYTES = 2**20
-"""Before any record was weighed.
+"""Assumed record size before any measurement.
 
-Kafka's message.max.bytes, so that the first batch is not too heavy either.
+It is Kafka's message.max.bytes, so that the first batch is not too large either.
 """
 
 
 class SlowRecordError(KafkaLivenessError):
-    """Single offsets take longer than a whole batch may.
+    """Single offsets take longer than the run budget of a whole batch.
 
     Attributes:
         offsets: ranges of one offset each.
@@ -65,9 +65,10 @@ class BatchSizer:
 
     Attributes:
         ceiling: ``max_poll_records``; never exceeded.
-        auto: find the bound by what batches take: the next is expected to use half of its budget.
-        max_bytes: what keys and values of a batch may weigh together; None for any weight.
-        retry_alone: the batch before was too slow; what comes next is to be judged by itself.
+        auto: whether the bound follows the time of batches, so that the next one should use half its budget.
+        max_bytes: largest size of all keys and values in a batch; None without a limit.
+        retry_alone: whether the batch before was too slow, so that the next one must be the only one in
+            flight.
     """
 
     ceiling: int
@@ -84,45 +85,44 @@ class BatchSizer:
 
     @property
     def bound(self) -> int:
-        """Offsets the next batch may hold."""
+        """The largest number of offsets in the next batch."""
         if self.max_bytes is None:
             return self._last_succeeded
         return max(1, min(self._last_succeeded, int(self.max_bytes / self._record_bytes)))
 
     def record_success(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
-        """A batch was committed after so long: the next may be larger, up to the ceiling.
+        """Record the time of a committed batch; the next one may be larger, up to the ceiling.
 
         Args:
-            batch: the batch.
-            seconds: what it took.
-            record_bytes: what a record of it weighed on average; None where nobody weighed one.
+            batch: the committed batch.
+            seconds: time that it took.
+            record_bytes: mean size of its records; None if it was not measured.
         """
         self.retry_alone = False
         self._suspect_offset = None
         if record_bytes is not None:
             was = record_bytes if self._record_bytes == LARGEST_RECORD_BYTES else self._record_bytes
-            # The size goes up at once, and down by and by
+            # A larger size counts at once, a smaller one step by step, so that no batch becomes too large
             self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)
         if not self.auto:
             self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
             return
-        # What is fixed in a batch makes a small one look slow for each of its offsets, so this promises too
-        # little
+        # The fixed cost of a batch makes each offset of a small batch look slow, so this estimate is too low
         wanted = int(batch.max_records / max(seconds, _CLOCK_RESOLUTION_SECONDS) * batch.deadline_seconds / 2)
         full = batch.max_records >= self.bound
         late = seconds > batch.deadline_seconds / 2
-        if full or late or wanted > self.bound:  # a batch that lacked data is no reason to take less
+        if full or late or wanted > self.bound:  # a lack of data must not lower the bound
             self._last_succeeded = max(1, min(self.ceiling, wanted, _MAX_GROWTH * self._last_succeeded))
 
     def record_timeout(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
         """Halve the next batch after one that exceeded its deadline.
 
-        An offset that was alone in it is returned, the second time. Once may be a process that was stopped, a
-        machine that was paused, or what was in flight beside it.
+        Return a single offset when it was too slow for the second time. The first time the cause may be a
+        stopped process, a paused machine, or another batch in flight.
 
         Args:
-            batch: the oldest that was in flight.
-            alone: nothing else was in flight, so nothing else can have slowed it down.
+            batch: the oldest batch in flight.
+            alone: whether no other batch was in flight that could have slowed it down.
         """
         self.retry_alone = True
         self._last_succeeded = max(1, batch.max_records // 2)

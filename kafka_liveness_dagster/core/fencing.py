@@ -1,7 +1,7 @@
-"""Is this process still allowed to hold its partitions? The poll timer and the reasons to fence.
+"""Decide whether this process may still hold its partitions: the poll timer and the reasons to fence.
 
-Told the time and the facts, it answers; the thread that asks is the watchdog's. Heartbeats themselves are
-librdkafka's: they say "alive", this says "making progress" (KIP-62, Motivation).
+A pure function of time and facts; the watchdog's thread calls it. librdkafka sends the heartbeats, which show
+that the process is alive. This module judges whether it makes progress (KIP-62, Motivation).
 
 >>> timer = PollTimer(process_ms=60_000, polled_at_ms=0)
 >>> timer.has_expired(59_999), timer.has_expired(60_000)
@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.names import StoredByName
 
 
 class FenceReason(StoredByName):
-    """Why this process may not commit any more; the value is the sentence users read."""
+    """A reason why this process may not commit any more; the value is the sentence that users read."""
 
     POLL_TIMEOUT = "the batch took longer than its process timeout"
     PARTITIONS_LOST = "the broker removed this consumer from the group and reassigned its partitions"
@@ -34,33 +34,33 @@ class FenceReason(StoredByName):
 
     @property
     def leave(self) -> LeaveReason | None:
-        """What others call the leave while the run is in progress; None where it is no leave of a member."""
+        """The leave reason that others report while the run is in progress; None if no member left."""
         return _RULES[self].leave
 
     @property
     def may_rejoin(self) -> bool:
-        """Whether the next poll makes a new member; otherwise this process is finished with the group."""
+        """Whether the next poll joins as a new member; otherwise this process may not rejoin the group."""
         return _RULES[self].may_rejoin
 
     @property
     def releases_partitions(self) -> bool:
-        """Whether the partitions are given up in good order; otherwise they are left as after a crash."""
+        """Whether the partitions are released; otherwise they are left as after a crash."""
         return _RULES[self].releases_partitions
 
     @property
     def is_orderly_close(self) -> bool:
-        """Whether the process closed its consumer itself, as every run does that ends by itself."""
+        """Whether the process closed its consumer itself, as each run does that ends by itself."""
         return _RULES[self].is_orderly_close
 
     @property
     def remedy(self) -> str:
-        """What helps when it keeps happening, empty when it is as it should be."""
+        """The fix if the fence repeats; empty if none is needed."""
         return _RULES[self].remedy
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """The answers for one reason; see the properties of ``FenceReason``."""
+    """The property values of one reason; see ``FenceReason``."""
 
     leave: LeaveReason | None
     _: KW_ONLY
@@ -100,14 +100,14 @@ _RULES = {
     FenceReason.RUN_CANCELED: _Rule(LeaveReason.CANCELED, releases_partitions=True),
     FenceReason.RUN_ENDED: _Rule(None),
     FenceReason.ORPHANED: _Rule(LeaveReason.CRASHED),
-    # Closed by an error: in good order it would have released its partitions
+    # Others only report a close after an error: a normal close releases the partitions
     FenceReason.CLOSED: _Rule(LeaveReason.CRASHED, is_orderly_close=True),
     FenceReason.INTERRUPTED: _Rule(None, is_orderly_close=True),
 }
 REJOINING_LEAVES = frozenset(rule.leave for rule in _RULES.values() if rule.may_rejoin and rule.leave)
 """Leaves after which the run joins again with its next poll."""
 RETRY_REASONS = "the batch is retried with the next poll, or by the next owner of its partitions"
-"""The outcome of a batch that its member could not commit, where no live lane skips ahead."""
+"""The outcome of a batch that its member could not commit, if no live lane skips ahead."""
 
 
 _BACK_SUFFIX = "back"
@@ -115,7 +115,7 @@ _BACK_SUFFIX = "back"
 
 @dataclass(frozen=True)
 class FenceReport:
-    """The reason for which a process is out of its group, or was before it came back.
+    """The reason why a process left its group, and whether it has joined again since.
 
     A tag of its run shows it to others.
 
@@ -127,7 +127,7 @@ class FenceReport:
     is_back: bool = False
 
     def encode(self) -> str:
-        """The text of the tag: a code, and whether it is over."""
+        """Return the text of the tag: a code, and whether the process is back."""
         return f"{self.reason.code} {_BACK_SUFFIX}" if self.is_back else self.reason.code
 
     @classmethod
@@ -145,7 +145,7 @@ class FenceReport:
 
 
 class RunState(Enum):
-    """What Dagster says of the run this process works for."""
+    """The state in Dagster of the run that this process works for."""
 
     IN_PROGRESS = "in progress"
     CANCELED = "canceled"
@@ -154,15 +154,15 @@ class RunState(Enum):
 
 @dataclass
 class PollTimer:
-    """Runs from one sign of progress to the next, like ``max.poll.interval.ms`` (KIP-62, Proposed Changes).
+    """A timer from one report of progress to the next, like ``max.poll.interval.ms`` (KIP-62).
 
-    A poll is such a sign; so is a heartbeat of the op's own, or a finished Spark task
-    (``liveness="progress"``).
+    See the KIP's Proposed Changes. A poll reports progress; so does the op's own heartbeat, or a finished
+    Spark task (``liveness="progress"``).
 
     Attributes:
-        process_ms: how long may pass between two of them.
-        polled_at_ms: when the last one was.
-        run_ends_at_ms: when the run's own budget ends, None for never.
+        process_ms: process timeout, the longest time between two reports.
+        polled_at_ms: time of the last report.
+        run_ends_at_ms: end of the run's own budget; None without one.
     """
 
     process_ms: int
@@ -170,36 +170,36 @@ class PollTimer:
     run_ends_at_ms: int | None = None
 
     def poll(self, now_ms: int) -> None:
-        """The process polled: it makes progress."""
+        """Record that the process polled, which shows progress."""
         self.polled_at_ms = now_ms
 
     def elapsed_ms(self, now_ms: int) -> int:
-        """How long ago the last poll was."""
+        """Return the milliseconds since the last poll."""
         return now_ms - self.polled_at_ms
 
     def remaining_ms(self, now_ms: int) -> int:
-        """How long a batch that starts now may take.
+        """Return the milliseconds that a batch which starts now may take.
 
-        The process timeout, capped by what is left of the run.
+        This is the process timeout, at most the remaining time of the run.
         """
         run_left_ms = self.process_ms if self.run_ends_at_ms is None else self.run_ends_at_ms - now_ms
         return max(0, min(self.process_ms, run_left_ms))
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether the process timeout has passed since the last poll."""
+        """Return whether the process timeout has passed since the last poll."""
         return self.elapsed_ms(now_ms) >= self.process_ms
 
     def has_run_expired(self, now_ms: int) -> bool:
-        """Whether the run's own budget has passed."""
+        """Return whether the run's own budget has passed."""
         return self.run_ends_at_ms is not None and now_ms >= self.run_ends_at_ms
 
 
 @dataclass(frozen=True)
 class ProcessObservation:
-    """What the watchdog saw around this process.
+    """The watchdog's observation of this process's environment.
 
-    ``is_step`` tells a step in a process of its own, started by its run worker, from a run worker: the former
-    ends with its parent, the latter outlives the code server that started it.
+    ``is_step`` is True for a step in its own process, which ends with the run worker that started it. It is
+    False for a run worker, which outlives the code server that started it.
     """
 
     parent_is_alive: bool = True
@@ -208,11 +208,11 @@ class ProcessObservation:
 
 
 def reason_to_fence(timer: PollTimer, observation: ProcessObservation, now_ms: int) -> FenceReason | None:
-    """The gravest reason to fence now, None while all is well."""
+    """Return the most severe reason to fence now; None without one."""
     rules = (
-        # Rule 1: a canceled run was told to stop: it gives its partitions up in good order
+        # Rule 1: a canceled run stops on request, so it releases its partitions
         (observation.run is RunState.CANCELED, FenceReason.RUN_CANCELED),
-        # Rule 2: the run worker is dead: nobody waits for this step, though Dagster may never say that the
+        # Rule 2: the run worker is dead, so nothing waits for this step; Dagster may never report that the
         # run ended
         (
             not observation.parent_is_alive and (observation.is_step or observation.run is RunState.ENDED),
@@ -220,7 +220,7 @@ def reason_to_fence(timer: PollTimer, observation: ProcessObservation, now_ms: i
         ),
         # Rule 3: a run that ended or was deleted owns nothing
         (observation.run is RunState.ENDED, FenceReason.RUN_ENDED),
-        # Rule 4: Dagster is about to end the run; leave before it does
+        # Rule 4: Dagster is about to end the run, so leave before that
         (timer.has_run_expired(now_ms), FenceReason.MAX_RUNTIME_REACHED),
         # Rule 5: KIP-62
         (timer.has_expired(now_ms), FenceReason.POLL_TIMEOUT),

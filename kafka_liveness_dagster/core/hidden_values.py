@@ -1,6 +1,6 @@
-"""Are values of records kept out of what a run reports? Only where an environment variable asks for it.
+"""Keep values of records out of reported errors, if an environment variable is set.
 
-Spark and Python put the value that they cannot convert into their error.
+Spark and Python put a value that they cannot convert into their error. Never changes an error itself.
 
 >>> error_kind(ValueError("hunter2"))
 'ValueError'
@@ -14,7 +14,7 @@ VARIABLE = "KAFKA_LIVENESS_HIDE_VALUES"
 
 
 def is_enabled() -> bool:
-    """Return whether messages of Spark and of users' functions are to be left out."""
+    """Return whether messages of Spark and of users' functions must be left out."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true")
 
 
@@ -25,5 +25,5 @@ def error_kind(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's message, or only its kind where messages are left out."""
+    """Return an error's message, or only its kind if messages are left out."""
     return error_kind(error) if is_enabled() else str(error)

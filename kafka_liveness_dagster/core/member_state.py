@@ -1,8 +1,8 @@
-"""Where does a member stand in its group, and what does each call do there? The two tables are the program.
+"""Define the states of a group member, and what each call does in each state, in two tables.
 
-Told what has happened, a ``MemberState`` moves as ``TRANSITIONS`` has it; what cannot happen there raises and
-changes nothing. ``kafka.live.member`` is the client around it: before it touches anything it asks
-``ALLOWED_ACTIONS``.
+An event moves a ``MemberState`` as ``TRANSITIONS`` defines. An impossible event raises and changes nothing.
+``kafka.live.member`` owns the client: before each call it reads ``ALLOWED_ACTIONS``. This module calls no
+client.
 
 A member that joins, and is fenced while it gives a partition up:
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """Where a member stands; the value is the sentence of DESIGN.md.
+    """A state of a member; the value is the sentence in DESIGN.md.
 
-    JOINING comes before all others, LEFT after them, and who is FENCED never goes back: whoever rejoins is a
-    new member. REVOKING, LOSING and LEAVING are inside of a poll, in which librdkafka has called back.
+    JOINING is the first state and LEFT the last. A FENCED member never goes back: a rejoin creates a new
+    member. REVOKING, LOSING and LEAVING only occur during a poll, after a callback of librdkafka.
     """
 
     JOINING = (
@@ -64,7 +64,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What has happened to a member; the value says who tells it."""
+    """An event of a member; the value names its source."""
 
     PARTITIONS_ASSIGNED = "`on_assign`, in a poll; perhaps of no partition"
     REVOCATION_BEGAN = "`on_revoke`, in a poll, or while the client closes"
@@ -76,7 +76,7 @@ class Event(Enum):
 
 
 class PollAction(Enum):
-    """What ``poll`` does."""
+    """The action of ``poll`` in a state."""
 
     POLL = "the client is polled, rebalances happen in here"
     WAIT = "a moment passes, if the group still grants one: a client has one poll at a time"
@@ -84,7 +84,7 @@ class PollAction(Enum):
 
 
 class CommitAction(Enum):
-    """What ``adopt``, ``commit`` and ``confirm`` do with what is to be committed."""
+    """The action of ``adopt``, ``commit`` and ``confirm`` in a state."""
 
     NORMAL = "an OffsetCommit of what is owned, by a thread that can be left behind"
     IN_CALLBACK = "the same by this thread: in a callback no other may use the client"
@@ -92,7 +92,7 @@ class CommitAction(Enum):
 
 
 class LeaveAction(Enum):
-    """What ``leave`` does."""
+    """The action of ``leave`` in a state."""
 
     NOW = "what is owned is marked as released, if it is to be, and the client closes"
     AFTER_POLL = "the same, later"
@@ -101,7 +101,7 @@ class LeaveAction(Enum):
 
 @dataclass(frozen=True)
 class AllowedActions:
-    """What each call does in one state; ``adopt`` and ``confirm`` do what ``commit`` does."""
+    """The action of each call in one state; ``adopt`` and ``confirm`` act as ``commit`` does."""
 
     poll: PollAction
     commit: CommitAction
@@ -109,9 +109,9 @@ class AllowedActions:
 
 
 class IllegalEventError(RuntimeError):
-    """An event that cannot happen where a member stands.
+    """An event that is impossible in the member's state.
 
-    Somebody has lost count, we or the client library.
+    It shows a defect, in this package or in the client library.
     """
 
 
@@ -123,7 +123,7 @@ ALLOWED_ACTIONS: Mapping[State, AllowedActions] = MappingProxyType(
         State.ASSIGNED: AllowedActions(PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW),
         State.REVOKING: _IN_CALLBACK,
         State.LOSING: _IN_CALLBACK,
-        # The broker refuses what is not the member's own
+        # The broker refuses commits of partitions that the member has lost
         State.FENCED: AllowedActions(PollAction.POLL, CommitAction.NORMAL, LeaveAction.NOW),
         State.LEAVING: _IN_CALLBACK,
         State.LEFT: AllowedActions(PollAction.NOTHING, CommitAction.NOTHING, LeaveAction.NOTHING),
@@ -146,7 +146,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.GROUP_LEFT: State.LEFT,
             Event.COMMIT_TIMED_OUT: State.LEFT,
         },
-        State.REVOKING: {  # until the poll ends, which may call back more than once
+        State.REVOKING: {  # until the poll ends; one poll may call back more than once
             Event.PARTITIONS_ASSIGNED: State.REVOKING,
             Event.REVOCATION_BEGAN: State.REVOKING,
             Event.FENCED: State.LOSING,
@@ -160,7 +160,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
-        # librdkafka rejoins by itself, and forgets at times that what it revokes was lost (#5604)
+        # librdkafka rejoins by itself, and sometimes revokes partitions that were lost (#5604)
         State.FENCED: {
             Event.PARTITIONS_ASSIGNED: State.FENCED,
             Event.REVOCATION_BEGAN: State.LOSING,
@@ -176,7 +176,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
             Event.POLL_ENDED: State.FENCED,
             Event.LEAVE_DEFERRED: State.LEAVING,
         },
-        State.LEFT: {  # the client calls back once more while it closes
+        State.LEFT: {  # the client may call back once more while it closes
             Event.PARTITIONS_ASSIGNED: State.LEFT,
             Event.REVOCATION_BEGAN: State.LEFT,
             Event.FENCED: State.LEFT,
@@ -187,10 +187,10 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = MappingProxyType(
 
 @dataclass
 class MemberState:
-    """Where one member stands.
+    """The current state of one member.
 
     Attributes:
-        fenced_by: why the group goes on without it, None while it is one of it as far as it knows.
+        fenced_by: reason why the membership has ended; None while no end was detected.
     """
 
     state: State = field(default=State.JOINING, init=False)
@@ -198,20 +198,20 @@ class MemberState:
 
     @property
     def allowed(self) -> AllowedActions:
-        """What each call does now."""
+        """The action of each call in the current state."""
         return ALLOWED_ACTIONS[self.state]
 
     def apply(self, event: Event) -> None:
-        """Go where this leads.
+        """Move to the state that this event leads to.
 
         Raises:
-            IllegalEventError: nowhere. Nothing has changed.
+            IllegalEventError: the event is impossible in the current state. Nothing has changed.
         """
         if event not in TRANSITIONS[self.state]:
             raise IllegalEventError(f"{event.name} cannot happen to a member that is {self.state.name}")
         self.state = TRANSITIONS[self.state][event]
 
     def fence(self, reason: FenceReason) -> None:
-        """The group goes on without this member."""
+        """Record that the membership has ended for this reason."""
         self.apply(Event.FENCED)
         self.fenced_by = reason

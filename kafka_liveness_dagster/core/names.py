@@ -1,13 +1,13 @@
-"""The names and addresses that Kafka, Spark and Dagster accept, and enums that are stored by name.
+"""Check the names and addresses that Kafka, Spark and Dagster accept; store enums by name.
 
 >>> class Fruit(StoredByName):
 ...     RED_APPLE = "an apple, and it is red"
 >>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
 ('red-apple', True, None)
 
-Kafka's client library ends the process over some texts: a group id of blanks alone, a topic with half a
-character, a topic of 600 letters. Others it cuts without a word: blanks in front, what follows a NUL. So a
-text is judged before it gets near.
+Some texts make Kafka's client library end the process: a group id of only blanks, a topic with half a
+character, a topic of 600 letters. It cuts others silently: leading blanks, and everything after a NUL. So
+each text is checked before the library gets it. Connects to nothing.
 
 >>> TOPIC.matches("orders.v1"), TOPIC.matches("orders v1"), GROUP_ID.matches(" ")
 (True, False, False)
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class StoredByName(Enum):
-    """Its values are read by people, its codes by programs: tags, cursors and logs hold codes."""
+    """An enum with values for people and codes for programs; tags, cursors and logs contain codes."""
 
     @property
     def code(self) -> str:
@@ -44,11 +44,11 @@ class StoredByName(Enum):
 
     @classmethod
     def of_code(cls, code: str) -> Self | None:
-        """The member of a code; None for what is none, as another version's may be."""
+        """Return the member with this code; None for an unknown one, perhaps of another version."""
         return next((member for member in cls if member.code == code), None)
 
 
-MAX_DISPLAY_CHARS = 249  # of a topic, says Kafka; nobody means a longer group id
+MAX_DISPLAY_CHARS = 249  # Kafka's limit for a topic; a longer group id is a mistake
 
 PARTITION_RANGE_SEPARATOR = "..."  # Dagster's
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -65,25 +65,25 @@ _display.maxstring = _display.maxother = 80
 
 @dataclass(frozen=True)
 class NameRule:
-    """A kind of text: which texts are of it, and how to say so."""
+    """A rule for texts: the accepted texts, and their description."""
 
     description: str
     matches: Callable[[str], bool]
 
     def check(self, value: object, setting: str) -> None:
-        """Pass when the value is of this kind.
+        """Check that the value is accepted.
 
         Raises:
-            InvalidSettingError: with the setting, the value and what was wanted.
+            InvalidSettingError: with the setting, the value and the description of accepted texts.
         """
         if not (isinstance(value, str) and self.matches(value)):
             raise InvalidSettingError(f"{setting} is {display(value)}: wanted {self.description}")
 
 
 def display(value: Any) -> str:
-    """The value as an error shows it: of one line, cut when it is long.
+    """Return the value as an error shows it: one line, cut if it is long.
 
-    For some values Python itself has no words.
+    Some values cannot be converted to text at all.
     """
     try:
         return _display.repr(value)
@@ -103,7 +103,7 @@ def escape(text: str) -> str:
 
 
 def join_some(things: Sequence[object], max_items: int = 5) -> str:
-    """The first of them, and how many more there are; empty for none.
+    """Return the first items as text, and the number of further ones; empty for none.
 
     >>> join_some(["a", "b"]), join_some(range(1_234), max_items=2)
     ('a, b', '0, 1 and 1,232 more')
@@ -121,12 +121,12 @@ def _is_text(text: str) -> bool:
 
 
 def _is_value(text: str) -> bool:
-    # librdkafka takes blanks in front away: a password would be another one for Spark
+    # librdkafka removes leading blanks, so Spark would get another password
     return _is_text(text) and not text[:1].isspace()
 
 
 def _is_id(text: str) -> bool:
-    # the same, and nobody could tell two groups apart of which one ends in a blank
+    # As above; and two groups would look the same if one ended in a blank
     return 0 < len(text) <= MAX_DISPLAY_CHARS and text.isprintable() and text == text.strip()
 
 
@@ -231,15 +231,15 @@ REMOTE = NameRule(
 
 
 def check_group_id(group_id: str) -> None:
-    """Refuse a group id that a client could not take, or that could not be told from a catch-up commit log.
+    """Refuse a group id that a client does not accept, or that looks like a catch-up commit log's.
 
     Raises:
-        InvalidSettingError: with what was wanted.
+        InvalidSettingError: with the description of accepted ids.
     """
     GROUP_ID.check(group_id, "group_id")
 
 
-_TABLE_DOTS = 2  # catalog.namespace.table; a sink's name is a function's or a class's
+_TABLE_DOTS = 2  # catalog.namespace.table; the name of a sink is that of a function or a class
 
 
 def is_table_name(target: str) -> bool:
@@ -252,5 +252,5 @@ def is_table_name(target: str) -> bool:
 
 
 def sink_name(sink: object) -> str:
-    """What people call a sink: its class, its function, or the function that made it."""
+    """Return the name of a sink: its class, its function, or the function that created it."""
     return str(getattr(sink, "__qualname__", type(sink).__name__)).partition(".<locals>")[0]

@@ -1,4 +1,4 @@
-"""Which offsets? Half-open ranges of one Kafka partition, and the algebra of sets of them.
+"""Represent offsets as half-open ranges of one Kafka partition, with set operations on them.
 
 Never counts records: compaction, aborted transactions and control records leave holes, so a range's
 size is an upper bound.
@@ -28,9 +28,9 @@ _RANGE = re.compile(
 
 
 MAX_OFFSET = 2**63 - 1
-"""Kafka's offsets are signed 64-bit numbers."""
+"""The largest offset; Kafka's offsets are signed 64-bit numbers."""
 MAX_PARTITION = 2**31 - 1
-"""Its partitions are signed 32-bit numbers: what is beyond would be a traceback of its client's."""
+"""The largest partition, a signed 32-bit number; a larger one ends in a traceback of Kafka's client."""
 
 
 class TopicPartition(NamedTuple):
@@ -44,7 +44,7 @@ class TopicPartition(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets ``[start, end)`` of a partition known from the context."""
+    """Offsets ``[start, end)`` of a partition that the context names."""
 
     start: int
     end: int
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets, an upper bound on records."""
+        """The number of offsets, an upper bound on records."""
         return self.end - self.start
 
 
@@ -97,11 +97,11 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """How many offsets, an upper bound on records."""
+        """The number of offsets, an upper bound on records."""
         return self.end - self.start
 
     def overlaps(self, other: OffsetRange) -> bool:
-        """Whether some offset is in both."""
+        """Return whether some offset is in both."""
         same = self.topic_partition == other.topic_partition
         return same and self.start < other.end and other.start < self.end
 
@@ -112,12 +112,12 @@ class OffsetRange:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition the offsets are of."""
+        """The partition of the offsets."""
         return TopicPartition(self.topic, self.partition)
 
 
 def union(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same offsets as the fewest spans, in order; neighbours that touch become one."""
+    """Return the same offsets as the fewest spans, in order; adjacent spans become one."""
     merged: list[Span] = []
     for span in sorted(spans):
         start, end = span
@@ -131,7 +131,7 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def difference(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ...]:
-    """The offsets of ``spans`` that are not in ``removed``."""
+    """Return the offsets of ``spans`` that are not in ``removed``."""
     rest: list[Span] = []
     holes = iter(union(removed))
     hole = next(holes, None)
@@ -140,7 +140,7 @@ def difference(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ..
             if start < hole.start:
                 rest.append(Span(start, hole.start))
             start = max(start, hole.end)  # noqa: PLW2901 - what of the span is not decided yet
-            if hole.end > end:  # it may reach into the next span
+            if hole.end > end:  # the hole may reach into the next span
                 break
             hole = next(holes, None)
         if start < end:
@@ -149,7 +149,7 @@ def difference(spans: Iterable[Span], removed: Iterable[Span]) -> tuple[Span, ..
 
 
 def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
-    """The offsets that are in both."""
+    """Return the offsets that are in both."""
     spans = union(spans)
     others = union(others)
     both = []
@@ -165,5 +165,5 @@ def intersection(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, .
 
 
 def size(spans: Iterable[Span]) -> int:
-    """How many offsets ``spans`` hold, each counted once."""
+    """Return the number of offsets in ``spans``, each counted once."""
     return sum(span.size for span in union(spans))

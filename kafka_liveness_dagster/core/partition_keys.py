@@ -1,7 +1,7 @@
-"""Which Dagster partition is which crash lag range? Key ``orders:3:70-120`` <-> ``OffsetRange``.
+"""Convert between crash lag ranges and Dagster partition keys such as ``orders:3:70-120``.
 
-Keys are only ever added: a key that was materialised stays, and the same range pending once more gets ``@2``.
-One that somebody wants processed again, whatever is pending, says when it was asked for:
+Never removes a key: a materialized key stays, and the same range gets ``@2`` if it is pending again. The key
+of a replay, which is processed whatever is pending, has the time of the request:
 ``@replay-20261122T100000Z``.
 
 >>> parse_key("orders:3:70-120@2")
@@ -27,10 +27,10 @@ _AMBIGUOUS = "..."  # Dagster's partition range separator
 
 
 def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
-    """The partition key of a range; ``repetition`` counts how often the same range came to be pending.
+    """Return the partition key of a range; ``repetition`` counts how often the range became pending.
 
     Raises:
-        InvalidSettingError: Dagster could not tell the key from a range of keys.
+        InvalidSettingError: Dagster would read the key as a range of keys.
     """
     if _AMBIGUOUS in pending.topic:
         raise InvalidSettingError(
@@ -42,20 +42,20 @@ def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
 
 
 def replay_key(processed: OffsetRange, requested_at: datetime) -> str:
-    """The partition key by which a range is processed again.
+    """Return the partition key by which a range is processed again.
 
     >>> from datetime import timezone
     >>> replay_key(parse_key("orders:3:70-120"), datetime(2026, 11, 22, 10, tzinfo=timezone.utc))
     'orders:3:70-120@replay-20261122T100000Z'
 
     Raises:
-        InvalidSettingError: Dagster could not tell the key from a range of keys.
+        InvalidSettingError: Dagster would read the key as a range of keys.
     """
     return f"{partition_key(processed)}@replay-{requested_at.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
 
 
 def is_replay(key: str) -> bool:
-    """Whether it asks for offsets that are done.
+    """Return whether a key is of a replay, which processes done offsets again.
 
     >>> is_replay("orders:3:70-120"), is_replay("orders:3:70-120@replay-20261122T100000Z")
     (False, True)
@@ -65,7 +65,7 @@ def is_replay(key: str) -> bool:
 
 
 def parse_key(key: str) -> OffsetRange:
-    """The range a partition key stands for.
+    """Return the range of a partition key.
 
     Raises:
         InvalidSettingError: the key has another form.
@@ -87,7 +87,7 @@ def _invalid_key_error(key: str) -> InvalidSettingError:
 
 
 def is_key(key: str) -> bool:
-    """Whether the key is one of ours: anybody can add partitions in Dagster's dialog."""
+    """Return whether the key names a range; users can add other partitions in Dagster's dialog."""
     try:
         parse_key(key)
     except InvalidSettingError:
@@ -98,9 +98,9 @@ def is_key(key: str) -> bool:
 def new_keys(
     pending: Iterable[OffsetRange], existing: Collection[str], materialized: Collection[str]
 ) -> list[str]:
-    """Keys to add so that every pending offset has a partition that is still to be materialised.
+    """Return the keys to add so that each pending offset has a partition that is not materialized yet.
 
-    Ranges that grew together keep their old keys; only the uncovered rest gets new ones.
+    Ranges that have merged keep their old keys; only the uncovered rest gets new ones.
     """
     known = set(existing)
     waiting = _ranges_by_partition(parse_key(key) for key in known.difference(materialized) if is_key(key))

@@ -1,7 +1,7 @@
 """Evaluate the state of one partition, for rules over a whole group: sensor, ``status``, health, metrics.
 
-A ``PartitionSnapshot`` has the answers of a ``PartitionState``, and compares with other snapshots. Decides
-nothing about members and runs: that is ``core.departures``.
+A ``PartitionSnapshot`` has the results of a ``PartitionState``, and is comparable with other snapshots.
+Decides nothing about members and runs: ``core.departures`` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEARLY_EXPIRED_PARTS = 10
 
 
 class Expiry(Enum):
-    """How near the broker's retention is to a pending range."""
+    """The degree to which the broker's retention threatens a pending range."""
 
     SAFE = "safe"
     NEARLY = "about to expire"
@@ -33,36 +33,36 @@ class Expiry(Enum):
 
 
 def expiry(pending: Span, log_start: int, log_end: int) -> Expiry:
-    """Whether pending data still exists, and whether it will for long.
+    """Return whether the records of a pending range still exist, or will expire soon.
 
     >>> from kafka_liveness_dagster.core.offsets import Span
     >>> expiry(Span(70, 120), log_start=100, log_end=190).value
     'partly expired'
     """
-    # Rule 1: below the log start the broker has deleted it
+    # Rule 1: the broker has deleted offsets below the log start
     if pending.end <= log_start:
         return Expiry.EXPIRED
     if pending.start < log_start:
         return Expiry.PARTLY
-    # Rule 2: retention is at work, and this is in the oldest tenth of what it has left
+    # Rule 2: retention deletes records of this log, and the range is in the oldest tenth of the rest
     near = log_start > 0 and (pending.start - log_start) * _NEARLY_EXPIRED_PARTS < log_end - log_start
     return Expiry.NEARLY if near else Expiry.SAFE
 
 
 @dataclass(frozen=True)
 class PartitionSnapshot:
-    """The answers of a partition's state at one moment.
+    """The results of a partition's state at one moment.
 
     Attributes:
-        outstanding: what is pending and not proven done by table and catch-up commit log both, what was
-            forgotten included.
-        forgotten_pending: what of it no commit says any more.
-        missing_rows: what was committed and the table has lost.
-        origin: the first offset that the group answers for; None where nobody knows.
-        written_off: what is accounted for without rows: written off, or lost and told.
-        external: the commit of another client that replaced the catch-up commit log.
-        unrecorded: what of ``outstanding`` is in the table: a run died before it recorded that.
-        is_upper_bound: no ledger says what of ``outstanding`` is done since: it is at most that.
+        outstanding: pending offsets that table and catch-up commit log together do not prove done, including
+            forgotten ones.
+        forgotten_pending: outstanding offsets that no commit records any more.
+        missing_rows: committed offsets whose rows the table has lost.
+        origin: the group's first offset on this log; None if unknown.
+        written_off: offsets that are closed without rows: written off, or lost and reported.
+        external: commit of another client that replaced the catch-up commit log.
+        unrecorded: outstanding offsets that are in the table; a run died before it recorded them.
+        is_upper_bound: whether ``outstanding`` may be too large, because no ledger shows what is done since.
     """
 
     topic_partition: TopicPartition
@@ -112,22 +112,22 @@ class PartitionSnapshot:
 
     @property
     def unprocessed(self) -> tuple[Span, ...]:
-        """What of ``outstanding`` needs its records."""
+        """The outstanding offsets whose records must still be processed."""
         return difference(self.outstanding, self.unrecorded) if self.unrecorded else self.outstanding
 
     @property
     def lag(self) -> int:
-        """Offsets the live lane has not committed; all of the log while nothing is committed."""
+        """The number of offsets that the live lane has not committed; the whole log without a commit."""
         return max(0, self.log_end - (self.log_start if self.committed is None else self.committed))
 
     @property
     def paused(self) -> bool:
-        """Whether both lanes are held: no run would process it."""
+        """Whether both lanes are paused, so that no run processes the partition."""
         return self.live_metadata is not None and self.live_metadata.owner_state is OwnerState.PAUSED
 
     @property
     def pending_offsets(self) -> int:
-        """Offsets the live lane jumped over that are not done."""
+        """The number of pending offsets, which the live lane skipped and no lane has done."""
         return sum(span.size for span in self.outstanding)
 
 

@@ -1,6 +1,6 @@
-"""Is the process that works for a run still there? What the run said of it, held against what a host has.
+"""Decide whether a run's process still exists, from the run's tag and the process table of a host.
 
-Sure, or silent: a pid says nothing on another kernel or in another container, and then the answer is
+Never guesses: a pid has no meaning on another kernel or in another container. There the result is
 ``UNKNOWN``.
 
 >>> here = ProcessNamespace(boot_id="48df4ead", namespaces="4026531836")
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 HEARTBEAT_SECONDS = 30.0
-"""How often a run gives a sign of life."""
+"""Interval of a run's heartbeats."""
 _VERSION = "1"
 _NO_PROCESS = "-"
 _ENDED = "ended"
@@ -28,7 +28,7 @@ _SERVER_LEAD_SECONDS = 30.0
 
 
 class ProcessStatus(Enum):
-    """What the host, or who launched it, says of the process of a run."""
+    """The status of a run's process, from its host or its launcher."""
 
     ALIVE = "there"
     GONE = "gone"
@@ -37,12 +37,12 @@ class ProcessStatus(Enum):
 
 @dataclass(frozen=True)
 class ProcessNamespace:
-    """Where a pid means something.
+    """The scope in which a pid is valid.
 
     Attributes:
-        boot_id: of the kernel; each boot of each machine has another.
-        namespaces: the namespaces that number and date processes there: a container's, or the machine's own.
-        machine_id: of which that is a boot; empty in containers, which may be anywhere the next time.
+        boot_id: boot id of the kernel; each boot of each machine has its own.
+        namespaces: namespaces for pids and start times: a container's, or the machine's own.
+        machine_id: id of the booted machine; empty in containers, which may run elsewhere the next time.
     """
 
     boot_id: str
@@ -52,7 +52,7 @@ class ProcessNamespace:
 
 @dataclass(frozen=True)
 class Process:
-    """One process: a pid may come again, with another beginning (in the kernel's ticks since its boot)."""
+    """A process by its pid and its start, in the kernel's ticks since boot, because pids are reused."""
 
     namespace: ProcessNamespace
     pid: int
@@ -61,9 +61,9 @@ class Process:
 
 @dataclass(frozen=True)
 class PidEntry:
-    """What a host has under a pid now.
+    """A host's entry for a pid now.
 
-    ``start_ticks`` is None where it shows no more than that the process exists.
+    ``start_ticks`` is None if the host only shows that the process exists.
     """
 
     exists: bool
@@ -71,22 +71,22 @@ class PidEntry:
 
 
 def process_status(process: Process, this_namespace: ProcessNamespace, now: PidEntry) -> ProcessStatus:
-    """Whether a process is gone for sure.
+    """Return the status of a process: gone, there, or unknown.
 
     Args:
-        process: as the run told it.
-        this_namespace: where we look.
-        now: what is here under its pid.
+        process: process in the run's tag.
+        this_namespace: scope of ``now``.
+        now: entry for its pid here.
     """
-    # Rule 1: nothing outlives its kernel, and a machine has one at a time
+    # Rule 1: no process outlives its kernel, and a machine runs one kernel at a time
     if process.namespace.boot_id != this_namespace.boot_id:
         if process.namespace.machine_id and process.namespace.machine_id == this_namespace.machine_id:
             return ProcessStatus.GONE
         return ProcessStatus.UNKNOWN
-    # Rule 2: in another container the pid is another process's
+    # Rule 2: in another container the pid belongs to another process
     if process.namespace.namespaces != this_namespace.namespaces:
         return ProcessStatus.UNKNOWN
-    # Rule 3: ended, or ended and its pid given to a younger one
+    # Rule 3: the process has ended; a younger process may have its pid
     if not now.exists or now.start_ticks not in (None, process.start_ticks):
         return ProcessStatus.GONE
     return ProcessStatus.ALIVE
@@ -95,17 +95,17 @@ def process_status(process: Process, this_namespace: ProcessNamespace, now: PidE
 def is_start_lost(
     launched_at: float, now: float, *, server_started_at: float | None, limit_seconds: float
 ) -> bool:
-    """Whether a run that was launched and has not started never will; all in seconds since the epoch.
+    """Return whether a launched run that has not started never will; times in seconds since the epoch.
 
     Args:
-        launched_at: when it was.
-        now: the time.
-        server_started_at: when the process began that loads the code and starts run workers; None where it
-            starts none.
-        limit_seconds: how long a start may take at most; 0 for any time.
+        launched_at: time of the launch.
+        now: current time.
+        server_started_at: start of the process that loads the code and starts run workers; None if it starts
+            none.
+        limit_seconds: longest time of a start; 0 without a limit.
     """
-    # Rule 1: whoever launched it is gone, and its worker has had longer to load the code than we took
-    # ourselves
+    # Rule 1: the process that launched the run is gone, and its worker has had more time to load the code
+    # than this process took
     if (
         server_started_at is not None
         and launched_at < server_started_at
@@ -118,14 +118,14 @@ def is_start_lost(
 
 @dataclass(frozen=True)
 class HeartbeatTag:
-    """What a run says of itself in a tag.
+    """The heartbeat of a run, stored in a tag.
 
     Attributes:
-        short_run_id: the run's 8 hex digits: a run that repeats another one has the other's tags.
-        heartbeat_at: counts up every ``HEARTBEAT_SECONDS`` while it works; None when it does not say so, or
-            no more.
-        process: the one whose end is the run's end; None where that cannot be named.
-        has_ended: whether the run's step in the lane has ended; other steps of the run may go on.
+        short_run_id: the run's 8 hex digits, because a re-execution gets the tags of the other run.
+        heartbeat_at: counter that increases every ``HEARTBEAT_SECONDS`` while the run works; None without a
+            heartbeat, or after it has stopped.
+        process: process whose end is the run's end; None if it cannot be named.
+        has_ended: whether the run's step in the lane has ended; other steps of the run may continue.
     """
 
     short_run_id: str
@@ -134,7 +134,7 @@ class HeartbeatTag:
     has_ended: bool = False
 
     def encode(self) -> str:
-        """The tag.
+        """Return the text of the tag.
 
         >>> process = Process(ProcessNamespace("48df4ead", "4026531836"), 4242, 1_311_164)
         >>> HeartbeatTag("0badcafe", 7, process).encode()
@@ -158,7 +158,7 @@ class HeartbeatTag:
 
     @classmethod
     def decode(cls, tag: str, mark: str) -> HeartbeatTag:
-        """Read the tag of a run; another run's, another version's or none says nothing."""
+        """Read the tag of a run; the result is empty without one, or for another run or version."""
         match tag.split():
             case [version, whose, beat, *where] if (version, whose) == (_VERSION, mark):
                 return cls(

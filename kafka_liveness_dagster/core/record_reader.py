@@ -1,6 +1,6 @@
-"""Decide which record of a batch is next and which partitions to prefetch (KIP-41). Fetches nothing.
+"""Decide which record of a batch is next and which partitions to prefetch (KIP-41).
 
-Holds no record and fetches none: it is told how much is held of each partition.
+Fetches nothing: the caller adds the records, and passes how many of each partition are buffered.
 
 >>> round_robin([["a0", "a1"], ["b0", "b1"]])
 ['a0', 'b0', 'a1', 'b1']
@@ -9,8 +9,8 @@ Holds no record and fetches none: it is told how much is held of each partition.
 >>> Prefetch(max_records=100).partitions_to_fetch(backlog)
 {TopicPartition(topic='orders', partition=1)}
 
-Ranges end by position, never by count: their last offsets may be holes, so the next record or the log end
-tells that they are over. What arrives beyond a batch is kept for the next one.
+Ranges end by position, never by count. Their last offsets may be holes, so the next record or the log end
+shows that they are over. Records that arrive beyond a batch are kept for the next one.
 
 >>> A = TopicPartition("orders", 3)
 >>> reading = BatchReader()
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Buffered(NamedTuple):
-    """What was fetched of a partition and waits for its turn."""
+    """The fetched records of a partition that wait for their turn."""
 
     records: int
     bytes: int
@@ -47,21 +47,20 @@ class Buffered(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefetch:
-    """When to fetch ahead, and how much may wait: KIP-41, "Prefetching".
+    """The rules when to fetch ahead, and how many records to buffer: KIP-41, "Prefetching".
 
-    ``partition`` is the KIP's second heuristic, ``total`` its first. Kafka chose the first for being simpler,
-    and names its price: with much held of one partition the others are not fetched until that is worked off.
-    Records are given in turns here, so a partition that is not fetched stops all others; the second keeps
-    each one's share coming, for more held at once (the KIP expects twice as much). Hence it is the default.
+    ``partition`` is the KIP's second heuristic, ``total`` its first. Kafka chose the first because it is
+    simpler, and names its cost: while one partition fills the buffer, the others are not fetched. Here
+    partitions take turns, so a partition that is not fetched stops all others. The second heuristic keeps
+    each partition's share coming, and buffers more (the KIP expects twice as much). So it is the default.
 
-    The bound stands where the KIP has ``max.poll.records``: librdkafka throws away what it fetched of a
-    partition when that is paused, so with a bound below what one fetch brings, the same records would be
-    fetched again and again.
+    The bound replaces the KIP's ``max.poll.records``. librdkafka discards the fetched records of a partition
+    when it is paused, so with a bound smaller than one fetch the same records would be fetched repeatedly.
 
     Attributes:
-        max_records: how many records may wait; three times as many at most, in the worst order of arrival.
-        max_bytes: how many bytes their values may have.
-        limit_by: which heuristic.
+        max_records: bound of buffered records; three times as many at most, in the worst order of arrival.
+        max_bytes: bound of the bytes of their values.
+        limit_by: heuristic, ``partition`` or ``total``.
     """
 
     max_records: int = 100_000
@@ -80,9 +79,9 @@ class Prefetch:
             )
 
     def partitions_to_fetch(self, buffered: Mapping[TopicPartition, Buffered]) -> set[TopicPartition]:
-        """The partitions to fetch now.
+        """Return the partitions to fetch now.
 
-        One of which nothing is held is always fetched: the others wait for its turn.
+        A partition without buffered records is always fetched, because the others wait for its turn.
         """
         if self.limit_by == "total":
             hungry = sum(map(self._used_share, buffered.values())) < 1
@@ -92,23 +91,23 @@ class Prefetch:
     def partitions_to_pause(
         self, buffered: Mapping[TopicPartition, Buffered], paused: set[TopicPartition], *, drained: bool
     ) -> set[TopicPartition]:
-        """The partitions that may not be fetched now.
+        """Return the partitions that may not be fetched now.
 
         Args:
-            buffered: what waits of each partition.
-            paused: which are not fetched already.
-            drained: nothing more has arrived that could be taken. Until then pausing throws records away,
-                which is done only when the room is used up.
+            buffered: buffered records of each partition.
+            paused: partitions that are already paused.
+            drained: whether all arrived records were taken. Before that pausing discards records, which is
+                done only when the bound is used up.
         """
         full = set(buffered) - self.partitions_to_fetch(buffered)
         return full if drained or self._remaining(buffered) <= 1 / len(buffered) else full & paused
 
     def max_records_now(self, buffered: Mapping[TopicPartition, Buffered], record_bytes: float | None) -> int:
-        """How many records to take now: what is left of the bound, at least one partition's share.
+        """Return how many records to take now: the rest of the bound, at least one partition's share.
 
         Args:
-            buffered: what waits of each partition.
-            record_bytes: the mean size of the last records, None before the first.
+            buffered: buffered records of each partition.
+            record_bytes: mean size of the last records; None before the first.
         """
         if record_bytes is None:
             return 1
@@ -119,12 +118,12 @@ class Prefetch:
         return 1 - sum(map(self._used_share, held.values()))
 
     def _used_share(self, held: Buffered) -> float:
-        """Which part of the bound it uses up."""
+        """Return the fraction of the bound that these records use."""
         return max(held.records / self.max_records, held.bytes / self.max_bytes)
 
 
 def round_robin(queues: Sequence[list[T]]) -> list[T]:
-    """The first record of each, then the second of each, and so on; all queues are of one length."""
+    """Return the first record of each queue, then the second, and so on; all queues have one length."""
     if len(queues) == 1:
         return queues[0]
     given: list[T] = queues[0] * len(queues)
@@ -134,22 +133,22 @@ def round_robin(queues: Sequence[list[T]]) -> list[T]:
 
 
 class ReadableRecord(Protocol):
-    """What has to be known of a record: its offset, and the size of its value."""
+    """The required methods of a record: its offset, and the size of its value."""
 
     def offset(self) -> int:
-        """Its place in its partition."""
+        """Return the record's offset."""
 
     def __len__(self) -> int: ...
 
 
 R = TypeVar("R", bound=ReadableRecord)
-_SAMPLE_RECORDS = 100  # asking every record for its size would cost a tenth of reading it
+_SAMPLE_RECORDS = 100  # reading the size of every record would cost a tenth of reading the record
 
 
 class SeekPlan(NamedTuple):
-    """What the client must do.
+    """The moves that the client must make.
 
-    Stop reading partitions, then read others from an offset, whatever it has queued.
+    It stops reading partitions, then reads others from an offset, whatever it has queued.
     """
 
     unassign: set[TopicPartition]
@@ -157,14 +156,14 @@ class SeekPlan(NamedTuple):
 
 
 class BatchReader(Generic[R]):
-    """One batch after the other, each by its ranges."""
+    """A reader of one batch after the other, each by its ranges."""
 
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, _PartitionReader[R]] = {}
         self._spans: dict[TopicPartition, list[Span]] = {}
 
     def start_batch(self, ranges: Iterable[OffsetRange]) -> SeekPlan:
-        """Read these next. Partitions that go on where they are need no move."""
+        """Start to read these ranges; partitions that continue at their position need no move."""
         self._spans = {}
         for r in sorted(ranges):
             self._spans.setdefault(r.topic_partition, []).append(r.span)
@@ -174,7 +173,7 @@ class BatchReader(Generic[R]):
         return SeekPlan(leave, self._skip_to_batch(list(self._spans)))
 
     def advance(self) -> dict[TopicPartition, int]:
-        """Pass ranges that are over; where partitions must be sought that have another one, too far away."""
+        """Pass ranges that are over; return the seeks to next ranges that are too far away."""
         far: dict[TopicPartition, int] = {}
         for tp, spans in self._spans.items():
             while spans and self._partitions[tp].has_taken_all_below(spans[0].end):
@@ -184,34 +183,34 @@ class BatchReader(Generic[R]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether every record of the batch was given; ask ``advance`` first."""
+        """Whether every record of the batch was returned; call ``advance`` first."""
         return not any(self._spans.values())
 
     def take(self) -> list[R]:
-        """Take as many whole rounds as can be given now, a record of each partition that has more.
+        """Take all complete rounds that are buffered, each with a record of every unfinished partition.
 
-        Call ``advance`` first. The order depends on the ranges and the log alone, not on what arrived first.
+        Call ``advance`` first. The order depends only on the ranges and the log, not on the order of arrival.
         """
         in_turn = [(self._partitions[tp], spans[0].end) for tp, spans in self._spans.items() if spans]
         rounds = min((log.count_below(end) for log, end in in_turn), default=0)
         return round_robin([log.take(rounds) for log, _ in in_turn]) if rounds else []
 
     def add(self, tp: TopicPartition, records: list[R]) -> None:
-        """Records of one partition arrived, in order; what is known already is left out."""
+        """Add arrived records of one partition, in order; records that arrived before are left out."""
         if tp in self._partitions:
             self._partitions[tp].add(records)
 
     def mark_end(self, tp: TopicPartition, offset: int) -> None:
-        """Nothing else is to be read of a partition below ``offset``: what was not told is a hole."""
+        """Record that no more records come below ``offset``: the missing offsets are holes."""
         if tp in self._partitions:
             self._partitions[tp].end = max(self._partitions[tp].end, offset)
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The next offset to arrive, None for a partition that is not read."""
+        """Return the next offset to arrive; None for a partition that is not read."""
         return self._partitions[tp].end if tp in self._partitions else None
 
     def buffered(self) -> dict[TopicPartition, Buffered]:
-        """What waits of each partition."""
+        """Return the buffered records of each partition."""
         return {tp: Buffered(len(log.buffered), log.bytes) for tp, log in self._partitions.items()}
 
     def _skip_to_batch(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
@@ -226,9 +225,9 @@ class BatchReader(Generic[R]):
 
 
 class _PartitionReader(Generic[R]):
-    """How far one partition is read.
+    """The read position of one partition.
 
-    Everything in ``[begin, end)`` is held or a hole, and was not given yet.
+    Each offset in ``[begin, end)`` is buffered or a hole, and was not returned yet.
     """
 
     def __init__(self, begin: int) -> None:
@@ -237,7 +236,7 @@ class _PartitionReader(Generic[R]):
         self.bytes = 0
 
     def continues_at(self, offset: int) -> bool:
-        """Whether reading goes on at ``offset`` without a seek; what is held below it is dropped then."""
+        """Return whether reading continues at ``offset`` without a seek; then records below are dropped."""
         if not self.begin <= offset <= self.end:
             return False
         self.take(self.count_below(offset))
@@ -245,11 +244,11 @@ class _PartitionReader(Generic[R]):
         return True
 
     def has_taken_all_below(self, end: int) -> bool:
-        """Whether all below ``end`` was given."""
+        """Return whether all records below ``end`` were returned."""
         return self.end >= end and not self.count_below(end)
 
     def count_below(self, offset: int) -> int:
-        """How many held records have lower offsets."""
+        """Return the number of buffered records with lower offsets."""
         if not self.buffered or self.buffered[-1].offset() < offset:
             return len(self.buffered)
         return bisect_left(self.buffered, offset, key=_offset)
@@ -267,7 +266,7 @@ class _PartitionReader(Generic[R]):
             self.bytes += sum(map(len, sample)) * len(new) // len(sample)
 
     def take(self, count: int) -> list[R]:
-        """The first records, for good. The bytes of the others are reckoned by the mean."""
+        """Remove and return the first records; the bytes of the others are estimated by the mean."""
         if not count:
             return []
         given = self.buffered[:count]

@@ -1,4 +1,6 @@
-"""Which run does a commit, or a member, belong to? Each run has 8 hex digits, and names that hold it.
+"""Identify the run of a commit or a member by 8 hex digits, and by names that contain them.
+
+Never queries Dagster.
 
 >>> short_run_id("0badcafe-1111-2222-3333-444444444444")
 '0badcafe'
@@ -14,16 +16,16 @@ _INSTANCE_ID = re.compile(r"kafka-liveness\.([^.]+)\.[0-9a-f]{8}")
 
 
 def short_run_id(run_id: str) -> str:
-    """The 8 hex digits by which commit metadata names a run.
+    """Return the 8 hex digits by which commit metadata names a run.
 
-    A Dagster run id's first, else some made of the id.
+    They are the first 8 of a Dagster run id, else derived from the id.
     """
     digits = run_id.replace("-", "")[:8]
     return digits if is_short_run_id(digits) else hashlib.sha256(run_id.encode()).hexdigest()[:8]
 
 
 def is_short_run_id(text: str) -> bool:
-    """Whether a text has the form of a run's digits.
+    """Return whether a text has the form of a run's digits.
 
     >>> is_short_run_id("0badcafe"), is_short_run_id("kcat at 10.0.0.7")
     (True, False)
@@ -32,7 +34,9 @@ def is_short_run_id(text: str) -> bool:
 
 
 def run_id_of_client(client_id: str) -> str | None:
-    """The run's digits out of ``dagster/<job>/<run id>/<step>`` or a script's id; None of an external client.
+    """Return the run's digits from ``dagster/<job>/<run id>/<step>`` or a script's id.
+
+    None for an external client.
 
     >>> run_id_of_client("dagster/orders_job/0badcafe-1111-2222-3333-444444444444/orders")
     '0badcafe'
@@ -44,7 +48,7 @@ def run_id_of_client(client_id: str) -> str | None:
 
 
 def dagster_run_id_of_client(client_id: str) -> str | None:
-    """The whole id of the Dagster run; None of a script and of an external client.
+    """Return the whole id of the Dagster run; None for a script or an external client.
 
     >>> dagster_run_id_of_client("dagster/orders_job/0badcafe-1111/orders")
     '0badcafe-1111'
@@ -55,7 +59,7 @@ def dagster_run_id_of_client(client_id: str) -> str | None:
 
 
 def instance_id_for_run(run_id: str, membership: str) -> str:
-    """The ``group.instance.id`` of a run's membership: 8 hex digits of its own tell it from the run's others.
+    """Return the ``group.instance.id`` of a membership; its 8 hex digits are unique within the run.
 
     >>> instance_id_for_run("0badcafe-1111", "00c0ffee")
     'kafka-liveness.0badcafe-1111.00c0ffee'
@@ -64,7 +68,7 @@ def instance_id_for_run(run_id: str, membership: str) -> str:
 
 
 def run_id_of_instance(group_instance_id: str | None) -> str | None:
-    """The whole id of the run that such a name was made for; None of a name that somebody gave.
+    """Return the whole id of the run in such an instance id; None for an id set by a user.
 
     >>> run_id_of_instance("kafka-liveness.0badcafe-1111.00c0ffee"), run_id_of_instance("etl-0")
     ('0badcafe-1111', None)

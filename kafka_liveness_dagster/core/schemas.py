@@ -1,4 +1,4 @@
-"""What is a schema, as a schema registry has it? Asks no registry.
+"""Represent a schema of a schema registry. Queries no registry.
 
 >>> SchemaWithId(7, "AVRO", '"string"')
 SchemaWithId(id=7, schema_type='AVRO')
@@ -12,15 +12,15 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 
 
 class SchemaUnusableError(KafkaLivenessError, ValueError):
-    """A registered schema is none that records can be decoded by here; nothing was written."""
+    """A registered schema cannot be used to decode records here; nothing was written."""
 
 
 @dataclass(frozen=True)
 class SchemaWithId:
-    """A schema that a registry knows by a number.
+    """A schema and its number in a registry.
 
     Attributes:
-        id: which a record's wire format names.
+        id: number of the schema, which a record's wire format contains.
         schema_type: ``AVRO``, ``PROTOBUF`` or ``JSON``.
         text: JSON for Avro and JSON Schema; for Protobuf the .proto file, or its descriptor in base64.
     """

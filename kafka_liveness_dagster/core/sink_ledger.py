@@ -1,8 +1,8 @@
-"""Define the ledger of a target as an interface: read it, record a batch in it, prove what it has.
+"""Define the ledger of a target as an interface: read it, record a batch in it, prove its offsets.
 
 A ledger belongs to one target (a table, or a custom sink) and one consumer group. It names offsets and never
 rows. ``spark.table.ledger`` implements it for Iceberg tables, ``spark.sink`` for custom sinks;
-``core.ledger`` has the entries and their text. What follows from an entry is for ``core.partition_state``.
+``core.ledger`` has the entries and their text. Decides nothing from an entry: ``core.partition_state`` does.
 
 >>> from kafka_liveness_dagster.core.ledger import encode_entries
 >>> from kafka_liveness_dagster.core.offsets import Span, TopicPartition
@@ -46,9 +46,9 @@ class LedgerCommit:
 
     Attributes:
         commit_id: the target's id of it: an Iceberg snapshot id, or a custom sink's own id.
-        committed_at: time of the commit, as the target shows it; empty where it keeps none.
+        committed_at: time of the commit, as the target shows it; empty if it keeps none.
         operation: Iceberg's word: append, overwrite, delete, replace (maintenance); empty for a sink.
-        added_rows, deleted_rows: as the target counted them; 0 where it keeps no counts.
+        added_rows, deleted_rows: counts of the target; 0 if it keeps none.
         text: the recorded entries, see ``core.ledger``; empty for a commit of another writer.
         parent_id: the commit before it; None for the first one. It may be expired.
     """
@@ -64,22 +64,22 @@ class LedgerCommit:
 
     @property
     def written(self) -> dict[TopicPartition, tuple[Span, ...]]:
-        """The offsets that it wrote.
+        """The offsets that the commit wrote.
 
         Raises:
-            UnknownLedgerFormatError: its text cannot be read.
+            UnknownLedgerFormatError: the text cannot be read.
         """
         return {tp: entry.written for tp, entry in decode_summary(self.commit_id, self.text).items()}
 
 
 @dataclass(frozen=True)
 class LedgerHistory:
-    """What a target proves at one moment, from metadata alone.
+    """The proof of a target's offsets at one moment, from metadata alone.
 
     Attributes:
         snapshot_id: the table's current snapshot; None for a table without one, and for a sink.
-        ledger: what the commits make together.
-        commits: those that led to the current state, the newest first.
+        ledger: entries of all commits together.
+        commits: commits that led to the current state, the newest first.
     """
 
     snapshot_id: int | None = None
@@ -97,11 +97,11 @@ class ReadableLedger(Protocol):
     def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
         """Return which of these offsets the target has, as of now.
 
-        A partition that is left out has no rows. None: the target gave no response, which proves nothing of
-        what it has.
+        A partition that is left out has no rows. None means that the target gave no response, which proves
+        nothing.
 
         Args:
-            partitions: each with the span in question; a ledger may return more.
+            partitions: partitions, each with the requested span; a ledger may return more.
 
         Raises:
             RowsMissingError: the target lost rows that this process wrote, or read before.
@@ -114,8 +114,8 @@ class SinkLedger(ReadableLedger, Protocol[AsOf_contra]):
     def assume_written(self, entries: LedgerEntries) -> None:
         """Complete the entries of the last read by what the commit logs prove.
 
-        Called at once after a read whose entries are not ``is_complete``: the target's history expired. A
-        ledger that never loses history does nothing.
+        Called directly after a read whose entries are not ``is_complete``, because the target's history
+        expired. A ledger that never loses history does nothing.
         """
 
     def record(self, ranges: Sequence[OffsetRange], known: LedgerEntries, as_of: AsOf_contra) -> LedgerRecord:
@@ -123,7 +123,7 @@ class SinkLedger(ReadableLedger, Protocol[AsOf_contra]):
 
         Args:
             ranges: the offsets that the write replaces.
-            known: what the target does not have yet: group start, topic id, offsets written off.
+            known: facts that the target does not have yet: group start, topic id, offsets written off.
             as_of: the state of the target that the write is validated from.
 
         Raises:
@@ -132,14 +132,14 @@ class SinkLedger(ReadableLedger, Protocol[AsOf_contra]):
         """
 
     def prove(self) -> LedgerHistory | None:
-        """Return the target's commits and what they make together; None: it cannot list its commits."""
+        """Return the target's commits and their entries together; None if it cannot list its commits."""
 
 
 class LaneLedger:
-    """A ledger as one lane uses it, with what the lane knows that the target does not have yet.
+    """The ledger of one lane: the target's ledger, with the lane's facts that the target lacks.
 
     Args:
-        ledger: the target's.
+        ledger: ledger of the target.
     """
 
     def __init__(self, ledger: SinkLedger[Any]) -> None:
@@ -148,7 +148,7 @@ class LaneLedger:
 
     @classmethod
     def of(cls, ledger: SinkLedger[Any] | LaneLedger | None) -> LaneLedger | None:
-        """Return the ledger for one lane; the same object if it is one already."""
+        """Return the ledger for one lane; the same object if it already is a lane's ledger."""
         return ledger if ledger is None or isinstance(ledger, LaneLedger) else cls(ledger)
 
     @property
@@ -157,9 +157,9 @@ class LaneLedger:
         return self._ledger.target
 
     def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
-        """Return which offsets the target has, with those that the lane knows to be written off.
+        """Return which offsets the target has, with the lane's written-off offsets.
 
-        Raises and returns what the target's ledger does.
+        Returns and raises the same as the target's ledger.
         """
         entries = self._ledger.read(partitions)
         if entries is None:
@@ -167,7 +167,7 @@ class LaneLedger:
         return {tp: entry + self._written_off(tp) for tp, entry in entries.items()}
 
     def add_known(self, entries: LedgerEntries) -> None:
-        """Keep what the lane knows: where the group began, what was written off. Each write records it."""
+        """Keep facts for each write to record: where the group began, and the offsets written off."""
         self._known = merge_entries((self._known, entries))
 
     def assume_written(self, entries: LedgerEntries) -> None:
@@ -175,7 +175,7 @@ class LaneLedger:
         self._ledger.assume_written(entries)
 
     def record(self, ranges: Sequence[OffsetRange], as_of: object) -> LedgerRecord:
-        """Return the record of a batch, with all that the lane knows."""
+        """Return the record of a batch, with all facts of the lane."""
         return self._ledger.record(ranges, self._known, as_of)
 
     def _written_off(self, tp: TopicPartition) -> LedgerEntry:

@@ -12,8 +12,8 @@ ValueError: truncate(4, id)
 >>> SORT_FIELD.matches("placed_at desc nulls last"), PARTITION_FIELD.matches("truncate(4, id)")
 (True, False)
 
-A file that a lane may still have to replace is left as it is, and so is the snapshot that tells what the
-table holds.
+Maintenance must keep each file that a lane may still replace, and the snapshots that record the table's
+offsets.
 
 >>> compactable_ranges(100, [Span(20, 50)])
 (Span(start=0, end=20), Span(start=50, end=100))
@@ -58,7 +58,7 @@ SORT_FIELD = NameRule(
 
 
 class Field(NamedTuple):
-    """One field that a table is partitioned by; without a transform it is the column itself."""
+    """A partition field of a table; without a transform it is the column itself."""
 
     transform: str
     column: str
@@ -67,12 +67,12 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True)
 class TableLayout:
-    """What was declared of a table.
+    """The declared layout of a table.
 
     Attributes:
-        snapshots: how a new range is committed: by an overwrite of its offsets, or as an append that readers
-            of a stream take. What comes again replaces what was there, either way.
-        partition_by, sort_by, table_properties: of a table that is created.
+        snapshots: whether a new range is committed by an overwrite of its offsets, or by an append, which
+            streaming readers accept. In both cases a retried range replaces its earlier rows.
+        partition_by, sort_by, table_properties: settings of a table that is created.
     """
 
     snapshots: Literal["overwrite", "append"] = "overwrite"
@@ -82,12 +82,12 @@ class TableLayout:
 
     @property
     def is_by_kafka_partition(self) -> bool:
-        """Whether no file can hold offsets of two of Kafka's partitions."""
+        """Whether no file can contain offsets of two Kafka partitions."""
         return set(BY_KAFKA_PARTITION) <= set(self.partition_by)
 
 
 def parse_partition_field(text: str) -> Field:
-    """A partition field as it was declared; ``PARTITION_FIELD`` says which texts are."""
+    """Return the declared partition field; ``PARTITION_FIELD`` describes the accepted texts."""
     found = _FIELD.fullmatch(text)
     if found is None:
         raise ValueError(text)
@@ -100,18 +100,18 @@ DEFAULT_LAYOUT = TableLayout()
 
 
 READER_GRACE_SECONDS = 3_600
-"""However many snapshots there are.
+"""Age below which no snapshot expires because of their number.
 
-A query that began with one has so long to end, a stream to go on from it.
+It is the time for a query on a snapshot to end, and for a stream to continue from it.
 """
 
 
 def compactable_ranges(committed: int | None, pending: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the stretches of a partition that neither lane writes again.
+    """Return the ranges of a partition that neither lane writes again.
 
-    They are below the committed offset, between what is pending. Each by itself: a file over two of them
-    would hold offsets of the pending range between them, by all that is known of a file, and be rewritten
-    when that is caught up.
+    They are below the committed offset, between the pending ranges. Each must be compacted by itself. By its
+    bounds, a file over two of them would also contain the pending range between them, and be rewritten when
+    that range is caught up.
     """
     return difference([Span(0, committed)], pending) if committed else ()
 
@@ -124,14 +124,15 @@ def expiry_cutoff(
     max_age: float,
     max_snapshots: int,
 ) -> float:
-    """Snapshots before this moment may go, all in seconds.
+    """Return the time before which snapshots may expire; all times in seconds.
 
     Args:
-        committed_at: when each snapshot was committed, the newest first.
-        needed_since: when those were that together tell what the table holds; none of them goes.
-        now: the time.
-        max_age: older ones go,
-        max_snapshots: and of the others those beyond so many, if they are older than
+        committed_at: commit times of the snapshots, the newest first.
+        needed_since: commit times of the snapshots that together record the table's offsets; none of them
+            expires.
+        now: current time.
+        max_age: age from which snapshots expire.
+        max_snapshots: number of younger snapshots to keep; further ones expire if they are older than
             ``READER_GRACE_SECONDS``.
 
     >>> at = [9_990.0, 9_000.0, 8_000.0, 5_000.0, 1_000.0]

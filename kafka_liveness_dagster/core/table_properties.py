@@ -1,4 +1,4 @@
-"""Table properties: those of a new table, and those that no batch can be written with.
+"""Choose the properties of a new table, and find properties that prevent batches.
 
 With the latter Iceberg or Spark refuses a later batch, or lets two writers of the same offsets commit.
 Decides by the properties alone, and never reads a table.
@@ -25,21 +25,21 @@ _METRICS = "write.metadata.metrics"
 _NEW_TABLE_PROPERTIES = {  # docs/table.md has the reason for each of them
     "format-version": "2",  # the lowest with row-level deletes, which a MERGE needs
     "write.distribution-mode": "none",  # each task writes its own ranges: no shuffle before the files
-    # Conflicts are decided by each file's first and last offset
+    # Conflicts between writers are detected by each file's first and last offset
     "write.metadata.metrics.column.offset": "full",
-    # A dictionary that does not pay is given up with the first page: files of a small batch would else be
+    # A dictionary that saves nothing is given up after the first page; else the files of a small batch are
     # encoded twice
     "write.parquet.page-row-limit": "5000",
-    "write.metadata.delete-after-commit.enabled": "true",  # a commit a batch would pile up metadata files
-    "write.metadata.compression-codec": "gzip",  # each commit writes all snapshots' summaries again
+    "write.metadata.delete-after-commit.enabled": "true",  # else each batch's commit leaves a metadata file
+    "write.metadata.compression-codec": "gzip",  # each commit rewrites the summaries of all snapshots
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
 _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
-    # Merge-on-read marks what is replaced; copy-on-write reads whole files into a full join
+    # Merge-on-read marks replaced rows; copy-on-write reads whole files into a full join
     "write.merge.mode": "merge-on-read",
     "write.merge.isolation-level": "serializable",
     "write.merge.distribution-mode": "none",
-    "write.metadata.metrics.column.topic": "full",  # what no partition says of a file, its bounds say
+    "write.metadata.metrics.column.topic": "full",  # if no partition has a file's topic, bounds do
     "write.metadata.metrics.column.partition": "full",
 }
 _MAX_INFERRED = f"{_METRICS}.max-inferred-column-defaults"
@@ -49,13 +49,13 @@ _MODES_WITH_BOUNDS = ("parquet", "orc")
 
 
 class RefusedProperty(NamedTuple):
-    """One property that has to be changed before a batch can be written.
+    """A property that must be changed before a batch can be written.
 
     Attributes:
-        setting: the property and its value; the property alone if it is Iceberg's default that does not do.
-        reason: what it does to a batch.
-        name: the property to set,
-        value: and the value that it needs.
+        setting: property and value; only the property if Iceberg's default is the problem.
+        reason: effect on a batch.
+        name: property to set,
+        value: and the required value.
     """
 
     setting: str
@@ -65,9 +65,9 @@ class RefusedProperty(NamedTuple):
 
 
 def needed_bounds(*, is_by_kafka_partition: bool) -> tuple[str, ...]:
-    """Return the columns whose first and last values the files must have.
+    """Return the columns for which each file must record its first and last values.
 
-    Partition values replace two of them.
+    Partition values replace two of these columns.
     """
     return KEY[2:] if is_by_kafka_partition else KEY
 
@@ -75,11 +75,11 @@ def needed_bounds(*, is_by_kafka_partition: bool) -> tuple[str, ...]:
 def refused_properties(
     properties: Mapping[str, str], bounds: Iterable[str], columns: Sequence[str] | None = None
 ) -> Iterator[RefusedProperty]:
-    """Give each property that prevents batches.
+    """Yield each property that prevents batches.
 
     Args:
-        properties: the table's.
-        bounds: the columns whose bounds decide conflicts, as ``needed_bounds`` has them.
+        properties: properties of the table.
+        bounds: columns whose bounds decide conflicts, from ``needed_bounds``.
         columns: the table's columns in their order; None if they are not known yet. Then defaults count as
             sufficient.
     """
@@ -117,7 +117,7 @@ def refused_properties(
 
 
 def new_table_properties(layout: TableLayout) -> dict[str, str]:
-    """Return the properties of a table that is created, the user's own last."""
+    """Return the properties of a new table; the user's properties come last."""
     is_merged = layout.snapshots == "append" or not layout.is_by_kafka_partition
     return {**_NEW_TABLE_PROPERTIES, **(_MERGE_PROPERTIES if is_merged else {}), **layout.table_properties}
 
@@ -125,12 +125,12 @@ def new_table_properties(layout: TableLayout) -> dict[str, str]:
 def refused_new_table_properties(
     layout: TableLayout, default: Mapping[str, str] = NO_BOUNDS, override: Mapping[str, str] = NO_BOUNDS
 ) -> list[RefusedProperty]:
-    """Return the properties of a table that is created with which later batches could not be written.
+    """Return the properties of a new table that would prevent later batches.
 
     Args:
-        layout: what was declared.
-        default: properties that the catalog sets where nobody else does.
-        override: properties that the catalog sets in any case.
+        layout: declared layout.
+        default: properties that the catalog sets unless they are set otherwise.
+        override: properties that the catalog always sets.
     """
     bounds = needed_bounds(is_by_kafka_partition=layout.is_by_kafka_partition)
     return [*refused_properties({**default, **new_table_properties(layout), **override}, bounds)]
@@ -147,7 +147,7 @@ def describe_refused(found: Iterable[RefusedProperty]) -> str:
 
 
 def _setting_without_bounds(properties: Mapping[str, str], column: str, columns: Sequence[str] | None) -> str:
-    """Return the setting by which files have no bounds of a column; empty if they have."""
+    """Return the setting because of which files lack bounds of a column; empty if they have them."""
     for name in (f"{_METRICS}.column.{column}", f"{_METRICS}.default"):
         if mode := properties.get(name):
             return f"{name}={mode}" if mode.lower() in _MODES_WITHOUT_BOUNDS else ""

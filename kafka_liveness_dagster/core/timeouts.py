@@ -1,6 +1,6 @@
 """Turn a run budget into the timeouts of a group member (KIP-62), within the limits of the broker.
 
-Refuses a budget that no broker or reader could make sense of. Never reads a clock, a tag or a broker.
+Refuses an invalid budget. Never reads a clock, a tag or a broker.
 
 >>> from kafka_liveness_dagster.core.timeouts import BrokerLimits
 >>> budget = resolve_budget(argument=None, op_tag=120, asset_metadata=None, run_remaining=None, default=300)
@@ -21,10 +21,10 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenes
 
 @dataclass(frozen=True)
 class BrokerLimits:
-    """What the broker's own config says of groups: ``group.min.session.timeout.ms``, and its ``max``.
+    """The broker's limits for groups: ``group.min.session.timeout.ms``, and its ``max``.
 
     Attributes:
-        offsets_retention_seconds: how long the offsets of a group without members are kept.
+        offsets_retention_seconds: time for which the offsets of a group without members are kept.
     """
 
     min_session_ms: int
@@ -33,16 +33,16 @@ class BrokerLimits:
 
     @property
     def recommit_seconds(self) -> float:
-        """How often offsets must be committed again that may not expire.
+        """Interval in seconds at which offsets that must not expire are committed again.
 
-        An hour, or a quarter of what they are kept.
+        An hour, or a quarter of the retention.
         """
         return min(3_600.0, self.offsets_retention_seconds / 4)
 
 
 @dataclass(frozen=True)
 class ConsumerGroupConfig:
-    """What the broker's group config says.
+    """The broker's group config.
 
     ``consumer.session.timeout.ms``, ``consumer.heartbeat.interval.ms``.
     """
@@ -58,16 +58,16 @@ _DEFAULT_HEARTBEAT_MS = 3_000
 
 
 class MaxRuntimeReachedError(KafkaLivenessError):
-    """Nothing is left of the run's ``dagster/max_runtime``: no further batch may start."""
+    """The run's ``dagster/max_runtime`` is used up, so no further batch may start."""
 
 
 @dataclass(frozen=True)
 class RunBudget:
-    """How long one batch may take, in seconds, and who said so."""
+    """The longest time of one batch in seconds, and the setting it comes from."""
 
     seconds: float
     source: str
-    is_capped: bool = False  # by what is left of the run, not by the user's own choice
+    is_capped: bool = False  # limited by the remaining time of the run, not by the user's setting
 
     def __str__(self) -> str:
         return f"{self.seconds:g} s ({self.source})"
@@ -75,10 +75,10 @@ class RunBudget:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """What the member tells the broker and the watchdog enforces, in milliseconds.
+    """The timeouts of a group member, in milliseconds.
 
-    The watchdog enforces ``process_timeout_ms``; the client is sent ``rebalance_timeout_ms``. Under
-    ``protocol="consumer"`` (KIP-848) session and heartbeat are the broker's: known here, never sent.
+    The watchdog enforces ``process_timeout_ms``; the client sends ``rebalance_timeout_ms``. Under
+    ``protocol="consumer"`` (KIP-848) the broker sets session and heartbeat: they are known here, never sent.
     """
 
     session_timeout_ms: int
@@ -90,9 +90,9 @@ class Timeouts:
 
     @property
     def request_ms(self) -> int:
-        """The member's ``socket.timeout.ms`` unless the user sets one.
+        """The member's ``socket.timeout.ms`` unless the user sets one: half the session timeout.
 
-        ``check_request_timeout`` says why half.
+        ``check_request_timeout`` has the reason.
         """
         return min(self.session_timeout_ms // 2, 60_000)  # librdkafka's own default
 
@@ -100,16 +100,16 @@ class Timeouts:
     def rebalance_timeout_ms(self) -> int:
         """The client's ``max.poll.interval.ms``, which the broker takes as rebalance timeout (KIP-62).
 
-        It is longer than the process timeout, by a heartbeat and the time of a commit. The broker counts from
-        the start of a rebalance, of which a member hears up to a heartbeat later. A batch that was planned in
-        between may take its whole process timeout; with no more than that the broker would remove its member.
+        It exceeds the process timeout by a heartbeat and the time of a commit. The broker counts from the
+        start of a rebalance, which a member notices up to a heartbeat later. A batch planned in between may
+        take its whole process timeout. Without the extra time the broker would then remove its member.
         """
         longest = round(MAX_BUDGET_SECONDS * 1000)
         return min(self.process_timeout_ms + self.heartbeat_ms + self._commit_ms, longest)
 
     @property
     def handover_ms(self) -> int:
-        """How long after the last poll a rebalance may still wait for open batches; then they are given up.
+        """Time after the last poll for which a rebalance may wait for open batches before they are given up.
 
         It ends a heartbeat and the time of a commit before the process timeout.
         """
@@ -128,8 +128,8 @@ class Timeouts:
     def warning(self) -> str:
         """The reason why a batch may take longer than its budget, for the log.
 
-        Empty while the budget is the process timeout. A budget that the end of the run has cut is no choice
-        of the user's.
+        Empty while the budget is the process timeout. It is also empty for a budget that the end of the run
+        has cut, because the user did not set it.
         """
         if not self._is_raised or self.budget.is_capped:
             return ""
@@ -161,7 +161,7 @@ def resolve_budget(
     run_remaining: float | None,
     default: float | None,
 ) -> RunBudget:
-    """The budget of one batch: first hit wins, and what is left of the run always caps it.
+    """Return the budget of one batch: the first one set, at most the remaining time of the run.
 
     Args:
         argument: ``max_batch_seconds`` given in code.
@@ -171,8 +171,8 @@ def resolve_budget(
         default: the resource's default.
 
     Raises:
-        InvalidSettingError: no budget at all, or one that is not in (0 s, 24 h].
-        MaxRuntimeReachedError: nothing is left of the run.
+        InvalidSettingError: there is no budget, or it is not in (0 s, 24 h].
+        MaxRuntimeReachedError: the run has no time left.
     """
     candidates = [
         (argument, "argument"),
@@ -217,15 +217,15 @@ def derive_timeouts(
     limits: BrokerLimits,
     group: ConsumerGroupConfig | None = None,
 ) -> Timeouts:
-    """Session, heartbeat and process timeout of a member with this budget (KIP-62, Public Interfaces).
+    """Return session, heartbeat and process timeout for this budget (KIP-62, Public Interfaces).
 
-    A session timeout that nobody set follows a short budget down, never below the broker's minimum. With
-    ``group`` (KIP-848; None for the classic protocol) session and heartbeat are the broker's, not the user's.
-    The process timeout is the larger of budget and session timeout, as KIP-62 wants it: a shorter budget is
-    raised, and ``Timeouts.warning`` says so.
+    If no session timeout is set, a short budget lowers it, but never below the broker's minimum. With
+    ``group`` (KIP-848; None for the classic protocol) the broker sets session and heartbeat, not the user.
+    The process timeout is the larger of budget and session timeout, as KIP-62 requires. So a shorter budget
+    is raised, which ``Timeouts.warning`` reports.
 
     Raises:
-        InvalidSettingError: settings that contradict each other or the broker.
+        InvalidSettingError: settings contradict each other or the broker.
     """
     if group is None:
         session_ms = _session_ms(budget, session_seconds, limits)
@@ -251,10 +251,10 @@ def derive_timeouts(
 def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
     """Refuse a ``socket.timeout.ms`` with which one silently dead connection costs the membership.
 
-    None is fine. JoinGroup does not care: librdkafka waits ``max.poll.interval.ms`` + 3 s for it (KIP-266).
-    But no second heartbeat is sent while the first, or FindCoordinator after it, waits on a dead connection
-    (KIP-735, Motivation). Of 16 members with a 10 s session all were lost with librdkafka's default of 60 s,
-    none with 5 s; under KIP-848 5 of 8.
+    None is accepted. JoinGroup is not affected: librdkafka waits ``max.poll.interval.ms`` + 3 s for it
+    (KIP-266). But no second heartbeat is sent while the first, or FindCoordinator after it, waits on a dead
+    connection (KIP-735, Motivation). Of 16 members with a 10 s session all were lost with librdkafka's
+    default of 60 s, none with 5 s; under KIP-848 5 of 8.
 
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.

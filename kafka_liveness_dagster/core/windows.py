@@ -1,8 +1,8 @@
-"""Is every record of a window of time in the table? As far as offsets and timestamps can tell; asks nobody.
+"""Decide whether every record of a time window is in the table, by offsets and timestamps. Queries nothing.
 
-A log is in order of offsets, and of timestamps only roughly: a window ends, in a partition, at the first
-offset whose timestamp lies at or above its end. It is complete when all below these offsets is done, in
-whichever lane.
+A log is ordered by offsets, and only roughly by timestamps. In a partition a window ends at the first offset
+with a timestamp at or after its end. The window is complete when all offsets below these are done, in either
+lane.
 
 >>> from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 
 
 class WindowStatus(Enum):
-    """What may be said of a window of time."""
+    """The status of a time window."""
 
     COMPLETE = "complete"
     WAITING = "waiting"
-    UNKNOWN = "unknown"  # the group began in the middle of it, or after it: what was before that it never had
-    BEFORE = "before"  # it ends before the first record that the group answers for, in every partition
+    UNKNOWN = "unknown"  # the group began during or after the window, so it never had the records before
+    BEFORE = "before"  # the window ends before the group's first record, in every partition
 
 
 @dataclass(frozen=True)
 class JudgedWindow:
-    """A window of time, judged.
+    """A time window and its status.
 
     Attributes:
-        ranges: the offsets from the first record of the window on, to the first one behind it.
-        written_off: what was not processed, of them, or expired and maybe of them: written off, or lost and
-            told.
-        waiting_for: what is not processed yet, in words.
-        is_empty: no partition ever had a record of a complete window. False where records may have expired.
+        ranges: offsets from the window's first record to the first one behind it.
+        written_off: unprocessed offsets of the window that were written off, or lost and reported. Expired
+            offsets that may be of the window are included.
+        waiting_for: description of the offsets that are not processed yet.
+        is_empty: whether no partition ever had a record of this complete window. False if records may have
+            expired.
     """
 
     status: WindowStatus
@@ -66,12 +67,11 @@ def judge_window(
     """Judge one window.
 
     Args:
-        partitions: all of the group's, looked at before the next two were asked for.
-        begins: the first offset that is of the window or later; None where there is none.
-        ends: the first offset that is later than the window; the log's very end where there is none, open
-            transactions included.
-        started_in_group_lifetime: the window began when the group was at work and somebody looked: what
-            expired was processed.
+        partitions: all partitions of the group, read before ``begins`` and ``ends``.
+        begins: first offset in or after the window; None without one.
+        ends: first offset after the window; without one the end of the whole log, open transactions included.
+        started_in_group_lifetime: whether the group was active and observed when the window began, so that
+            expired records were processed.
     """
     if unknown := next((one for one in partitions if _first_offset(one) is None), None):
         return JudgedWindow(
@@ -100,12 +100,12 @@ def judge_window(
 
 
 def has_records(partitions: Sequence[PartitionSnapshot], ends: Mapping[TopicPartition, int]) -> bool:
-    """Return whether any offset that the group answers for lies below these ends."""
+    """Return whether any offset from the group's first one on lies below these ends."""
     return any(ends[one.topic_partition] > (_first_offset(one) or 0) for one in partitions)
 
 
 def are_processed(partitions: Sequence[PartitionSnapshot], ranges: Collection[OffsetRange]) -> bool:
-    """Whether every one of these offsets is processed."""
+    """Return whether all of these offsets are processed."""
     known = {one.topic_partition: one for one in partitions}
     return not any(
         intersection((one.span,), _unprocessed(known[one.topic_partition], one.end))
@@ -115,9 +115,9 @@ def are_processed(partitions: Sequence[PartitionSnapshot], ranges: Collection[Of
 
 
 def _first_offset(one: PartitionSnapshot) -> int | None:
-    """The first offset that the group answers for.
+    """Return the group's first offset on this log; None if unknown.
 
-    Of a log that nobody has read yet its very first one alone.
+    Without a commit it is only known for a log that still begins at offset 0.
     """
     if one.committed is not None:
         return one.origin
@@ -125,23 +125,23 @@ def _first_offset(one: PartitionSnapshot) -> int | None:
 
 
 def _was_observed(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
-    """Whether the group answers for all of the window that was ever in this partition."""
+    """Return whether the group had all records that this partition ever had in the window."""
     first = one.log_end if begin is None else begin
     floor = _first_offset(one) or 0
-    # Rule 1: what lies below its beginning was never its to process
+    # Rule 1: the group never had to process offsets below its first one
     if first < floor:
         return False
-    # Rule 2: where nothing older is left, some of the window may have expired before anybody looked
+    # Rule 2: without an older record, records of the window may have expired before they were observed
     return first > max(floor, one.log_start) or floor == 0 == one.log_start or is_of_our_time
 
 
 def _with_expired_before(one: PartitionSnapshot, span: Span) -> Span:
-    """With what has expired in front of it, which may have been of the window."""
+    """Return the span, extended by the expired offsets before it, which may have been of the window."""
     return Span(0, span.end) if span.start <= one.log_start else span
 
 
 def _unprocessed(one: PartitionSnapshot, end: int) -> tuple[Span, ...]:
-    """What lies below ``end`` and is not processed."""
+    """Return the offsets below ``end`` that are not processed."""
     behind = one.log_start if one.committed is None else one.committed
     unread = (Span(behind, end),) if behind < end else ()
     return union((*unread, *intersection((*one.outstanding, *one.missing_rows), (Span(0, end),))))
@@ -156,7 +156,7 @@ def _window_span(
 
 
 def _describe_unprocessed(left: Mapping[TopicPartition, int], partitions: Sequence[PartitionSnapshot]) -> str:
-    """The partition that is worst off, and the others in one number."""
+    """Describe the partition with the most unprocessed offsets, and the others in one number."""
     worst = max(left, key=lambda tp: left[tp])
     pending = next(size(one.outstanding) for one in partitions if one.topic_partition == worst)
     others = [count for tp, count in left.items() if count and tp != worst]
