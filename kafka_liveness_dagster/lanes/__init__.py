@@ -1,1 +1,1 @@
-"""What a run of each lane does, from its first poll to its last commit."""
+"""The run of each lane, from its first poll to its last commit."""

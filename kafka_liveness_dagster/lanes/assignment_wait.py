@@ -1,6 +1,6 @@
-"""Has a live run nothing to do, or not yet?
+"""Decide whether a live run without partitions will still get some, or may end.
 
-Who joins beside long batches is let in first, and given its part later.
+A member that joins during long batches of others joins first, and gets its partitions later. Never commits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CHECK_SECONDS = 1.0
 
 
 class AssignmentWait:
-    """The wait of a run that was let into its group and has nothing to do yet.
+    """The wait of a run that has joined its group and has no partitions yet.
 
-    Its log reports the wait, and by a tag its page. The others hold what is to come no longer than their
-    process timeout and a session, which are taken to be as ours: past that something else is wrong, a
-    partition may be nobody's to give. What has come they no longer hold, and it is waited for again. A broker
-    that says nothing at all is waited for as long as a batch may take, as ``poll`` does.
+    The run's log reports the wait, and so does a tag on its page. Other members hold partitions for at most
+    their process timeout and a session timeout, which are assumed to equal this member's. After that the
+    cause is another one: possibly no member can release a partition. When partitions have come, a new wait
+    begins. If no broker responds, the wait lasts as long as a batch may take, as in ``poll``.
     """
 
     def __init__(self, consumer: LivenessConsumer, storage: RunStorage) -> None:
@@ -40,12 +40,12 @@ class AssignmentWait:
         self._checked_at = -math.inf
 
     def should_continue(self) -> bool:
-        """Return whether a partition is still to come, or the storage lacks some of this run.
+        """Return whether a partition will still come, or Dagster's storage lacks events of this run.
 
         Queries the group once a second.
 
         Raises:
-            BrokerUnreachableError: nobody has answered for as long as a batch may take.
+            BrokerUnreachableError: no broker has responded for as long as a batch may take.
         """
         now = time.monotonic()
         if self._since is not None and now - self._checked_at < _CHECK_SECONDS:
@@ -71,7 +71,7 @@ class AssignmentWait:
             why = ""
         if not why:
             self.finish()
-        return bool(why) or self._storage.is_behind  # who reads on meanwhile loses no time
+        return bool(why) or self._storage.is_behind  # reading on meanwhile costs no time
 
     def _pending_reason(self) -> str:
         from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - stays lazy
@@ -88,7 +88,7 @@ class AssignmentWait:
         return why
 
     def finish(self) -> None:
-        """Partitions came, or none will."""
+        """End the wait: partitions came, or none will."""
         if self._since is not None:
             self._since = None
             self._tag_run("")

@@ -6,11 +6,11 @@
 'orders:3:70-120: 12 of 40 tasks after 15 s'
 >>> log.next_line(13, 40, now_seconds=117.0)
 
-A lane at work commits twice a second for days, and each line is a row in Dagster's event log: so there is one
-in ten seconds, as short for a thousand partitions as for one. Which offsets a commit had is in the snapshot's
-own summary. What is unusual is told at once.
+A busy lane commits twice a second for days, and each line is a row in Dagster's event log. So there is one
+line in ten seconds, as short for a thousand partitions as for one. The snapshot's summary has the offsets of
+each commit. Unusual events are logged at once.
 
-The same facts that a run's log and its materializations tell, for OpenTelemetry.
+OpenTelemetry gets the same facts as the run's log and its materializations. Never fails a batch.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ PROGRESS_EVERY_SECONDS = 10.0
 
 @dataclass
 class BatchProgress:
-    """What is told of one batch.
+    """The progress lines of one batch.
 
     Attributes:
-        name: of the batch.
-        began_seconds: when Spark was given it.
-        every_seconds: at least so long from one line to the next, and from the beginning to the first.
+        name: name of the batch.
+        began_seconds: time at which Spark began it.
+        every_seconds: shortest time between two lines, and before the first.
     """
 
     name: str
@@ -80,14 +80,14 @@ class BatchProgress:
         self._reported_seconds = self.began_seconds
 
     def next_line(self, completed: int, total: int, now_seconds: float) -> str | None:
-        """The line for the run's log, None for none.
+        """Return the next line for the run's log; None if none is due.
 
         Args:
-            completed: tasks of the running operation that have finished.
-            total: tasks it has by now; 0 before Spark has planned it.
-            now_seconds: on the clock of ``began_seconds``.
+            completed: finished tasks of the running operation.
+            total: tasks that it has now; 0 before Spark has planned it.
+            now_seconds: current time, on the clock of ``began_seconds``.
         """
-        # Rule 1: people read it, so not every two seconds; an operation that is done is followed by the next
+        # Rule 1: people read the log, so lines are rare; after a finished operation the next one begins
         if now_seconds - self._reported_seconds < self.every_seconds or completed >= total:
             return None
         self._reported_seconds = now_seconds
@@ -98,10 +98,10 @@ LINES_EVERY_SECONDS = PROGRESS_EVERY_SECONDS
 
 
 class BatchLog:
-    """The lines of one run. As a context manager: none is left untold.
+    """The lines of one run; as a context manager it logs the remaining ones at its end.
 
     Attributes:
-        log: the run's.
+        log: log of the run.
     """
 
     def __init__(self, log: Logger) -> None:
@@ -119,7 +119,7 @@ class BatchLog:
     def log_committed(
         self, batch: Batch, written: WriteResult, seconds: float, handed_over: Sequence[TopicPartition] = ()
     ) -> None:
-        """A batch is in the table and committed, but for what its new owner writes again."""
+        """Log a committed batch, without the partitions that a new owner writes again."""
         if written.unknown_commits:
             self.log.warning(
                 "the catalog did not respond whether it took the commit of %s (%s): the table was read, each "
@@ -163,20 +163,20 @@ class BatchLog:
 def progress_listeners(
     batch: Batch, lane: Lane, log: Logger, liveness: Literal["poll", "progress"]
 ) -> tuple[Callable[[int, int], None] | None, Callable[[int, int], None]]:
-    """Who is told of a batch's finished tasks, and who of any news of it.
+    """Return the callbacks for a batch's finished tasks, and for any progress of it.
 
-    On Spark's turn, so neither may fail.
+    pyspark calls them, so neither may raise.
     """
     progress = BatchProgress(str(batch), time.monotonic(), PROGRESS_EVERY_SECONDS)
 
     def progressed(_completed: int, _total: int) -> None:
-        with suppress(Exception):  # a fence is raised where the batch is committed, not inside Spark's client
+        with suppress(Exception):  # the fence is raised at the commit, not inside Spark's client
             lane.heartbeat()
 
     def reported(completed: int, total: int) -> None:
         line = progress.next_line(completed, total, time.monotonic())
-        if line is not None:  # a line now and then, after the heartbeat
-            with suppress(Exception):  # one line less of a batch's progress
+        if line is not None:  # after the heartbeat, which must not wait for the log
+            with suppress(Exception):  # a failure costs only one line of progress
                 log.info("%s", line)
 
     return progressed if liveness == "progress" else None, reported
@@ -188,10 +188,10 @@ _OWN_OPERATIONS = ("transform", "write", "dead letters")
 
 @dataclass(frozen=True)
 class BatchMetrics:
-    """Those of one run.
+    """The batch metrics of one run.
 
     Attributes:
-        run_id: Dagster's.
+        run_id: id of the Dagster run.
     """
 
     group_id: str = ""
@@ -200,7 +200,7 @@ class BatchMetrics:
 
     @contextmanager
     def trace(self, one: InFlightWrite) -> Iterator[None]:
-        """Trace a batch to the end of this: its commit, or what it fails with."""
+        """Trace a batch to the end of this block: its commit, or its error."""
         try:
             yield
         except BaseException as error:
@@ -215,7 +215,7 @@ class BatchMetrics:
         seconds: float,
         handed_over: Collection[TopicPartition],
     ) -> None:
-        """A batch is in the table and committed, but for what its new owner writes again."""
+        """Record a committed batch, without the partitions that a new owner writes again."""
         of_lane = {GROUP: self.group_id, LANE: self.lane}
         written = outcome.written
         record(PROCESS_DURATION, seconds, {**of_lane, **_record_operation("process", "process")})
@@ -238,7 +238,7 @@ class BatchMetrics:
                 record(RETRIES, count, {**of_lane, REASON: reason})
 
     def record_processed(self, ranges: Iterable[OffsetRange]) -> None:
-        """Count offsets as processed, by this run or by a dead one that could not count them."""
+        """Count processed offsets, of this run or of a dead run that could not count them."""
         offsets = Counter[tuple[tuple[str, str], ...]]()
         for part in ranges:
             offsets[tuple(labels_of(self.group_id, part.topic_partition).items())] += part.size

@@ -1,7 +1,7 @@
-"""Keep the few records by which a batch fails as dead letters, and write the others.
+"""Keep the few records that make a batch fail as dead letters, and write the others.
 
-Dead letters are pending. Letters first, then the table, and then, by the lane, the commit: whichever of them
-is the last one that happened, the same batch comes again and replaces what is there. Never commits an offset.
+Dead letters are pending. The order is dead letters, table, and then the lane's commit. After a crash between
+any two of them the same batch is retried, and replaces both. Never commits an offset.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class WriteOutcome(NamedTuple):
-    """A batch that is in the table, but for what it leaves out.
+    """A batch that is in the table, without its skipped offsets.
 
-    ``reasons`` says of each such offset why it fails.
+    ``reasons`` has the error of each skipped offset.
     """
 
     written: WriteResult
@@ -40,10 +40,12 @@ class WriteOutcome(NamedTuple):
     dead_letter_table: str = ""
 
     def skipped(self, handed_over: Collection[TopicPartition]) -> Iterator[tuple[OffsetRange, str, str]]:
-        """What is pending from now on, neighbours together: what to say of it, and the cause in short.
+        """Yield the ranges that are pending from now on, each with a message and the cause in short.
+
+        Adjacent offsets are one range.
 
         Args:
-            handed_over: partitions that are another's by now: it does all of the batch again.
+            handed_over: partitions that another member has now; it processes all of their batch again.
         """
         outcome = "A dead letter from now on; the others go on"  # pending, or with former rows
         for part in merge_ranges(self.reasons):
@@ -62,11 +64,11 @@ class WriteOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class DeadLetterHandler:
-    """How one run of an asset deals with records that fail alone.
+    """The handling of records that fail alone, in one run of an asset.
 
     Attributes:
-        max_dead_letters: so many in one batch are the records' fault, more are the transform's.
-        run: the id of Dagster's run.
+        max_dead_letters: largest number in one batch; with more the transform is considered the cause.
+        run: id of the Dagster run.
     """
 
     max_dead_letters: int
@@ -76,7 +78,7 @@ class DeadLetterHandler:
     def from_asset(
         cls, asset: KafkaAssetSettings, context: dg.AssetExecutionContext
     ) -> DeadLetterHandler | None:
-        """Those of this run; None where such a record ends it."""
+        """Return the handler of this run; None if a bad record ends the run."""
         batching = asset.batching
         return (
             cls(batching.max_dead_letters, context.run.run_id)
@@ -85,18 +87,18 @@ class DeadLetterHandler:
         )
 
     def write_without_bad_records(self, one: InFlightWrite, lane: Lane, failed: Exception) -> WriteOutcome:
-        """Find the records by which a batch failed, keep them as letters, and write the others.
+        """Find the records that fail a batch, keep them as dead letters, and write the others.
 
         Args:
-            one: the batch, whose Spark work has ended.
-            lane: is asked between any two steps whether this process may go on.
-            failed: how it failed.
+            one: batch whose Spark work has ended.
+            lane: checks between any two steps whether this process may continue.
+            failed: error of the batch.
 
         Raises:
-            Exception: ``failed`` itself, when no single record is to blame for it.
-            BadRecordError: there are too many, for one batch or for a commit. Nothing was written.
-            FencedError: the batch is not this process's any more, or took too long.
-            KafkaLivenessError: letters or rows could not be written.
+            Exception: ``failed`` itself, if no single record is the cause.
+            BadRecordError: there are too many for one batch or for a commit. Nothing was written.
+            FencedError: this process may not commit the batch any more, or it took too long.
+            KafkaLivenessError: dead letters or rows could not be written.
         """
         from kafka_liveness_dagster.spark.errors import KafkaSourceError, StorageError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
@@ -108,7 +110,7 @@ class DeadLetterHandler:
         if not (isinstance(write, TableWrite) and isinstance(write.make_frame, TransformedBatch)):
             raise failed
         if isinstance(failed, (KafkaSourceError, StorageError)):
-            raise failed  # what the brokers or the table's keepers refuse is no record's fault
+            raise failed  # a refusal by brokers, catalog or storage is not caused by a record
         frame = write.make_frame
         ranges = one.batch.ranges
         with one.job:
@@ -144,7 +146,10 @@ class DeadLetterHandler:
 def _find_failing_offsets(
     write: TableWrite, frame: TransformedBatch, ranges: Sequence[OffsetRange], max_offsets: int
 ) -> dict[OffsetRange, str]:
-    """Which single offsets fail, and why; none where it fails without any record, too, or only as a whole."""
+    """Return the offsets that fail alone, with their errors.
+
+    None if the batch also fails without records, or only as a whole.
+    """
     from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError  # noqa: PLC0415
 
     why: dict[OffsetRange, str] = {}
@@ -167,9 +172,9 @@ def _find_failing_offsets(
 def remove_processed(
     spark: SparkConnectResource, table: str, done: Sequence[OffsetRange], budget_seconds: float
 ) -> None:
-    """Remove the letters of processed records; those of pending or written off ones stay.
+    """Remove the dead letters of processed records; those of pending or written-off records stay.
 
-    Whether there can be letters is nobody's setting: it may have been another one when they were written.
+    The current setting does not matter, because it may have been another one when they were written.
     """
     from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy

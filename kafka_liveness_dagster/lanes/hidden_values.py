@@ -1,6 +1,6 @@
-"""Keep values of records out of a run's errors and log, where the environment variable asks for it.
+"""Keep values of records out of a run's errors and log, if the environment variable is set.
 
-Spark's server still logs them: nothing here changes what the server does.
+Never changes the Spark server, which still logs them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _BY_PYSPARK = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Loggers by which pyspark writes each error with a query context to standard error, whoever catches it."""
+"""pyspark's loggers that write each error with a query context to standard error, even if it is caught."""
 
 
 @contextmanager
 def hide_values() -> Iterator[None]:
-    """Let no error leave the block with a message of Spark's, nor with one as its cause.
+    """Replace each error of the block that has a message of Spark, itself or in its cause.
 
-    The named errors of this package contain no message of others where ``is_enabled``; Dagster's own requests
-    to retry or to fail have the words of whoever wrote them.
+    With ``is_enabled`` the errors of this package contain no message of others. Dagster's requests to retry
+    or to fail keep the text of the user who raised them.
 
     Raises:
-        SparkFailedError: in the place of any other error.
+        SparkFailedError: instead of any other error.
     """
     if is_enabled():
         _silence_pyspark()
@@ -52,5 +52,5 @@ def _silence_pyspark() -> None:
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - pyspark stays lazy
 
     for name in _BY_PYSPARK:
-        # The logger is made by pyspark: a plain one would refuse its arguments
+        # pyspark must create the logger: a plain one refuses pyspark's arguments
         PySparkLogger.getLogger(name).disabled = True

@@ -1,7 +1,7 @@
-"""Track the batches on their way into the table: at most two, committed in planned order.
+"""Track the batches in flight to the table: at most two, committed in planned order.
 
-While Spark reads and writes one batch, the next one is planned, transformed and begun: small batches cost
-mostly what surrounds the work. A transform is always called in the run's thread. Never commits an offset.
+While Spark reads and writes one batch, the next one is planned, transformed and begun, because most of a
+small batch's time is overhead. The run's thread calls every transform. Never commits an offset.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _clock() -> float:
 
 
 class BatchWrite(Protocol):
-    """One batch's write in halves: ``spark.table.write.TableWrite`` and ``spark.sink.SinkWrite``."""
+    """A batch's write in two steps: ``spark.table.write.TableWrite`` and ``spark.sink.SinkWrite``."""
 
     def prepare(self) -> Callable[[], int | None]: ...  # noqa: D102 - the two classes document it
     def execute_with_retries(self, execute: Callable[[], Any]) -> WriteResult: ...  # noqa: D102
@@ -49,10 +49,10 @@ class InFlightWrite:
     """A batch that is being written.
 
     Attributes:
-        job: its Spark work, to be cancelled from any thread.
-        frame: its rows, which know of its records when it is written; None in a test.
-        began_at: by ``time.monotonic``, when it was planned.
-        phases: what its time was spent on.
+        job: its Spark work, which any thread may cancel.
+        frame: its rows, which have the measurements of its records after the write; None in a test.
+        began_at: time of its plan by ``time.monotonic``.
+        phases: time of each phase.
     """
 
     batch: Batch
@@ -65,7 +65,7 @@ class InFlightWrite:
     _rows: concurrent.futures.Future[int | None] = field(default_factory=concurrent.futures.Future)
 
     def begin(self) -> None:
-        """Prepare it in this thread, then let Spark work in another. What fails is told where it lands."""
+        """Prepare the batch in this thread, then write it in another; ``finish`` raises the errors."""
         try:
             with self.job, self.phases("transform"):
                 execute = self.write.prepare()
@@ -77,7 +77,7 @@ class InFlightWrite:
             work()
 
     def run(self) -> WriteResult:
-        """All of it in this thread."""
+        """Prepare and write the batch in this thread."""
         with self.job:
             with self.phases("transform"):
                 execute = self.write.prepare()
@@ -85,32 +85,32 @@ class InFlightWrite:
                 return self.write.execute_with_retries(execute)
 
     def finish(self) -> WriteResult:
-        """Wait for Spark; begin again in this thread when another writer was quicker.
+        """Wait for Spark; retry in this thread if another writer committed first.
 
         Raises:
-            Exception: whatever the transform, Spark or the sink raised.
+            Exception: error of the transform, Spark or the sink.
         """
-        while not (self._rows.done() or self.job.is_abandoned):  # the job is the other thread's until then
+        while not (self._rows.done() or self.job.is_abandoned):  # until then the other thread uses the job
             with suppress(concurrent.futures.TimeoutError):
                 self._rows.exception(POLL_SECONDS)
         with self.job, self.phases("write"):
             return self.write.execute_with_retries(self._rows.result)
 
     def wait_until_written(self, check_deadline: Callable[[], None]) -> bool:
-        """Whether Spark did its work; waits for it until ``check_deadline`` raises."""
+        """Wait for Spark until ``check_deadline`` raises; return whether the write succeeded."""
         while True:
             check_deadline()
-            with suppress(concurrent.futures.TimeoutError):  # not the builtin one before Python 3.11
+            with suppress(concurrent.futures.TimeoutError):  # before Python 3.11 not the builtin TimeoutError
                 return self._rows.exception(POLL_SECONDS) is None
 
     @property
     def mean_bytes(self) -> float | None:
-        """What a record of it weighed, when it is written; None where nobody weighs."""
+        """The mean size of its records in bytes, after the write; None if it is not measured."""
         return self.frame.mean_bytes() if self.frame is not None else None
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is known already that it will not land."""
+        """Whether the write has already failed."""
         return self._rows.done() and self._rows.exception() is not None
 
     def _execute(self, execute: Callable[[], int | None]) -> None:
@@ -124,7 +124,7 @@ class InFlightWrite:
 
 
 class InFlightWrites(deque[InFlightWrite]):
-    """The batches in flight, the oldest first. As a context manager: none is left behind."""
+    """The batches in flight, the oldest first; as a context manager it abandons the rest at its end."""
 
     _committed_at = -math.inf
 
@@ -137,28 +137,28 @@ class InFlightWrites(deque[InFlightWrite]):
     def pop_committed(self) -> float:
         """Remove the oldest batch, which is committed, and return the seconds it took.
 
-        They begin with its plan, or when the one before it was committed. So the seconds of all are the time
-        in which there was something to do, and none of it is counted twice.
+        The time begins with its plan, or with the commit of the batch before, whichever is later. So no time
+        counts twice, and the sum is the time with a batch in flight.
         """
         began_at = max(self.popleft().began_at, self._committed_at)
         self._committed_at = time.monotonic()
         return self._committed_at - began_at
 
     def cancel_fenced(self, is_open: Callable[[Batch], bool]) -> None:
-        """Cancel what is fenced, and no batch of the membership after it.
+        """Cancel the fenced batches, but no batch of the next membership.
 
-        Caller: a thread of the watchdog's. Affects: the Spark jobs of batches; does not wait for them.
+        Caller: a thread of the watchdog. Affects: the Spark jobs of batches; does not wait for them.
         """
         for one in tuple(self):
             if not is_open(one.batch):
                 one.job.cancel(timeout_seconds=0.0)
 
     def commit_finished(self, check_deadline: Callable[[], None], commit: Callable[[], None]) -> None:
-        """Commit, oldest first, until one failed or ``check_deadline`` raises.
+        """Commit batches, the oldest first, until one failed or ``check_deadline`` raises.
 
-        So no other member does it again. Caller: the lane's poll, in the run's thread, when partitions are
-        about to go. Affects: the table and the live commit log; raises nothing. What failed stays in flight,
-        and is told where the run lands it.
+        Then no other member processes them again. A failed batch stays in flight; its error is raised when
+        the run finishes it. Caller: the lane's poll, in the run's thread, before partitions are revoked.
+        Affects: the table and the live commit log; raises nothing.
         """
         try:
             while self and self[0].wait_until_written(check_deadline):
@@ -167,13 +167,13 @@ class InFlightWrites(deque[InFlightWrite]):
             log.debug("not committed before its partitions went: %s", error)
 
     def abandon(self, epoch: int | None = None) -> None:
-        """Give up those planned by a membership, or all: cancel them, and wait a moment for their end."""
+        """Cancel and remove the batches of a membership and earlier ones, or all; wait up to 2 s for each."""
         dropped = [one for one in self if epoch is None or one.batch.membership_epoch <= epoch]
         for seconds in (0.0, 2.0):
             for one in dropped:
                 try:
                     one.job.cancel(seconds)
-                except Exception:  # logged; the others are cancelled all the same
+                except Exception:  # logged, so that the other batches are canceled too
                     log.exception("could not cancel the batch %s", one.batch)
         for one in dropped:
             self.remove(one)

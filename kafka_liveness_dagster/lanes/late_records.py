@@ -1,8 +1,8 @@
-"""Count records of windows that were already told complete; nothing waits for them.
+"""Count late records: records of windows that were already marked complete. Never delays a window.
 
-Told when the batch is in the table, and before its offsets are committed: no crash hides it. A batch that is
-written again is counted again. Rows of a run that died in between are counted by the run that recovers them,
-before it commits them.
+They are reported after the batch is in the table, and before its offsets are committed, so that no crash
+hides them. A batch that is written again is counted again. If a run dies in between, the run that recovers
+its rows counts them before it commits them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class _StorageCalls(NamedTuple):
-    """Dagster's storage, which is waited for: how long, and what an error says of the data."""
+    """Calls to Dagster's storage, with their longest wait and the state of the data for an error."""
 
     data_state: str
     seconds: float | None
@@ -42,14 +42,14 @@ class _StorageCalls(NamedTuple):
 
 
 class LateRecords:
-    """What one run writes of windows that were told.
+    """The late records of one run.
 
     Args:
-        context: the run's.
-        windows: the asset's.
-        group_id: of the live lane.
-        again: what this run processes once more: it was in time.
-        recovery_seconds: how long counting the late records of a dead run may take.
+        context: context of the run.
+        windows: windows of the asset.
+        group_id: the live lane's group.
+        again: ranges that this run reprocesses; their records were in time.
+        recovery_seconds: longest time to count the late records of a dead run.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class LateRecords:
     def report(
         self, one: InFlightWrite, batch: Batch, since: float = 0.0, wait_seconds: float | None = None
     ) -> float:
-        """Tell what of a written batch is of windows that were told; of those that end after ``since``.
+        """Report the late records of a written batch, for complete windows that end after ``since``.
 
         Args:
-            one: how it was written.
-            batch: what of it is in the table.
-            since: up to where it was told before.
-            wait_seconds: for Dagster's storage; half of the batch's deadline at most unless set.
+            one: write of the batch.
+            batch: the part of it that is in the table.
+            since: end of the newest window that was reported before.
+            wait_seconds: longest wait for Dagster's storage; at most half of the batch's deadline by default.
 
         Returns:
-            When the newest window ends that was told by now, in seconds since the epoch.
+            The end of the newest complete window, in seconds since the epoch.
 
         Raises:
-            DagsterStorageError: it failed all the time. The batch is not committed.
+            DagsterStorageError: the storage failed all the time. The batch is not committed.
         """
         since = max(since, self._windows.begin)
         ranges = self._without_reprocessed(batch.processed)
@@ -89,7 +89,7 @@ class LateRecords:
             return since
         oldest = one.frame.oldest_ms()
         if oldest is not None and oldest >= 1000 * self._windows.window_at(time.time()).begin:
-            return since  # of the window that is not over: as nearly all that is read
+            return since  # all records are of the current window or later, as in nearly all batches
         seconds = min(NEEDED_SECONDS, batch.deadline_seconds / 2) if wait_seconds is None else wait_seconds
         storage = _StorageCalls(
             f"{batch} is in the table and not committed, so it comes again in its own place", seconds
@@ -102,9 +102,9 @@ class LateRecords:
         return until
 
     def report_after_commit(self, one: InFlightWrite, batch: Batch, since: float) -> None:
-        """The same for windows that were told while the batch was committed, which it is by now.
+        """Report late records of windows that were marked complete during the commit of the batch.
 
-        Nothing may fail.
+        Never raises, because the batch is committed.
         """
         try:
             self.report(one, batch, since, wait_seconds=0.0)
@@ -114,16 +114,16 @@ class LateRecords:
             )
 
     def report_recovered(self, frame: TransformedBatch, deleted: Sequence[OffsetRange]) -> None:
-        """Count the late records of a run that died after it wrote them: it may not have counted them.
+        """Count the late records of a run that died after it wrote them, perhaps before it counted them.
 
         Args:
-            frame: the ranges that the table has and no commit log; their records are read from Kafka again.
-            deleted: more of those ranges, whose records the broker has deleted.
+            frame: ranges that are in the table and in no commit log; their records are read from Kafka again.
+            deleted: further such ranges, whose records the broker has deleted.
 
         Raises:
-            SparkNotRespondingError: Spark did not answer in time. Nothing was committed, and the next run
+            SparkNotRespondingError: Spark did not respond in time. Nothing was committed, and the next run
                 counts them.
-            DagsterStorageError: Dagster's storage failed all the time. The same.
+            DagsterStorageError: Dagster's storage failed all the time, with the same result.
         """
         from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
@@ -151,7 +151,7 @@ class LateRecords:
             self._report_windows(found, ranges, storage)
 
     def _without_reprocessed(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """What of them is not processed again."""
+        """Return the ranges without those that this run reprocesses."""
         return [r for r in ranges if not any(r.overlaps(other) for other in self._reprocessed)]
 
     def _report_windows(
@@ -182,7 +182,7 @@ class LateRecords:
                 ),
                 metadata=late_metadata(self._group_id, total, count, ranges=late),
             )
-            # Stored before the commit: no crash hides it
+            # Stored before the commit, so that no crash hides it
             storage.call(partial(self._context.log_event, event))
 
     def _previous_count(self, key: str) -> int:

@@ -1,6 +1,6 @@
-"""What does a run of a table's maintenance do?
+"""Run the maintenance of a table concurrently with both lanes, and report the result.
 
-It keeps the table small beside both lanes, and tells what it did.
+Never rewrites ranges that either lane may still write.
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ if TYPE_CHECKING:
 
 
 MAX_SILENT_SECONDS = 120.0
-"""Spark tells every few seconds that it is at work, however long that takes."""
+"""Longest time without a sign of progress; while Spark works, it sends one every few seconds."""
 
 _DELETION_OFF = "The table has gc.enabled=false. No snapshots were expired, and no orphan files were removed."
 
 
 def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -> None:
-    """Compact what is settled, expire old snapshots and remove orphans; then show it on the asset.
-
-    The asset is the table's.
+    """Compact finished ranges, expire old snapshots, remove orphan files, and report it on the table's asset.
 
     Raises:
-        KafkaLivenessError: Kafka or Spark refused; both lanes go on, and so does the next maintenance.
+        KafkaLivenessError: Kafka or Spark refused; both lanes and the next maintenance are not affected.
     """
     from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
@@ -84,7 +82,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
 
 
 def _delete(work: TableMaintenance, settings: Settings) -> dict[str, dg.MetadataValue]:
-    """Expire snapshots and remove orphan files where the table allows it; give what to show of that."""
+    """Expire snapshots and remove orphan files if the table allows it; return the metadata to show."""
     if not work.policy().allows_delete:
         return {"not_deleted": dg.MetadataValue.text(_DELETION_OFF)}
     work.expire(time.time(), max_age=settings.max_snapshot_age_seconds, max_snapshots=settings.max_snapshots)
@@ -95,7 +93,7 @@ def _delete(work: TableMaintenance, settings: Settings) -> dict[str, dg.Metadata
 
 
 def _compactable_ranges(cluster: Cluster, group_id: str, topics: Sequence[str]) -> list[OffsetRange]:
-    """What neither lane writes again, by both commit logs."""
+    """Return the ranges that neither lane writes again, by both commit logs."""
     states = cluster.partition_states(group_id, cluster.partitions(topics))
     return [
         OffsetRange(*tp, *span)
@@ -107,7 +105,7 @@ def _compactable_ranges(cluster: Cluster, group_id: str, topics: Sequence[str]) 
 def _before_and_after(
     before: TableStatistics, after: TableStatistics, conflicts: int
 ) -> dict[str, dg.MetadataValue]:
-    """Return each number before and after, and how many rewrites gave way to a lane's commit."""
+    """Return each number before and after, and the number of rewrites that a lane's commit prevented."""
     numbers: dict[str, dg.MetadataValue] = {
         name: dg.MetadataValue.text(f"{was:,} → {now:,}")
         for name, was, now in zip(before._fields, before, after, strict=True)

@@ -1,9 +1,9 @@
-"""When does Dagster hear what a live run has written? While it goes on: a run may be at work for days.
+"""Materialize the asset of a live run while the run works, because it may last for days.
 
-Of the first batch at once, then at most once in so many seconds with new data, and at the end: each
-materialization tells what was written since the one before that Dagster stored. So downstream assets begin,
-freshness is known, and nobody is woken by a run that wrote nothing. What the table has by then Spark is asked
-beside the batches, which do not wait for it.
+The first batch is reported at once, later ones at most once per interval, and the rest at the end. Each
+materialization reports the data since the last one that Dagster stored. So downstream assets start, freshness
+is up to date, and a run that wrote nothing starts nothing. Spark reads the table's state concurrently. Never
+delays a batch.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _OWN_MARKER = "dagster/data_version_is_user_provided"
 
 
 class _PendingMaterialization(NamedTuple):
-    """A materialization that waits for what the table says."""
+    """A materialization that waits for the state of the table."""
 
     since: Tally
     table_future: Future[TableInfo | None]
 
 
 class Materializations:
-    """Those of one live run.
+    """The materializations of one live run.
 
     Args:
-        storage: of the run.
-        asset: whose they are.
-        group_id: by which commands know whose asset it is.
-        every_seconds: at least so long from one to the next.
-        read_table_info: gives what tells the table as readers see it, in a thread of its own; None where
-            nobody can tell.
-        extra_metadata: what else is told with each: lag, links, the cause of the run.
+        storage: storage of the run.
+        asset: key of the asset.
+        group_id: group of the asset, by which commands find it.
+        every_seconds: shortest time between two materializations.
+        read_table_info: reads the table as its readers see it, in a thread of its own; returns None if that
+            is impossible.
+        extra_metadata: returns further metadata: lag, links, the cause of the run.
 
     Attributes:
-        batches: how many the run has committed.
+        batches: number of committed batches of the run.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Materializations:
         self._storing: tuple[int, Future[None]] | None = None
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
-        """A batch is committed. Tells nothing yet: it may be in the middle of a rebalance."""
+        """Count a committed batch; emits nothing, because a rebalance may be in progress."""
         self._current.add(batch, rows, seconds)
         self.batches += 1
 
@@ -87,7 +87,7 @@ class Materializations:
 
     @property
     def unreported_batches(self) -> int:
-        """How many committed batches are in no materialization that Dagster has."""
+        """The number of committed batches that no stored materialization reports."""
         taken = self._pending.since.batches if self._pending else 0
         return self._current.batches + taken + self._batches_being_stored
 
@@ -98,9 +98,9 @@ class Materializations:
 
     @property
     def due_in_seconds(self) -> float:
-        """How long until there is one to tell.
+        """The seconds until the next materialization is due.
 
-        Infinite without new data, or while Dagster has not stored the last.
+        Infinite without new data, or while Dagster has not stored the last one.
         """
         if self._batches_being_stored:
             return math.inf
@@ -111,12 +111,12 @@ class Materializations:
         )
 
     def emit_if_due(self, *, may_wait: bool) -> None:
-        """Materialize the asset with what is new, if it is time.
+        """Materialize the asset with the new data, if that is due.
 
-        What cannot be told now is told with the next.
+        If it fails, the next materialization reports this data too.
 
         Args:
-            may_wait: for what the table says; else it is told at a later call, when that is known.
+            may_wait: whether to wait for the table's state; if not, a later call emits when it is known.
         """
         if self._pending is None and self.due_in_seconds <= 0:
             self._start()
@@ -125,7 +125,7 @@ class Materializations:
             self._emit(self._pending)
 
     def final_result(self, *, force: bool = False) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-        """What is new at the end of the run, None for nothing unless there is to be one ``force``."""
+        """Return the last materialization of the run; None without new data, unless ``force`` is set."""
         if self._pending is not None:
             self._emit(self._pending)
         if not (self._current.batches or force):
@@ -136,9 +136,9 @@ class Materializations:
         )
 
     def emit_on_failure(self) -> None:
-        """The run fails: what is committed is new all the same.
+        """Materialize the committed data of a run that fails.
 
-        In few words: who would say more may have failed.
+        With little metadata, because the source of the rest may be what failed.
         """
         left = [self._current] if self._pending is None else [self._pending.since, self._current]
         self._current = Tally()
@@ -149,7 +149,7 @@ class Materializations:
                 self._store(dg.AssetMaterialization(self._asset, metadata=metadata), since)
 
     def _start(self) -> _PendingMaterialization:
-        """All that no materialization has told yet is told with the next one; the table is asked now."""
+        """Start the next materialization, with all unreported data; the read of the table begins now."""
         try:
             table = run_in_daemon_thread(self._read_table_info(), "kafka-liveness-table")
         except KafkaLivenessError as error:
@@ -162,18 +162,18 @@ class Materializations:
     def _emit(self, one: _PendingMaterialization) -> None:
         since = one.since
         version, metadata = self._result(one)
-        # No code version: Dagster would look for those of what is upstream beside it, and call the asset
+        # No code version: with one, Dagster also compares those of upstream assets, and shows the asset as
         # unsynced
         tags = {_DATA_VERSION: version, _OWN_MARKER: "true"} if version else None
         self._store(dg.AssetMaterialization(self._asset, metadata=metadata, tags=tags), since)
 
     def _store(self, event: dg.AssetMaterialization, since: Tally) -> None:
-        """Store it now or, when Dagster's storage fails, later; what comes meanwhile is the next one's."""
+        """Store an event, later if Dagster's storage fails; the next one reports batches from meanwhile."""
         what = f"the materialization of {format_count(since.batches, 'batch')}, {since.offsets:,} offsets"
         self._storing = since.batches, self._storage.store_event(event, what)
 
     def _result(self, one: _PendingMaterialization) -> tuple[str | None, dict[str, Any]]:
-        """Data version and metadata, as soon as the table has answered."""
+        """Return data version and metadata, as soon as the table's state is read."""
         now = self._wait_for_table(one.table_future)
         metadata = {
             **one.since.metadata(),
@@ -181,24 +181,24 @@ class Materializations:
             **self._extra_metadata(),
             "group": self._group_id,
         }
-        self._pending = None  # not before: who is interrupted in the wait has not told it
+        self._pending = None  # only after the wait, which may be interrupted before it is reported
         return now and str(now.snapshot_id), metadata
 
     def _wait_for_table(self, table: Future[TableInfo | None]) -> TableInfo | None:
         try:
             return table.result()
-        except KafkaLivenessError as error:  # what was written was committed: no reason to end the run
+        except KafkaLivenessError as error:  # the rows are committed, so this must not end the run
             self._storage.log.warning("the table's snapshot is not in the event: %s", error)
             return None
 
 
 def _table_metadata(now: TableInfo) -> dict[str, dg.MetadataValue]:
-    """A table as Dagster names it for any, and its snapshot."""
+    """Return a table's metadata by Dagster's standard keys, and its snapshot."""
     columns = [dg.TableColumn(one.name, one.dataType.simpleString()) for one in now.columns.fields]
     return {
         "dagster/table_name": dg.MetadataValue.text(now.name),
         "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
         **({} if now.rows is None else {"dagster/row_count": dg.MetadataValue.int(now.rows)}),
         **({} if now.uri is None else {"dagster/uri": dg.MetadataValue.text(now.uri)}),
-        "snapshot_id": dg.MetadataValue.text(str(now.snapshot_id)),  # as text: a browser rounds it
+        "snapshot_id": dg.MetadataValue.text(str(now.snapshot_id)),  # as text: browsers round numbers
     }

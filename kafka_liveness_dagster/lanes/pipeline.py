@@ -1,9 +1,9 @@
 """Take a batch from a lane through Spark into the table, and only then into the commit log.
 
-The same steps for both lanes: read exactly the batch, transform, replace its range in the table, commit its
-offsets. A crash between any two of them repeats the batch, and the table absorbs the repetition. A batch that
-is too slow is repeated at half its size. Where there is plenty to do two batches are in flight, committed in
-order.
+Both lanes use the same steps: read exactly the batch, transform, replace its range in the table, commit its
+offsets. After a crash between any two steps the batch is retried, and replaces its rows. A batch that is too
+slow is retried at half its size. With enough data two batches are in flight, committed in order. Never
+commits an offset before its rows.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def ledger_for(
 ) -> LaneLedger | None:
     """Return the ledger of the table, or of a sink that has one, for one lane.
 
-    Its reads take a batch's time at most.
+    A read takes at most the time of a batch.
     """
     if asset.sink is not None:
         return LaneLedger.of(SinkLedgerAdapter.from_sink(asset.sink, asset.group_id))
@@ -73,9 +73,9 @@ def ledger_for(
 
 
 def table_timeout_seconds(budget_seconds: float) -> float:
-    """How long the table may take to say what is in it.
+    """Return the longest time of a read of the table's state.
 
-    A batch's time, which may be too short for any question.
+    It is the time of a batch, with a minimum, because that may be too short for any query.
     """
     from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415 - pyspark stays lazy
 
@@ -85,9 +85,10 @@ def table_timeout_seconds(budget_seconds: float) -> float:
 def table_info_reader(
     asset: KafkaAssetSettings, spark: SparkConnectResource, budget_seconds: float
 ) -> Callable[[], TableInfo | None]:
-    """What tells, in any thread, the table as readers see it; None for a sink of the user's own.
+    """Return a function that reads, in any thread, the table as its readers see it.
 
-    Spark may be at work on batches meanwhile: each of them may take all its time before there is an answer.
+    It returns None for a custom sink. Spark may work on batches meanwhile, so each of them may take its whole
+    time before there is a response.
     """
     if asset.table is None:
         return lambda: None
@@ -99,33 +100,30 @@ def table_info_reader(
 
 
 _MAX_REPLANS = 3
-"""So often in a row, with nothing committed in between.
+"""Largest number of replans in a row without a commit.
 
-A broker that deletes what is read may do it again.
+A broker that deletes records while they are read may do it again.
 """
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Kafka, a transform from the DataFrame of a batch to the rows to keep, and a table or sink.
-
-    A sink is the user's own.
+    """Kafka, a transform from the DataFrame of a batch to the rows to keep, and a table or custom sink.
 
     Attributes:
-        table: ``catalog.namespace.table`` of the Iceberg table; empty where ``sink`` is called with each
-            batch.
-        max_records: at most so many offsets in a batch; ``is_auto_sized``: their number follows what they
-            take.
+        table: ``catalog.namespace.table`` of the Iceberg table; empty if ``sink`` is called with each batch.
+        max_records: largest number of offsets in a batch; ``is_auto_sized``: whether their number follows the
+            time of batches.
         liveness: with ``progress`` every finished Spark task is a heartbeat of the batch.
-        on_slow_record: an offset that is too slow alone ends the run (``raise``) or is quarantined.
-        max_in_flight: the largest number of batches that are written to the table at the same time.
-        ledger: which offsets the target has; None for a sink without a ledger.
-        layout: how the table is laid out and committed to.
-        max_bytes: what a batch's records may weigh, as far as those before it tell.
-        source_options: of Spark's Kafka source, beside those of the Kafka resource.
-        dead_letters: what becomes of records that fail alone; None: they end the run.
-        late_records: tells records of windows that were told complete; None where no windows are.
-        metrics: told each batch that has ended.
+        on_slow_record: whether an offset that is too slow alone ends the run (``raise``) or is quarantined.
+        max_in_flight: largest number of batches that are written to the table at the same time.
+        ledger: ledger of the target's offsets; None for a sink without a ledger.
+        layout: layout of the table, and how batches are committed to it.
+        max_bytes: largest size of a batch's records, estimated from earlier batches.
+        source_options: options of Spark's Kafka source, in addition to those of the Kafka resource.
+        dead_letters: handler of records that fail alone; None if they end the run.
+        late_records: reports records of windows that were marked complete; None without windows.
+        metrics: metrics of finished batches.
     """
 
     kafka: KafkaLivenessResource
@@ -156,9 +154,9 @@ class Pipeline:
         lane: Literal["live", "catch-up"],
         reprocess: Sequence[OffsetRange] = (),
     ) -> Pipeline:
-        """The asset's pipeline with the resources of this run.
+        """Return the asset's pipeline with the resources of this run.
 
-        Reprocessed records were in time when they were new.
+        Records in ``reprocess`` do not count as late, because they were in time when they were new.
         """
         kafka: KafkaLivenessResource = getattr(context.resources, asset.resources.kafka)
         spark: SparkConnectResource = getattr(context.resources, asset.resources.spark)
@@ -193,21 +191,20 @@ class Pipeline:
     ) -> None:
         """Process and commit every batch.
 
-        One that is too slow, or was lost to another member, is retried, or becomes pending.
+        A batch that is too slow, or was lost to another member, is retried, or becomes pending.
 
         Args:
-            lane: where the batches are committed.
-            next_batch: gives a batch of at most so many offsets, None at the end.
-            log: the run's.
-            on_skipped: told offsets that were passed, and why.
-            counter: told each batch that is committed.
+            lane: lane that commits the batches.
+            next_batch: returns a batch of at most the given number of offsets; None at the end.
+            log: log of the run.
+            on_skipped: called with offsets that were passed, and the reason.
+            counter: counts each committed batch.
 
         Raises:
-            FencedError: this process is finished with the group; Spark was cancelled.
+            FencedError: this process may not rejoin the group; Spark was canceled.
             SlowRecordError: an offset is too slow in a batch of its own.
             BadRecordError: too many records fail alone.
-            KafkaLivenessError: Kafka, Spark or the table refused; what is not committed is retried, or
-                pending.
+            KafkaLivenessError: Kafka, Spark or the table refused; uncommitted ranges are retried, or pending.
         """
         from kafka_liveness_dagster.kafka.errors import FencedError  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -252,7 +249,7 @@ class Pipeline:
                     if not gone.is_lost or planned_again > _MAX_REPLANS:
                         raise
                     in_flight.abandon()
-                    lane.replan()  # the next poll names what the broker has lost, or passes it
+                    lane.replan()  # the next poll raises for offsets that the broker lost, or passes them
                     log.warning("%s: %s. It is planned again", batch, gone)
                 else:
                     planned_again = 0
@@ -268,7 +265,7 @@ class Pipeline:
         return measure_throttle_seconds(self.kafka.settings(), tp)
 
     def _recover(self, ranges: Sequence[OffsetRange], deleted: Sequence[OffsetRange]) -> None:
-        """Repeat what a dead run may have skipped after it wrote these ranges: late records and metrics."""
+        """Repeat the side effects that a dead writer of these ranges may lack: late records and metrics."""
         if self.late_records is not None:
             self.late_records.report_recovered(self._transformed_batch(ranges), deleted)
         self.metrics.record_processed((*ranges, *deleted))
@@ -281,8 +278,8 @@ class Pipeline:
         sizer: BatchSizer,
         lines: BatchLog,
     ) -> bool:
-        """Begin as many batches as may be in flight; False when there is none, and none comes."""
-        # A batch that may be too slow shares Spark with nobody
+        """Begin as many batches as may be in flight; return False if there is none and none comes."""
+        # A batch that may be too slow has Spark alone: else another batch could be the cause
         most = 1 if sizer.retry_alone else self.max_in_flight
         while len(in_flight) < most and not any(one.has_failed for one in in_flight):
             ahead = bool(in_flight)
@@ -291,11 +288,11 @@ class Pipeline:
             except Exception as error:
                 if not in_flight:
                     raise
-                # Logged again when what is in flight is committed
+                # If the error persists, it is raised when no batch is in flight any more
                 lines.log.warning("no batch was planned ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:
-                continue  # a rebalance has committed the batch in flight: this one is ahead of nothing
+                continue  # a rebalance has committed the batch in flight, so poll again without ahead
             if batch is None:
                 break
             failpoint(Failpoint.AFTER_PLAN)
@@ -313,12 +310,12 @@ class Pipeline:
         lines: BatchLog,
         on_skipped: OnSkipped,
     ) -> float:
-        """Wait for the oldest to be in the table, then commit its offsets; gives the seconds it took."""
+        """Wait until the oldest batch is in the table, then commit its offsets; return the seconds."""
         one = in_flight[0]
         try:
             landed = self._finish_write(one, lane)
         except SparkNotRespondingError:
-            raise  # says more than the fence after which it was given up
+            raise  # more specific than the fence that made it give up
         except Exception:
             # What was cancelled by the fence failed because of it, though we may be back
             lane.check_batch(one.batch)
@@ -338,7 +335,7 @@ class Pipeline:
         return seconds
 
     def _finish_write(self, one: InFlightWrite, lane: Lane) -> WriteOutcome:
-        """Wait for a batch to be in the table, without its bad records if there are some."""
+        """Wait until a batch is in the table, without its bad records if it has some."""
         try:
             return WriteOutcome(one.finish() if self.max_in_flight > 1 else one.run(), one.batch)
         except (TransformError, SparkFailedError) as failed:
@@ -348,7 +345,7 @@ class Pipeline:
                 return self.dead_letters.write_without_bad_records(one, lane, failed)
 
     def _skip_slow_record(self, poison: OffsetRange, batch: Batch, lane: Lane, fenced: Exception) -> str:
-        """Let the lane pass an offset, and say so; or end the run."""
+        """Quarantine an offset and return the message, or end the run."""
         if self.on_slow_record == "raise":
             outcome = (
                 "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
@@ -399,7 +396,7 @@ class Pipeline:
 
         session = self.spark.session()
         options = {**self.kafka.settings().spark_options(), **self.source_options}
-        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run as any op
+        passed = (dg.Failure, dg.RetryRequested)  # a transform may end its run by these, like any op
         return TransformedBatch(
             self.transform,
             session,

@@ -1,4 +1,4 @@
-"""What does the pipeline need of a lane, and where do its batches come from?"""
+"""Define the interfaces of lanes, batch sources and callbacks that the pipeline uses. Implements none."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
-"""From the records of a batch to the rows to keep."""
+"""A function from the records of a batch to the rows to keep."""
 
 
 class Lane(Protocol):
-    """What both lanes can do with a batch: ``LivenessConsumer`` and ``CatchUpConsumer``."""
+    """The batch methods of both lanes: ``LivenessConsumer`` and ``CatchUpConsumer``."""
 
     def commit(self, batch: Batch) -> tuple[TopicPartition, ...]: ...  # noqa: D102 - the two classes document it
     def require_room(self, batch: Batch) -> None: ...  # noqa: D102
@@ -37,27 +37,27 @@ class Lane(Protocol):
 
 
 class OnSkipped(Protocol):
-    """Who is told of offsets that were passed and are pending."""
+    """A callback for offsets that were passed and are pending."""
 
     def __call__(self, offsets: OffsetRange, why: str, cause: str, /) -> None:
-        """Neighbours of one partition; ``why`` in a sentence or two, the ``cause`` in a few words."""
+        """Report adjacent offsets of one partition; ``why`` is a sentence or two, ``cause`` a few words."""
 
 
 class BatchCounter(Protocol):
-    """Who is told each batch that is committed."""
+    """A counter of committed batches."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
-        """So many rows of it, None where nobody counts, in so many seconds.
+        """Count a committed batch; ``rows`` is None if they are not counted.
 
-        Maybe in the middle of a rebalance.
+        A rebalance may be in progress.
         """
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     def __call__(self, max_records: int, *, ahead: bool) -> Batch | None:
-        """The next batch, None at the end.
+        """Return the next batch; None at the end.
 
-        ``ahead`` of one that is in flight: only if it is worth it, at once.
+        With ``ahead`` another batch is in flight: return one only if it is worth it, without a wait.
         """

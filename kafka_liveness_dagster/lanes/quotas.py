@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.lanes.in_flight import InFlightWrites
 
 SLOW_SECONDS = 20.0
-"""A batch that takes less is not worth a question."""
+"""Time from which a batch is slow enough for a query."""
 CHECK_EVERY_SECONDS = 10.0
-"""A broker counts over 11 s: what Spark read earlier delays no other client any more."""
+"""Interval of queries. A broker counts over 11 s, so older reads of Spark delay no other client any more."""
 _LOG_SECONDS = 60.0
 _REMEDY = (
     "Fix: raise the quota (consumer_byte_rate or request_percentage; `kafka-configs --describe "
@@ -34,15 +34,15 @@ _REMEDY = (
 
 
 class ThrottlingWatch:
-    """Queries while a batch is slow whether the broker throttles this login.
+    """A watch that checks, while a batch is slow, whether the broker throttles this login.
 
     As a context manager it ends with the lane.
 
     Args:
-        delay: by which a quota delays a fetch from this partition now, in seconds.
+        delay: returns the seconds by which a quota delays a fetch from a partition now.
         in_flight: the batches of the lane.
-        group_id: of the lane, for the metric; ``lane``: which one.
-        log: the run's.
+        group_id: group of the lane, for the metric; ``lane``: name of the lane.
+        log: log of the run.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ThrottlingWatch:
         self._stop_event = threading.Event()
 
     def __enter__(self) -> Self:
-        start_daemon_thread(self._watch, "kafka-liveness-throttling")  # without a thread nobody asks
+        start_daemon_thread(self._watch, "kafka-liveness-throttling")  # without a thread nothing is checked
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop_event.set()
 
     def describe_for(self, batch: object) -> str:
-        """Return a sentence about a batch that was too slow; empty where no quota was seen to delay it."""
+        """Return a sentence about a batch that was too slow; empty if no quota was found to delay it."""
         found = self._seconds_by_partition
         if found is None or found[0] != str(batch):
             return ""

@@ -17,21 +17,20 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, batches: int) -> None:
-    """Check the rows of the run's partitions once more, as its last step: without lag no later run would.
+    """Check the rows of the run's partitions as its last step, because without lag no later run checks them.
 
-    While Kafka, Spark or the catalog do not respond the check is retried, so that a hiccup fails no run whose
-    batches are all committed.
+    While Kafka, Spark or the catalog do not respond, the check is retried. So a short outage fails no run
+    whose batches are all committed.
 
     Args:
-        consumer: it has left its group, so no process timeout limits the check.
-        log: the run's.
-        limit_seconds: for how long to retry.
-        batches: how many the run has committed; with none it proves nothing new, and may end without the
-            check.
+        consumer: consumer that has left its group, so that no process timeout limits the check.
+        log: log of the run.
+        limit_seconds: longest time of retries.
+        batches: number of the run's committed batches; without any the run may end without the check.
 
     Raises:
         RowsMissingError: the table lost rows of committed offsets.
-        KafkaLivenessError: the check could not be made within the limit; of a custom sink its own error.
+        KafkaLivenessError: the check was impossible within the limit; a custom sink raises its own error.
     """
     give_up_at = time.monotonic() + limit_seconds
     pause = _FIRST_PAUSE_SECONDS
@@ -50,7 +49,7 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
 
 
 def _try_check(consumer: LivenessConsumer) -> Exception | None:
-    """Check the rows once; return why it could not be done, None when it was."""
+    """Check the rows once; return the error that prevented the check, or None."""
     from pyspark.errors import PySparkException  # noqa: PLC0415 - pyspark stays lazy
 
     from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError  # noqa: PLC0415 - so does confluent_kafka

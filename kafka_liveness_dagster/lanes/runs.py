@@ -1,6 +1,6 @@
-"""A run of each lane, and a run of a time window: from its consumer to its Dagster results.
+"""Run each lane, and reprocess time windows: from the consumer to the Dagster results.
 
-What is told of a window while nobody asks for it is the sensor's; a run changes rows, and neither commit log.
+A run of windows replaces rows and changes neither commit log. Never marks a window complete: the sensor does.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ UNTOUCHED = (
     "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition "
     "again, materialize its partition without that asset"
 )
-_MAX_NAMED = 5  # ranges in a command that an error shows; the next run names the others
+_MAX_NAMED = 5  # ranges in a command that an error shows; the next run shows the others
 
 
 def run_live(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
-    """One run of the live lane: batches until no new data comes, or the run's own budget is nearly spent.
+    """Run the live lane until no new data comes, or the run's own budget is nearly used up.
 
-    Gives what no materialization has told while it was at work, None for nothing.
+    Return a materialization of the data that none has reported during the run; None without such data.
     """
     require_partition(context, asset.partitioned_keys)
     retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
@@ -136,8 +136,8 @@ def _live(
                 consumer, next_batch, storage.log, on_skipped=_report_skipped(asset, storage), counter=told
             )
             if told.has_unreported_batches:
-                at_end.update(_lag(consumer))  # while this run has the partitions
-            # All is committed: no silent broker or Spark makes a crash of the steps that follow
+                at_end.update(_lag(consumer))  # before the leave, while this run owns the partitions
+            # All is committed, so leave first: an unresponsive broker or Spark in the next steps is no crash
             consumer.leave()
             check_rows(
                 consumer, storage.log, table_timeout_seconds(consumer.timeouts.budget.seconds), told.batches
@@ -162,9 +162,9 @@ def _needs_final_result(
 ) -> bool:
     """Return whether the run ends with a materialization although no batch is new since the last one.
 
-    Dagster skips the steps that depend on this one unless it has an output, and materializations in mid-run
-    are none. Recovered rows were written by a run that died before it could report them. A backfill of
-    Dagster's (*Materialize all*) fails if one of its runs materializes nothing.
+    Dagster skips the steps that depend on this one unless it has an output, and materializations during the
+    run are no output. Recovered rows were written by a run that died before it could report them. A Dagster
+    backfill (*Materialize all*) fails if one of its runs materializes nothing.
     """
     if len(consumer.recovered) > known["recovered"] or BACKFILL_TAG in context.run.tags:
         return True
@@ -180,10 +180,7 @@ def _needs_final_result(
 def _materialization_facts(
     consumer: LivenessConsumer, context: dg.AssetExecutionContext, pipeline: Pipeline, known: Counter[str]
 ) -> dict[str, Any]:
-    """What each materialization says beside what was written.
-
-    Of what was found, what is not ``known`` yet.
-    """
+    """Return further metadata for each materialization: the findings that are not ``known`` yet."""
     found = {
         "crash_lag_found": consumer.crash_lag,
         "recovered": consumer.recovered,
@@ -202,7 +199,7 @@ def _materialization_facts(
 
 
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    """One run of the catch-up lane: what is still pending of the run's partitions, oldest first."""
+    """Run the catch-up lane: process the pending ranges of the run's partitions, the oldest first."""
     require_partition(context, asset.partitioned_keys)
     with hide_values(), RunHeartbeat(context, lane_tags(asset.group_id, "catch-up")), export_telemetry():
         _catch_up(asset, context, transform)
@@ -246,12 +243,12 @@ def run_catch_up_lane(
     reprocess: Sequence[OffsetRange],
     keys: Sequence[str] = (),
 ) -> CatchUpResult:
-    """Process what is pending of these ranges, and reprocess all of those that are done.
+    """Process the pending offsets of these ranges, and all offsets of ``reprocess``.
 
     ``keys`` are their partitions.
 
     Raises:
-        SlowRecordError: all is done, but for offsets that are too slow alone.
+        SlowRecordError: everything is done, except offsets that are too slow alone.
     """
     with pipeline.kafka.catch_up(
         group_id=asset.group_id,
@@ -296,14 +293,12 @@ def run_catch_up_lane(
 def _skipped_message(
     group_id: str, left_out: Sequence[OffsetRange], kept: Sequence[OffsetRange], keys: Sequence[str]
 ) -> tuple[str, str]:
-    """Return what became of offsets that a catch-up run left out, and how to close their partitions.
-
-    A person closes the partitions as they are.
+    """Return the state of offsets that a catch-up run left out, and how a person closes their partitions.
 
     Args:
-        group_id: of the live lane.
-        left_out: each is one offset.
-        kept: those that were processed before; the others are pending.
+        group_id: the live lane's group.
+        left_out: ranges of one offset each.
+        kept: the ones that were processed before; the others are pending.
         keys: partitions of the crash lag asset; none for a run of complete windows.
     """
     pending = merge_ranges(one for one in left_out if one not in kept)
@@ -326,10 +321,10 @@ def _skipped_message(
 def _ranges_to_reprocess(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, asked: Mapping[str, OffsetRange]
 ) -> list[OffsetRange]:
-    """What is processed whole, done or not: what somebody materializes once more, and what is to be replayed.
+    """Return the ranges to process completely, done or not: replays, and partitions materialized again.
 
-    The sensor asks for what is missing; if it was materialized since by somebody else's run, that is all it
-    wanted. Who materializes the live asset, too, wants what is not done yet.
+    For a run of the sensor these are only replays: if another run has materialized a partition since, nothing
+    is left to do. For a run that also materializes the live asset they are only replays not done yet.
     """
     by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_sensor"
     ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
@@ -352,12 +347,13 @@ def _batches_until_idle(
     wait: AssignmentWait,
     materializations: Materializations,
 ) -> BatchSource:
-    """Batches until none came for so long; the wait for a rebalance to give us a part does not count as idle.
+    """Return a source of batches until none came for ``idle_seconds``.
 
-    One that is not full begins when something has waited for it for ``commit_interval_seconds`` seconds.
+    The wait for partitions in a rebalance does not count as idle. A batch that is not full begins after
+    records have waited for ``commit_interval_seconds`` seconds.
 
-    Ahead only full ones: a small batch costs as much as it saves, and what is new until the one in flight has
-    committed makes it larger (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is larger
+    (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
@@ -385,9 +381,9 @@ def _batches_until_idle(
 
 
 def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
-    """What the partitions of this run still have to be read.
+    """Return the lag of this run's partitions.
 
-    A broker that is away just now is no reason to fail.
+    Empty if the broker is unavailable, because that must not fail the run.
     """
     found: dict[str, int | float] = {}
     if not consumer.is_joined:
@@ -400,7 +396,7 @@ def _lag(consumer: LivenessConsumer) -> dict[str, int | float]:
 
 
 def _report_skipped(asset: KafkaAssetSettings, storage: RunStorage, asked: Sequence[str] = ()) -> OnSkipped:
-    """Tells the run's log and the crash lag partition of offsets that were passed, and why."""
+    """Return a callback that reports passed offsets in the run's log and on the crash lag partition."""
 
     def tell_of(left_out: OffsetRange, why: str, cause: str) -> None:
         key = next((key for key in asked if parse_key(key).overlaps(left_out)), partition_key(left_out))
@@ -420,20 +416,20 @@ def _report_skipped(asset: KafkaAssetSettings, storage: RunStorage, asked: Seque
 
 
 class IncompleteWindowError(KafkaLivenessError):
-    """A window of time is to be processed again whose records were not all processed once."""
+    """A time window cannot be reprocessed, because not all of its records were processed once."""
 
 
 def reprocess_windows(
     asset: KafkaAssetSettings, windows: Windows, context: dg.AssetExecutionContext, transform: Transform
 ) -> None:
-    """Process the windows of a run's partitions again: rows of exactly their offsets are replaced.
+    """Process the windows of a run's partitions again; replace the rows of exactly their offsets.
 
-    A run that materializes the live asset, too, or whose backfill does, processes none: windows that were
-    marked complete stay so.
+    A run that also materializes the live asset, or whose backfill does, reprocesses nothing: windows that
+    were marked complete stay so.
 
     Raises:
-        IncompleteWindowError: something of them is pending, or not read yet: nothing was touched.
-        DataExpiredError: the broker has deleted records that may be theirs: nothing was touched.
+        IncompleteWindowError: some of their offsets are pending or not read yet. Nothing was changed.
+        DataExpiredError: the broker has deleted records that may be of these windows. Nothing was changed.
     """
     require_partition(context, asset.partitioned_keys)
     if materializes(context, asset.key):
@@ -461,10 +457,10 @@ def reprocess_windows(
 
 
 def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.AssetExecutionContext) -> None:
-    """Materialize the windows that are marked complete with what they had: a backfill waits for these events.
+    """Materialize complete windows with their last metadata, because a backfill waits for these events.
 
     Raises:
-        IncompleteWindowError: others of the run's windows are not marked complete; the sensor marks them.
+        IncompleteWindowError: other windows of the run are not marked complete; the sensor marks them.
     """
     storage = storage_of(context)
     instance = context.instance
@@ -484,7 +480,7 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
     if known:
         storage.log.info(UNTOUCHED, join_some([*known]), "marked complete", asset.key.to_user_string())
     if others := [key for key in keys if key not in marked]:
-        for key, metadata in known.items():  # a run that fails materializes nothing by itself
+        for key, metadata in known.items():  # emitted here, because a failing run returns no materializations
             event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
             storage.store_event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
@@ -499,7 +495,7 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
 
 
 def _latest_metadata(windows: Windows, instance: dg.DagsterInstance, key: str) -> dict[str, Any]:
-    """Return what the newest materialization of a window says."""
+    """Return the metadata of a window's newest materialization."""
     asked = dg.AssetRecordsFilter(asset_key=windows.key, asset_partitions=[key])
     found = instance.fetch_materializations(asked, limit=1).records
     newest = found[0].asset_materialization if found else None
@@ -509,11 +505,11 @@ def _latest_metadata(windows: Windows, instance: dg.DagsterInstance, key: str) -
 def _processed_offsets(
     asset: KafkaAssetSettings, windows: Windows, cluster: Cluster, window: Window
 ) -> tuple[OffsetRange, ...]:
-    """The offsets of one window, all of them processed.
+    """Return the offsets of one window, after the check that all of them are processed.
 
     Raises:
-        IncompleteWindowError: some are not.
-        DataExpiredError: nobody knows them all.
+        IncompleteWindowError: some are not processed.
+        DataExpiredError: records have expired, so that not all of its offsets are known.
     """
     from kafka_liveness_dagster.kafka.timestamps import processed_ranges  # noqa: PLC0415 - confluent_kafka stays lazy
 

@@ -1,1 +1,1 @@
-"""A run as Dagster and the host know it: its tags, its budget, its process, its signs of life."""
+"""The facts of a run in Dagster and on its host: tags, budget, process and heartbeats."""

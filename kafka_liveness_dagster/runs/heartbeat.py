@@ -1,6 +1,6 @@
-"""Does somebody work for a run?
+"""Write the heartbeats of a run, and find the status of its process by heartbeat, host and launcher.
 
-The signs that it gives of itself, and what its host and its launcher say of it.
+Never ends a run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _STOP_SECONDS = 5.0
-# The keys are names of Dagster's WorkerStatus
+# The keys are the names of Dagster's WorkerStatus
 _WORKERS = {
     "RUNNING": ProcessStatus.ALIVE,
     "FAILED": ProcessStatus.GONE,
@@ -49,14 +49,14 @@ log = logging.getLogger("kafka_liveness_dagster")
 
 
 class RunHeartbeat:
-    """Shows that a run is at work, from its op's first line to its last.
+    """The heartbeats of a run, from the first line of its op to the last.
 
-    Use it as a context manager. At its end it waits until Dagster's storage has all that the run told it,
-    before Dagster stores the step's outcome.
+    Use it as a context manager. At its end it waits until Dagster's storage has all events of the run, before
+    Dagster stores the step's outcome.
 
     Args:
-        context: the op's or asset's.
-        tags: of the run, to be told with the first sign.
+        context: context of the op or asset.
+        tags: tags to add to the run with the first heartbeat.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
@@ -85,10 +85,10 @@ class RunHeartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        # A step that fails may be retried in the same run, by its retry policy
+        # A failed step may be retried in the same run by its retry policy, so it has not ended
         self._has_ended = kind is None
         self._stopped.set()
-        self._ended.wait(_STOP_SECONDS)  # not indefinitely: Dagster's database may not answer
+        self._ended.wait(_STOP_SECONDS)  # with a limit, because Dagster's database may not respond
         if isinstance(error, DagsterStorageError):
             self._warn(error)
         elif kind is None or issubclass(kind, Exception):
@@ -104,21 +104,21 @@ class RunHeartbeat:
         while not self._stopped.wait(HEARTBEAT_SECONDS):
             beat += 1
             self._write_tag(beat)
-        self._write_tag(None)  # other steps of the run may go on, which give no signs
+        self._write_tag(None)  # other steps of the run may continue, without heartbeats
         self._ended.set()
 
     def _write_tag(self, beat: int | None) -> None:
         try:
             self._storage.add_tags({PROCESS_TAG: self._tag_text(beat)})
-        except Exception:  # somebody deleted the run: its watchdog ends it
+        except Exception:  # the run was deleted; its watchdog ends it
             log.exception("could not give a sign of life of run %s", self._run_id)
 
     def _warn(self, error: DagsterStorageError) -> None:
         """Log an error in the process.
 
-        Dagster may fail to store it, and ends the process by an error of its own.
+        Dagster may fail to store it, and then ends the process with its own error.
         """
-        with suppress(Exception):  # it takes the place of an error that is about to be raised
+        with suppress(Exception):  # an error here would replace the one that is about to be raised
             log.error("run %s: %s", self._run_id, error)
 
     def _tag_text(self, beat: int | None) -> str:
@@ -130,13 +130,14 @@ class RunHeartbeat:
 def process_status_of(
     instance: dg.DagsterInstance, record: dg.RunRecord, now: float, *, fence_report: bool
 ) -> ProcessStatus:
-    """What can be known of the process of a run in progress.
+    """Return the status of the process of a run in progress.
 
     Args:
-        instance: knows the run's launcher.
-        record: the run.
-        now: seconds since the epoch.
-        fence_report: it is no member of its group: only then is the launcher asked, which may take a while.
+        instance: Dagster instance, with the run's launcher.
+        record: record of the run.
+        now: current time in seconds since the epoch.
+        fence_report: whether the run is no member of its group. Only then the launcher is queried, because
+            that may be slow.
     """
     run = record.dagster_run
     if run.status is dg.DagsterRunStatus.QUEUED:
@@ -154,7 +155,7 @@ def process_status_of(
 
 
 def _status_of_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: float) -> ProcessStatus:
-    """Of a run whose worker has not come up yet."""
+    """Return the status of a run whose worker has not started yet."""
     launched = record.update_timestamp.timestamp()
     limit = float(instance.run_monitoring_start_timeout_seconds)
     if isinstance(instance.run_launcher, dg.DefaultRunLauncher):
@@ -169,15 +170,15 @@ def _status_of_start(instance: dg.DagsterInstance, record: dg.RunRecord, now: fl
 
 
 def _status_from_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> ProcessStatus:
-    """Kubernetes, Docker and their like know their workers."""
+    """Return the status from a launcher that can check its workers, such as Kubernetes' or Docker's."""
     try:
         launcher = instance.run_launcher
         resumes = instance.run_monitoring_enabled and instance.run_monitoring_max_resume_run_attempts > 0
-        # With resumes Dagster starts a new worker for the same run
+        # With resumes Dagster starts a new worker for the same run, so a dead one proves nothing
         if not launcher.supports_check_run_worker_health or resumes:
             return ProcessStatus.UNKNOWN
         health = launcher.check_run_worker_health(run)
-    except Exception:  # of the launcher's client: it may not be allowed to ask from here
+    except Exception:  # the launcher's client failed; it may lack the permission in this process
         log.exception("could not ask the launcher how the worker of run %s is", run.run_id)
         return ProcessStatus.UNKNOWN
     return (

@@ -1,6 +1,6 @@
-"""What does this host have under a pid, and where are we?
+"""Read processes and namespaces of this host from Linux's /proc.
 
-As Linux's /proc has it; elsewhere nothing is known.
+Never guesses: on another system the results are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROC_ROOT = Path("/proc")
 _MACHINE_ID = Path("/etc/machine-id")
 _NOT_IN_A_CONTAINER = "4026531836"  # the first pid namespace of every kernel has this number
 _BOOT_ID_CHARS = 16
-# Fields of /proc/<pid>/stat, counted from behind the command's name
+# Fields of /proc/<pid>/stat, counted after the command's name
 _STATE_FIELD = 0
 _START_TICKS_FIELD = 19
 _DEAD_STATES = ("Z", "X")
@@ -28,7 +28,7 @@ _DEAD_STATES = ("Z", "X")
 
 @cache
 def this_namespace() -> ProcessNamespace | None:
-    """Where this process is; None where the system does not say."""
+    """Return the namespace of this process; None if the system does not show it."""
     try:
         boot = (PROC_ROOT / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:_BOOT_ID_CHARS]
         pids = _namespace_id("pid")
@@ -42,28 +42,28 @@ def this_namespace() -> ProcessNamespace | None:
 
 
 def process(pid: int) -> Process | None:
-    """A living process by its pid, so that it can be told from others; None where that cannot be said."""
+    """Return a living process with its start, which distinguishes it from others; None if unknown."""
     place = this_namespace()
     found = pid_entry(pid)
     return None if place is None or found.start_ticks is None else Process(place, pid, found.start_ticks)
 
 
 def process_started_at() -> float:
-    """When this process did, in seconds since the epoch."""
+    """Return the start of this process in seconds since the epoch."""
     return psutil.Process().create_time()
 
 
 def pid_entry(pid: int) -> PidEntry:
-    """What is here under a pid. A zombie is nothing: it has ended and waits to be collected."""
+    """Return this host's entry for a pid; a zombie does not count, because it has ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return PidEntry(exists=False)
     except OSError:
-        pass  # another user's: it exists
+        pass  # the process of another user exists
     try:
         fields = (PROC_ROOT / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:  # not shown to us
+    except OSError:  # this process may not read it
         return PidEntry(exists=True)
     if fields[_STATE_FIELD] in _DEAD_STATES:
         return PidEntry(exists=False)
@@ -71,13 +71,13 @@ def pid_entry(pid: int) -> PidEntry:
 
 
 def _namespace_id(kind: str) -> str:
-    """The number of one of our namespaces; the kernel may lack the kind."""
+    """Return the number of a namespace of this process; the kernel may lack the kind."""
     link = PROC_ROOT / "self/ns" / kind
     return "".join(filter(str.isdecimal, str(link.readlink()))) if link.is_symlink() else ""
 
 
 def _machine_hash() -> str:
-    """A machine by all that tells it from its clones: its id, its name and its network card.
+    """Return a hash of a machine's id, name and network card, which distinguish it from its clones.
 
     Empty without an id.
     """

@@ -1,7 +1,7 @@
-"""Let a consumer follow its Dagster run, and inform others of it.
+"""Connect a consumer with its Dagster run: read the run's state, and store tags for others.
 
-A stand-in for scripts and tests follows none. ``context`` may be None: nobody can cancel a script, and nobody
-knows of other runs.
+``context`` may be None, for scripts and tests: they cannot be canceled, and have no other runs. Never moves
+offsets.
 """
 
 from __future__ import annotations
@@ -51,18 +51,17 @@ if TYPE_CHECKING:
 _STARTED_STATUSES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _WORKING_STATUSES = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 log = logging.getLogger("kafka_liveness_dagster")
-_warned: set[str] = set()  # ids of runs that were told: an op may make several consumers
+_warned: set[str] = set()  # ids of warned runs, because an op may create several consumers
 
 
 def run_context_of(context: Context, *, away_seconds: float | None = None) -> RunContext:
     """Return the link by which a consumer's watchdog follows its run.
 
-    Logs once when only this package keeps the run's time limit.
+    Logs once if only this package enforces the run's time limit.
 
     Args:
-        context: the op's or asset's.
-        away_seconds: how long the run may be out of its group before it must be taken for lost, for others to
-            know.
+        context: context of the op or asset.
+        away_seconds: time after which others take the run for lost if it is not in its group.
     """
     from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -71,12 +70,12 @@ def run_context_of(context: Context, *, away_seconds: float | None = None) -> Ru
         run_id = uuid4().hex
         return RunContext(run_id, f"kafka-liveness/script/{run_id}", lambda: RunState.IN_PROGRESS)
     storage = storage_of(context)
-    # An earlier consumer's, or of the run this one repeats
+    # Tags of an earlier consumer, or of the run that this one re-executes
     tags = {tag: "" for tag in (FENCED_TAG, LEFT_TAG) if run.tags.get(tag)}
     if away_seconds is not None:
         tags[AWAY_TAG] = f"{away_seconds:g}"
     sign = heartbeat_of(run)
-    if sign.process is None or sign.has_ended:  # an op of the user's own
+    if sign.process is None or sign.has_ended:  # a user's op without heartbeats
         tags[PROCESS_TAG] = HeartbeatTag(short_run_id(run.run_id), None, worker_process(context)).encode()
     if tags:
         call_with_retries(
@@ -104,11 +103,10 @@ def run_context_of(context: Context, *, away_seconds: float | None = None) -> Ru
 def _claim_instance_id(
     instance: dg.DagsterInstance, run_id: str, tag: str, group_instance_ids: Sequence[str]
 ) -> str | None:
-    """The first place in whose runs nobody works any more, neither the one it was made for nor a later one.
+    """Claim the first instance id of which no run works any more: neither its own, nor a later claimant.
 
-    It is said to be this run's before anybody joins there, so that the next one to ask does not take it as
-    well. Who has not started yet is nobody's successor: Dagster gives a run that repeats another one all of
-    its tags.
+    The claim is stored before this run joins, so that no other run claims the same id. A run that has not
+    started yet counts as no claimant, because Dagster copies all tags to a re-execution.
     """
     now = time.time()
     for place in group_instance_ids:
@@ -123,16 +121,16 @@ def _claim_instance_id(
             add_tags(instance, run_id, {tag: place})
             return place
     this = instance.get_run_by_id(run_id)
-    # Another member has removed it from there, or the tag is that of a run it repeats
+    # Another member has replaced this one, or the tag is from the run that this one re-executes
     if this is not None and this.tags.get(tag):
         add_tags(instance, run_id, {tag: ""})
     return None
 
 
 def _count_catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:
-    """Count the catch-up runs that have started, but for those whose process is gone from this host.
+    """Count the catch-up runs that have started, without those whose process is gone from this host.
 
-    A run that is STARTING has no process yet, and one that waits for a pool is queued.
+    A run that is STARTING has no process yet, and a run that waits for a pool is queued.
     """
     started = dg.RunsFilter(tags=lane_tags(group_id, "catch-up"), statuses=[dg.DagsterRunStatus.STARTED])
     now = time.time()
@@ -151,10 +149,10 @@ def _tag_fence_report(storage: RunStorage, run: dg.DagsterRun, why: FenceReport)
 
 
 def _tag_first_commit(storage: RunStorage, run_id: str) -> None:
-    """That a batch of it is committed; who repeats the run gets its tags, hence the name in it."""
+    """Tag the run with its first commit; the tag contains the run, because re-executions get its tags."""
     try:
         storage.add_tags({COMMITTED_TAG: short_run_id(run_id)})
-    except Exception:  # somebody deleted the run: its watchdog ends it
+    except Exception:  # the run was deleted; its watchdog ends it
         log.exception("could not tag run %s: Dagster does not know that a batch of it is committed", run_id)
 
 
@@ -170,7 +168,7 @@ def _warn_budget_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:
 
 
 def _run_state(instance: dg.DagsterInstance, run_id: str) -> RunState:
-    """How a run is; while it is at work its records are counted, which is half the work of reading one."""
+    """Return a run's state; running ones are only counted, which costs half as much as reading a record."""
     if instance.get_runs_count(dg.RunsFilter(run_ids=[run_id], statuses=_WORKING_STATUSES)):
         return RunState.IN_PROGRESS
     run = instance.get_run_by_id(run_id)

@@ -1,4 +1,4 @@
-"""The steps and partitions of a run, as far as a lane depends on them."""
+"""Read the selected steps and partitions of a run that matter to a lane. Never changes a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_partition(context: dg.AssetExecutionContext, partitioned: Collection
     """Refuse a run that selects one of these assets and has no partition.
 
     Raises:
-        PartitionRequiredError: it does.
+        PartitionRequiredError: the run selects one and has no partition.
     """
     if context.has_partition_key or context.has_partition_key_range:
         return

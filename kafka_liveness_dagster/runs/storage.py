@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 NEEDED_SECONDS = 120.0
-"""How long a run waits for an answer that it depends on."""
+"""Longest wait of a run for a response that it depends on."""
 SETTLE_SECONDS = 600.0
-"""How long a run waits at its end for a storage that fails: somebody has to free space first."""
-_WAIT_LOGGED_SECONDS = 2.0  # of a caller: SQLite waits up to 30 s for a lock, a connection longer
+"""Longest wait of a run at its end for a failing storage: a person may have to free space first."""
+_WAIT_LOGGED_SECONDS = 2.0  # a caller's wait to log: SQLite waits up to 30 s for a lock, a connection longer
 RETRY_PAUSE_SECONDS = 1.0
 """Pause before a failed call of the storage is retried."""
 _LONGEST_PAUSE_SECONDS = 8.0
-MAX_QUEUED_LINES = 1_000  # of the log, in memory
+MAX_QUEUED_LINES = 1_000  # log lines kept in memory
 _FIX = (
     "Fix: free space for Dagster's storage, make it writable, or start its database (DAGSTER_HOME and "
     "`storage` of dagster.yaml show where it is)"
@@ -46,14 +46,14 @@ _STORAGES = (
     "dagster_cloud",
     "dagster_cloud_cli",
 )
-# Dagster reads all tags and writes them back: one of two threads would lose its tags
+# Dagster reads all tags and writes them back, so without the lock one of two threads loses its tags
 _tagging = threading.Lock()
 _log = logging.getLogger("kafka_liveness_dagster")
 _T = TypeVar("_T")
 
 
 class DagsterStorageError(KafkaLivenessError):
-    """Dagster's storage is full, read-only, locked or unavailable: rows and offsets are as the text says."""
+    """Dagster's storage is full, read-only, locked or unavailable; the message has the state of the data."""
 
 
 def add_tags(instance: dg.DagsterInstance, run_id: str, tags: Mapping[str, str]) -> None:
@@ -72,10 +72,10 @@ def call_with_retries(
     """Return the result of a call that the run depends on; retry while Dagster's storage fails.
 
     Args:
-        call: the call.
-        operation: what the call is for, as a noun phrase for the error.
-        data_state: of rows and offsets at this moment, as a clause for the error.
-        seconds: how long to retry; ``NEEDED_SECONDS`` unless set.
+        call: call of the storage.
+        operation: purpose of the call, as a noun phrase for the error.
+        data_state: state of rows and offsets now, as a clause for the error.
+        seconds: longest time of retries; ``NEEDED_SECONDS`` unless set.
 
     Raises:
         DagsterStorageError: the storage failed all the time.
@@ -109,10 +109,10 @@ def call_with_retries(
 
 @contextmanager
 def storage_errors(state: str) -> Iterator[None]:
-    """Raise what Dagster's storage raises in this block as one named error.
+    """Raise each error of Dagster's storage in this block as one named error.
 
     Args:
-        state: what the block has done and not done then, as a clause.
+        state: what the block has done and not done by then, as a clause.
 
     Raises:
         DagsterStorageError: the storage failed.
@@ -128,7 +128,7 @@ def storage_errors(state: str) -> Iterator[None]:
 
 
 class _StorageCall(NamedTuple):
-    """A call that waits for the storage; ``description`` it stores, empty for a line of the log."""
+    """A call that waits for the storage; ``description`` names its content, empty for a log line."""
 
     store: Callable[[], None]
     description: str
@@ -137,14 +137,14 @@ class _StorageCall(NamedTuple):
 
 
 class RunStorage:
-    """What a step of a run stores in Dagster at work: in order, and late where the storage fails.
+    """The calls of a running step to Dagster's storage: in order, and late while the storage fails.
 
     With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the
     call returns at once, and a thread stores this call and all later ones when it can. A retried write may be
     stored twice.
 
     Args:
-        context: of the op or asset.
+        context: context of the op or asset.
 
     Attributes:
         log: the run's log.
@@ -173,18 +173,18 @@ class RunStorage:
         """Store a line of the run's log."""
         record.msg = record.getMessage()
         record.args = ()
-        # a copy for each attempt: Dagster marks a record, and ignores a marked one
+        # A copy for each attempt, because Dagster marks a record and ignores marked ones
         self._enqueue(lambda: self._context.log.handle(copy.copy(record)), "")
 
     def add_metadata(self, key: str, metadata: Mapping[str, Any], outcome: str) -> None:
         """Add metadata to the materialization of a partition, at the end of the run.
 
-        Dagster reads its keys for it.
+        Dagster reads the run's partition keys for it.
 
         Args:
-            key: of the partition.
-            metadata: its own.
-            outcome: what of the run is in the table and committed, as a clause for the error.
+            key: key of the partition.
+            metadata: metadata of the partition.
+            outcome: what the run has written and committed, as a clause for the error.
 
         Raises:
             DagsterStorageError: the storage failed all the time.
@@ -199,10 +199,10 @@ class RunStorage:
         return bool(self._queue)
 
     def flush(self, outcome: str) -> None:
-        """Wait until Dagster has all of it, at the end of the run's work.
+        """Wait until Dagster has stored all calls, at the end of the run's work.
 
         Args:
-            outcome: what of the run is in the table and committed, as a clause for the error.
+            outcome: what the run has written and committed, as a clause for the error.
 
         Raises:
             DagsterStorageError: the storage failed all the time.
@@ -229,12 +229,12 @@ class RunStorage:
                 self._condition.wait_for(
                     lambda: one.future.done() or self._failed_at is not None, _WAIT_LOGGED_SECONDS
                 )
-            else:  # a storage that fails fails the caller
+            else:  # without a thread the caller stores it, and gets the storage's error
                 self._queue.clear()
                 store()
                 one.future.set_result(None)
         if one.future.done():
-            one.future.result()  # an error that is none of the storage's is the caller's
+            one.future.result()  # raises an error that is not the storage's to the caller
         return one.future
 
     def _store_waiting(self) -> None:
@@ -291,7 +291,7 @@ class RunStorage:
         return is_last
 
     def _describe_waiting(self) -> str:
-        """Name what waits: events and tags by their names, lines by their number."""
+        """Describe the waiting calls: events and tags by their names, lines by their number."""
         named = list(dict.fromkeys(one.description for one in self._queue if one.description))
         lines = self._dropped + sum(not one.description for one in self._queue)
         if lines:
@@ -300,7 +300,7 @@ class RunStorage:
 
 
 class _StorageLog(logging.Logger):
-    """A run's log whose lines a failing storage does not raise."""
+    """A run's log that does not raise the errors of a failing storage."""
 
     def __init__(self, log: logging.Logger, storage: RunStorage) -> None:
         super().__init__(log.name, log.level)
@@ -325,10 +325,10 @@ def storage_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Run
 
 
 def _is_storage_error(error: Exception) -> bool:
-    """Return whether Dagster's storage raised an error: drivers have many classes, so its traceback decides.
+    """Return whether Dagster's storage raised an error; its traceback decides, as drivers have many classes.
 
-    An error may follow one of the storage: Dagster prints that, and a full disk does not take the captured
-    output.
+    An error may also follow one of the storage: Dagster prints the storage's error, and on a full disk the
+    captured output cannot be written.
     """
     if isinstance(error, (KafkaLivenessError, dg.DagsterError)):
         return False
@@ -344,8 +344,8 @@ def _is_storage_error(error: Exception) -> bool:
 def _log_in_process(text: str, *values: object) -> None:
     """Write to the process's log.
 
-    Dagster may make lines of the run's log of it, which its storage does not take.
+    Dagster may turn it into lines of the run's log, which its storage cannot store.
     """
-    # What failed is retried, whether it is logged or not
-    with suppress(Exception):  # its handlers are the user's
+    # The failed call is retried, whether the line is logged or not
+    with suppress(Exception):  # handlers of the user may raise
         _log.warning(text, *(summary_line(one) if isinstance(one, Exception) else one for one in values))

@@ -1,6 +1,7 @@
-"""What does Dagster say of the run this op works for? Its budget, and its tags: what runs tell one another.
+"""Read the budget of an op's Dagster run, and define the tags through which runs and the sensor communicate.
 
-``context`` may be None everywhere: a script or a test is its own run and nobody can cancel it.
+``context`` may be None everywhere: a script or a test is its own run, and cannot be canceled. Never writes a
+tag.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
-CAUSE_TAG = "kafka_liveness/started_because"  # in words
-CAUSE_LAG = "lag"  # the cause of a run that nobody's departure started
+CAUSE_TAG = "kafka_liveness/started_because"  # the cause as text
+CAUSE_LAG = "lag"  # the cause of a run that was not started because a member left
 WAITS_TAG = "kafka_liveness/waiting_for"
-# The key of the lane's step. Not hidden: a run of selected steps that the UI repeats loses hidden tags
+# The key of the lane's step. Not hidden: a re-execution of selected steps in the UI loses hidden tags
 STEP_TAG = "kafka_liveness/step"
 # Dagster's UI hides keys with this prefix. A key has one namespace, so a dot follows the package's name
 _HIDDEN = ".dagster/kafka_liveness."
-CAUSE_RUN_TAG = f"{_HIDDEN}started_because_of_run"  # the 8 digits of the first run that it is about
+CAUSE_RUN_TAG = f"{_HIDDEN}started_because_of_run"  # the 8 digits of the first run in the cause
 FENCED_TAG = f"{_HIDDEN}fence_reason"
-LEFT_TAG = f"{_HIDDEN}leave_reason"  # its consumer was closed: that is how every run ends
+LEFT_TAG = f"{_HIDDEN}leave_reason"  # its consumer was closed, as at the end of every run
 PROCESS_TAG = f"{_HIDDEN}heartbeat"
 AWAY_TAG = f"{_HIDDEN}max_absence_seconds"
 COMMITTED_TAG = f"{_HIDDEN}committed"
@@ -47,9 +48,9 @@ BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 MAX_RETRIES = "dagster/max_retries"
 PRIORITY = "dagster/priority"
-# A live run passes a backfill's queue; all others have 0 unless told otherwise
+# A live run overtakes a backfill's queue; all other runs have priority 0 by default
 LIVE_PRIORITY = {PRIORITY: "10"}
-NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run: a retry would be a second one
+NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run, so a retry would be a second one
 DATA_STATE_AT_START = "this run has read and committed nothing yet"
 DATA_STATE_AT_END = (
     "each batch that this run committed is in the table once, and what it did not commit comes again. "
@@ -60,21 +61,21 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext | None
 
 
 def lane_tags(group_id: str, lane: Literal["live", "catch-up"]) -> dict[str, str]:
-    """Run tags by which the sensor and the UI find the runs of a group."""
+    """Return the run tags by which the sensor and the UI find the runs of a group."""
     return {GROUP_TAG: group_id, LANE_TAG: lane}
 
 
 def instance_id_tag(group_id: str) -> str:
-    """Under which a run says whose place it has taken in a group, and nothing when it has none any more.
+    """Return the tag in which a run stores the instance id that it has claimed; empty when it lost it.
 
-    A tag for each group: a run may consume for several. Dagster refuses keys of other letters than a group id
-    may have.
+    Each group has its own tag, because a run may consume for several. Dagster refuses keys with some of the
+    characters that a group id may have.
     """
     return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 
 
 def in_progress_filter(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
-    """The runs of a group, or of one of its lanes, that are queued, starting or at work."""
+    """Return the filter for runs of a group, or of one of its lanes, that are queued, starting or running."""
     at_work = [status for status in dg.DagsterRunStatus if status not in _FINISHED_STATUSES]
     return dg.RunsFilter(
         tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work
@@ -82,25 +83,24 @@ def in_progress_filter(group_id: str, lane: Literal["live", "catch-up"] | None =
 
 
 def fence_report_of(run: dg.DagsterRun) -> FenceReport | None:
-    """Why it left its group, or after which leave it is back; None while it never left."""
+    """Return why a run left its group, or after which leave it is back; None if it never left."""
     return FenceReport.decode(run.tags.get(LEFT_TAG) or run.tags.get(FENCED_TAG, ""))
 
 
 def has_committed(run: dg.DagsterRun) -> bool:
-    """Whether a batch of it is committed, as far as it could say so."""
+    """Return whether the run's tag records a committed batch; the tag may not be stored yet."""
     return run.tags.get(COMMITTED_TAG) == short_run_id(run.run_id)
 
 
 def heartbeat_of(run: dg.DagsterRun) -> HeartbeatTag:
-    """What a run said of itself, if it did."""
+    """Return the heartbeat tag of a run; empty without one."""
     return HeartbeatTag.decode(run.tags.get(PROCESS_TAG, ""), short_run_id(run.run_id))
 
 
 def is_active_in_lane(run: dg.DagsterRun) -> bool:
     """Return whether a run is queued for its lane, starts, or works there.
 
-    Its other steps may outlast the lane's. A run that repeats only those has the tags of the run that it
-    repeats.
+    Its other steps may outlast the lane's. A re-execution of only those steps has the tags of the first run.
     """
     steps = run.step_keys_to_execute
     step = run.tags.get(STEP_TAG)
@@ -109,7 +109,7 @@ def is_active_in_lane(run: dg.DagsterRun) -> bool:
 
 
 def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> Process | None:
-    """The process whose end is the run's; of a step in a process of its own the one that started it."""
+    """Return the process whose end is the run's end; for a step in its own process, the parent."""
     if not is_step_process(context):
         return proc.process(os.getpid())
     starter = multiprocessing.parent_process()
@@ -117,7 +117,7 @@ def worker_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) ->
 
 
 def is_step_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> bool:
-    """Whether a run worker started this process for its step alone, as the multiprocess executor does."""
+    """Return whether a run worker started this process only for its step (multiprocess executor)."""
     started = dg.DagsterEventType.STEP_WORKER_STARTED
     run_id = op_context_of(context).run_id
     events = call_with_retries(
@@ -132,7 +132,7 @@ def is_step_process(context: dg.AssetExecutionContext | dg.OpExecutionContext) -
 
 
 def budget_of(context: Context, *, argument: float | None, default: float | None) -> RunBudget:
-    """How long one batch may take, and who said so (``resolve_budget`` has the order)."""
+    """Return the run budget of one batch, with its source; ``resolve_budget`` has the order."""
     known = dagster_run_of(context) is not None and context is not None
     return resolve_budget(
         argument=argument,
@@ -144,7 +144,7 @@ def budget_of(context: Context, *, argument: float | None, default: float | None
 
 
 def dagster_run_of(context: Context) -> dg.DagsterRun | None:
-    """The run, None for a context that was built by hand: nothing of it is in the instance."""
+    """Return the Dagster run; None for a context built by hand, because its run is not in the instance."""
     if context is None:
         return None
     return call_with_retries(
@@ -155,7 +155,7 @@ def dagster_run_of(context: Context) -> dg.DagsterRun | None:
 
 
 def op_context_of(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dg.OpExecutionContext:
-    """The op's own context, of an asset's too."""
+    """Return the op's own context, also of an asset's context."""
     return context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
 
 
@@ -176,7 +176,7 @@ def run_remaining(context: Context) -> float | None:
     if limit is None and context.instance.run_monitoring_enabled:
         limit = float(context.instance.run_monitoring_max_runtime_seconds)
     if not limit:
-        return None  # 0 is Dagster's word for no limit
+        return None  # in Dagster 0 means no limit
     return limit - (time.time() - (record.start_time or time.time()))
 
 
