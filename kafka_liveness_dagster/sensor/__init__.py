@@ -1,1 +1,1 @@
-"""What a group's sensor does at a tick: looks, tells, judges, adds partitions, requests runs."""
+"""The steps of a group sensor's tick: observe, report, check, add partitions, request runs."""

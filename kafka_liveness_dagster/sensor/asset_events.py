@@ -1,6 +1,7 @@
-"""What does the sensor tell on assets? Each event in words, with the numbers beside it.
+"""Build the sensor's events on assets, each with a text and its numbers.
 
-The topic's asset tells of the group, a crash lag partition of its range.
+Observations of the topic's asset are about the group, those of a crash lag partition about its range. Never
+reads Kafka.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _MEMBERS = dg.TableSchema(
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
-_KEYS = "crash_lag_keys"  # all of them: who asks since when one is pending finds it here
-_MAX_KEYS = 1_000  # of a question to Dagster's storage
-_MAX_EVENTS = 10  # events of one look
+_KEYS = "crash_lag_keys"  # all keys, so that the checks find here since when one is pending
+_MAX_KEYS = 1_000  # keys in one query of Dagster's storage
+_MAX_EVENTS = 10  # events of one tick
 
 
 def topic_key(topic: str) -> dg.AssetKey:
-    """Of the asset that stands for a topic.
+    """Return the key of a topic's asset.
 
-    The lineage shows its last part alone, beside a live asset called alike.
+    The lineage shows only its last part, which must differ from the name of a live asset.
     """
     return dg.AssetKey(["kafka", f"{topic}_topic"])
 
@@ -53,9 +54,9 @@ def group_observations(
     failed: Sequence[str] = (),
     windows: str = "",
 ) -> list[dg.AssetObservation]:
-    """One observation a topic: what happened and what went wrong in answering it, else how the group is.
+    """Return one observation per topic: the events and failed reactions, or else the state of the group.
 
-    With how far its windows of time are complete, where they are told.
+    With windows it also shows how far they are complete.
     """
     seen = observed.snapshot
     members = [
@@ -114,7 +115,7 @@ def _markdown_lines(told: Sequence[object]) -> str:
 
 
 def _code_block(told: Sequence[object]) -> str:
-    """Lines with text of other programs, as code: it renders no link and no HTML."""
+    """Return lines with text of other programs as a code block, which renders no link and no HTML."""
     return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _join_shortened(told))
 
 
@@ -125,9 +126,9 @@ def crash_lag_observations(
     keys: Sequence[str],
     observed: GroupObservation,
 ) -> list[dg.AssetObservation]:
-    """Why these partitions of the crash lag asset are there.
+    """Return observations with the reason for these partitions of the crash lag asset.
 
-    One for each run that jumped, with the cause it had.
+    There is one for each run that skipped offsets, with its cause.
     """
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
@@ -140,9 +141,9 @@ def crash_lag_observations(
 
 
 def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str]) -> list[str]:
-    """Those of new crash lag partitions that no run has told of.
+    """Return the new crash lag partitions that no run has reported.
 
-    One that passes single offsets says itself why.
+    A run that quarantines single offsets reports them itself, with the reason.
     """
     if not keys:
         return []
@@ -152,7 +153,7 @@ def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys:
 
 
 def jumped_partitions(event: dg.AssetObservation | None) -> set[str]:
-    """The partitions that an observation of the crash lag asset told of, when they were found."""
+    """Return the partitions that an observation of the crash lag asset reported when they were found."""
     told = None if event is None else event.metadata.get(_KEYS)
     return set(told.data) if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else set()
 
@@ -166,7 +167,7 @@ def _jump_observation(  # noqa: PLR0917 - one call
     by: str | None,
 ) -> dg.AssetObservation:
     finder = look.run_of_mark(by)
-    # Asked again: Dagster was asked before the broker, and a run says why it left before it joins again
+    # Read again: Dagster was read before the broker, and a run stores why it left before it joins again
     tags = (instance.get_run_by_id(finder.run_id) or finder).tags if finder else {}
     cause = _jump_cause(tags, by)
     crashed = look.run_of_mark(tags.get(CAUSE_RUN_TAG))
@@ -195,9 +196,9 @@ def _jump_observation(  # noqa: PLR0917 - one call
 
 
 def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:
-    """Why a run skipped offsets.
+    """Return why a run skipped offsets.
 
-    Another run's end, for which it was started, or its own time out of the group.
+    The cause is the end of another run, for which it was started, or its own absence from the group.
     """
     away = FenceReport.decode(tags.get(FENCED_TAG, ""))
     reason = away.reason.leave if away is not None else None
@@ -207,6 +208,6 @@ def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:
 
 
 def _join_shortened(things: Sequence[object]) -> list[str]:
-    """Of so many that nobody reads them all: the first, and how many more."""
+    """Return the first items and the number of further ones, because a long list is not read."""
     more = len(things) - _MAX_EVENTS
     return [*map(str, things[:_MAX_EVENTS]), *([f"and {more:,} more"] if more > 0 else [])]

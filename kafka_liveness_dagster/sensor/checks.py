@@ -1,7 +1,7 @@
 """Define the asset checks of a Kafka asset: those of its group and its dead letters.
 
-``core.health`` judges them. The sensor tells them without a run, at the moments of its observations; a run of
-the checks job looks by itself.
+``core.health`` decides their results. The sensor reports them without a run, together with its observations.
+A run of the checks job reads the group by itself. Never changes the group or the table.
 """
 
 # No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the
@@ -33,11 +33,11 @@ RETENTION = "retention"
 EXACT = "no_missing_rows"
 CRASH_LAG_AGE = "crash_lag_age"
 DEAD_LETTERS = "dead_letters"
-_MAX_KEYS = 1_000  # of a question to Dagster's storage
-_MAX_OBSERVATIONS = 100  # events of the crash lag asset that are looked through
+_MAX_KEYS = 1_000  # keys in one query of Dagster's storage
+_MAX_OBSERVATIONS = 100  # events of the crash lag asset that are searched
 _REPEAT_SECONDS = 600.0
-REEVALUATE_AFTER_SECONDS = 20.0  # while run after run ends; the first one after a while is answered at once
-_TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole ones
+REEVALUATE_AFTER_SECONDS = 20.0  # if runs end one after another; after a pause the first one counts at once
+_TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole seconds
 # A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _CONNECT_SECONDS = 10.0
 _DESCRIPTIONS = {
@@ -64,7 +64,7 @@ _DESCRIPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupChecks:
-    """The checks of one group: on the live asset, and the age of what is pending on the crash lag asset."""
+    """The checks of one group: on the live asset, and the age of pending ranges on the crash lag asset."""
 
     group_id: str
     topics: tuple[str, ...]
@@ -81,9 +81,9 @@ class GroupChecks:
 
     @property
     def specs(self) -> list[dg.AssetCheckSpec]:
-        """What Dagster shows of them before one was evaluated.
+        """Return the specs that Dagster shows before the first evaluation.
 
-        Nobody can say what a sink of the user's own holds.
+        A custom sink has no check of its rows, because they cannot be read.
         """
         return [
             dg.AssetCheckSpec(name, asset=self._asset_of(name), description=what)
@@ -94,7 +94,7 @@ class GroupChecks:
     def definition(
         self, name: str, kafka_resource_key: str, spark_resource_key: str
     ) -> dg.AssetChecksDefinition:
-        """All of them as one op, which looks once; any of them may be selected."""
+        """Return all checks as one op, which reads the group once; any of them may be selected."""
 
         @dg.multi_asset_check(
             name=name,
@@ -129,7 +129,7 @@ class GroupChecks:
     def _evaluate_now(
         self, cluster: "Cluster", instance: dg.DagsterInstance, table: TableLedgerReader | None
     ) -> list[dg.AssetCheckEvaluation]:
-        # Dagster first, as the sensor does: what is materialised between the two looks would seem unlisted
+        # Dagster first, as in the sensor: else a range that is materialized in between seems to lack a key
         existing = instance.get_dynamic_partitions(self.partitions_name)
         materialized = instance.get_materialized_partitions(self.crash_lag)
         recent_runs = 3 * self.max_live_runs
@@ -145,10 +145,10 @@ class GroupChecks:
         )
 
     def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
-        """Return the number of the last materialization of either asset, 0 before the first.
+        """Return the storage id of the last materialization of either asset; 0 before the first.
 
-        A new materialization makes Dagster forget earlier checks. Of one of this very moment only the next
-        look knows: what is stored in the same second may count as older.
+        After a new materialization Dagster ignores earlier checks. One of this very second is left to the
+        next tick, because checks stored in the same second may count as older.
         """
         known = [
             one
@@ -172,18 +172,18 @@ class GroupChecks:
         table: TableLedgerReader | None = None,
         open_transactions: Sequence[OpenTransaction] = (),
     ) -> list[dg.AssetCheckEvaluation]:
-        """Judge one look.
+        """Evaluate all checks for one observation of the group.
 
         Args:
             observed: the group now.
-            instance: knows since when something is pending.
-            pending: crash lag partitions that are not materialised.
-            now: seconds since the epoch.
+            instance: Dagster instance, which has the time since when a range is pending.
+            pending: crash lag partitions that are not materialized.
+            now: current time in seconds since the epoch.
             ranges_without_key: pending ranges without a partition.
-            requested: a live run is being requested at this moment.
-            forgotten: ranges that nobody remembered to be pending, and that are not done yet.
-            table: which was asked with the look, and may be asked for dead letters.
-            open_transactions: what waits behind open transactions.
+            requested: whether a live run is requested by this tick.
+            forgotten: forgotten ranges that are not done yet.
+            table: table that was read with the group; it is also queried for dead letters.
+            open_transactions: offsets behind open transactions.
         """
         seen = observed.snapshot
         ages = {
@@ -228,7 +228,7 @@ class GroupChecks:
             if not jumped_partitions(one.asset_observation).isdisjoint(pending)
         ]
         if not of_these and not found and len(newest) == _MAX_OBSERVATIONS:
-            of_these = [newest[-1].timestamp]  # it was longer ago than all these
+            of_these = [newest[-1].timestamp]  # the observation is older than all of these
         return min((*found, *of_these), default=None)
 
     def _evaluation(self, name: str, verdict: Verdict, look: GroupObservation) -> dg.AssetCheckEvaluation:
@@ -257,7 +257,7 @@ def _started_at(record: dg.RunRecord) -> float:
 
 
 def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
-    """Whether Dagster shows the checks as not evaluated: what was told was of an earlier materialization."""
+    """Return whether Dagster shows the checks as not evaluated, because of a newer materialization."""
     return newest > stored_of and now - stored_at >= REEVALUATE_AFTER_SECONDS
 
 
@@ -269,17 +269,17 @@ def changed_evaluations(
     *,
     must_repeat: bool = False,
 ) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
-    """What of it is worth storing: every change at once, and what stays as it was every ten minutes.
+    """Return the evaluations to store: each change at once, unchanged results every ten minutes.
 
     Args:
         evaluated: all checks now.
-        stored: the outcomes that were stored last, in a letter each.
-        stored_at: when.
-        now: on the clock of ``stored_at``.
-        must_repeat: Dagster shows none of what was stored.
+        stored: outcomes that were stored last, one letter each.
+        stored_at: time of that.
+        now: current time, on the clock of ``stored_at``.
+        must_repeat: whether Dagster shows none of the stored results.
 
     Returns:
-        What to store, and what to remember of it.
+        The evaluations to store, and the new values of ``stored`` and ``stored_at``.
     """
     outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
     is_news = must_repeat or outcomes != stored or now - stored_at >= _REPEAT_SECONDS

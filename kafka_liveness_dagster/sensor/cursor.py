@@ -1,6 +1,6 @@
-"""What does the group sensor remember between ticks?
+"""Encode the group sensor's memory between ticks as Dagster's cursor.
 
-Only what it has already told: everything else is looked up.
+Contains only what was already reported; each tick reads everything else again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 
 class WindowProgress(NamedTuple):
-    """What a tick tells of windows.
+    """The progress of an asset's windows.
 
     Attributes:
-        done_until: the end of the last window that was dealt with, in seconds since the epoch; 0 before the
-            first.
-        watched_since: since when the group is at work and looked at, likewise; 0 while it is not.
-        last_late_event: the last event of late records that was dealt with.
-        identity: of the windows that this is about.
-        status_text: how far the windows are, and what the next one waits for.
-        first_window_start: the begin of the first window that does not end before the group's first record; 0
+        done_until: end of the last processed window, in seconds since the epoch; 0 before the first.
+        watched_since: time since when the group is active and observed, likewise; 0 while it is not.
+        last_late_event: last processed event of late records.
+        identity: identity of these windows.
+        status_text: how far the windows are complete, and what the next one waits for.
+        first_window_start: begin of the first window that does not end before the group's first record; 0
             until one was passed.
     """
 
@@ -44,24 +43,24 @@ class WindowProgress(NamedTuple):
 
 
 class GroupCursor(BaseModel, frozen=True):
-    """What a tick leaves for the next one. Dagster stores it with every tick, so it stays at about 2 kB.
+    """The state that a tick stores for the next one; Dagster stores it each time, so it is about 2 kB.
 
     Attributes:
-        observed_at: when the group was last observed on its topic asset, seconds since the epoch.
-        started_at: when this memory began, 0 before the first tick; with ``event_count`` it is in run keys.
-        event_count: how many events were reported.
-        check_outcomes: of the checks that were stored last, one letter each.
-        checks_stored_at: when, seconds since the epoch.
-        checked_materialization: the storage id of the last materialization before that.
-        pending_hash: of the pending ranges whose partitions were last read from Dagster; 0 for none.
-        windows_done_until: the end of the last window that was processed, in seconds since the epoch; this
-            and the next four are the fields of ``WindowProgress``.
+        observed_at: time of the last observation on the topic's asset, in seconds since the epoch.
+        started_at: begin of this memory, 0 before the first tick; run keys contain it with ``event_count``.
+        event_count: number of reported events.
+        check_outcomes: outcomes of the checks that were stored last, one letter each.
+        checks_stored_at: time of that, in seconds since the epoch.
+        checked_materialization: storage id of the last materialization before that.
+        pending_hash: hash of the pending ranges whose partitions were last read from Dagster; 0 for none.
+        windows_done_until: end of the last processed window, in seconds since the epoch; this and the next
+            four are the fields of ``WindowProgress``.
         group_state: None before the first tick; this and the rest are the fields of
             ``core.event_detection.SensorMemory``.
-        member_runs: names of the members by their keys, and so are the next two.
+        member_runs: names of the members by their keys, as in the next two.
         other_instance_runs: members that are runs of another Dagster instance.
         external_members: members that are no runs.
-        reported_departures: the runs of each reason, by its code, separated by blanks.
+        reported_departures: runs of each reason, by its code, separated by blanks.
     """
 
     observed_at: float = 0.0
@@ -89,7 +88,7 @@ class GroupCursor(BaseModel, frozen=True):
 
     @property
     def memory(self) -> SensorMemory | None:
-        """What ``core.event_detection`` left behind, None before the first look."""
+        """The memory of ``core.event_detection``; None before the first tick."""
         if self.group_state is None:
             return None
         return SensorMemory(
@@ -129,7 +128,7 @@ class GroupCursor(BaseModel, frozen=True):
         pending_hash: int = 0,
         told: WindowProgress | None = None,
     ) -> GroupCursor:
-        """The cursor that keeps a memory."""
+        """Return the cursor with this memory."""
         return cls(
             observed_at=observed_at,
             started_at=started_at,
@@ -146,7 +145,7 @@ class GroupCursor(BaseModel, frozen=True):
             reported_departures=_departures_by_code(memory.reported_departures),
             assignment_hash=memory.assignment_hash,
             rebalancing_since=memory.rebalancing_since,
-            # The oldest are the last
+            # The last entries are the oldest absences, so these are kept
             absent_runs=dict(list(map(_decode_absence, memory.absent_runs.items()))[-MAX_ABSENT:]),
             forgotten_ranges=memory.forgotten_ranges,
             last_tick_at=round(memory.last_tick_at),
@@ -154,15 +153,15 @@ class GroupCursor(BaseModel, frozen=True):
 
     @classmethod
     def decode(cls, cursor: str | None) -> GroupCursor:
-        """Read a cursor; another version's is as good as none, since ticks may repeat themselves."""
+        """Read a cursor; one of another version counts as none, because a tick may be repeated."""
         try:
             return cls.model_validate_json(cursor) if cursor else cls()
         except ValidationError:
             return cls()
 
     def as_of(self, now: float) -> GroupCursor:
-        """The same for a clock that was set back since: nothing waits for a moment that was past already."""
-        if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # which is rounded
+        """Return the cursor for the current clock; after it was set back, no stored time is in the future."""
+        if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # times are rounded
             return self
         since = self.rebalancing_since
         return self.model_copy(
@@ -180,7 +179,7 @@ class GroupCursor(BaseModel, frozen=True):
         )
 
     def encode(self) -> str:
-        """The cursor as Dagster stores it."""
+        """Return the cursor as Dagster stores it."""
         return self.model_dump_json(exclude_defaults=True)
 
 
@@ -202,7 +201,7 @@ def _decode_absence(found: tuple[str, Absence]) -> tuple[str, tuple[int, int, in
 def _member_names(
     memory: SensorMemory, *, is_elsewhere: bool = False, is_foreign: bool = False
 ) -> dict[str, str]:
-    """The members of one kind."""
+    """Return the members of one kind."""
     kind = (is_elsewhere, is_foreign)
     return {
         key: one.name
@@ -212,7 +211,7 @@ def _member_names(
 
 
 def _departures_by_code(announced: Mapping[str, LeaveReason]) -> dict[str, str]:
-    """The runs that left for each reason."""
+    """Return the runs that left for each reason."""
     reasons = dict.fromkeys(announced.values())
     return {
         reason.code: " ".join(run for run, why in announced.items() if why is reason) for reason in reasons

@@ -1,13 +1,13 @@
 """Notice that the process of a live run ended, and end runs in Dagster for which no process works.
 
-Dagster's daemon comes by every 5 s: on average a crash would be noticed after half of that. The kernel tells
-whoever holds a pidfd the moment a process ends, whatever ended it. So a tick first watches the processes that
-are on its host, and looks at the group when one of them has ended, or shortly before the daemon comes by
-again: looks are as frequent as without it, and what needs no haste is told as early or late as before.
+Dagster's daemon starts a tick every 5 s, so on average a crash would be noticed after half of that. The
+kernel signals a pidfd the moment its process ends, for any cause. So a tick first watches the processes on
+its host. It observes the group when one of them has ended, or shortly before the next tick is due. So the
+interval of observations is the same as without the watch.
 
-A tick that stays keeps a thread of the daemon and one of the code server, so it is done only where the daemon
-has threads (``sensors: {use_threads: true}``), and by few at once: the other sensors of the code location
-have theirs.
+A waiting tick occupies a thread of the daemon and one of the code server. So it waits only if the daemon has
+threads (``sensors: {use_threads: true}``), and only a few ticks wait at once, which leaves threads for the
+other sensors of the code location. Never ends a run whose end is not certain, unless the settings say so.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 
-_SLOT_KEPT_SECONDS = 60.0  # a run that ends gives its slots back itself, a little later
+_SLOT_KEPT_SECONDS = 60.0  # a run that ends returns its slots itself, a little later
 
 
 @dataclass(frozen=True)
 class OrphanedRuns:
-    """Runs in progress that keep no place, at one look.
+    """Runs in progress without a working process, which do not block a successor.
 
     Attributes:
-        after_seconds: a run that gives no sign of life is no ghost before that.
-        always: report every ghost as failed; else only one whose end is certain.
+        after_seconds: time without a heartbeat before a run counts as a ghost.
+        always: whether every ghost is reported as failed; else only one whose end is certain.
     """
 
     observed: GroupObservation
@@ -55,7 +55,7 @@ class OrphanedRuns:
     always: bool
 
     def live_runs(self, max_live_runs: int) -> list[str]:
-        """Those of the live lane."""
+        """Return the orphaned runs of the live lane."""
         return not_counted_as_live(
             self.observed.snapshot.runs,
             self.absences,
@@ -65,13 +65,13 @@ class OrphanedRuns:
         )
 
     def catch_up_runs(self) -> list[str]:
-        """Those of the catch-up lane."""
+        """Return the orphaned runs of the catch-up lane."""
         return not_counted_as_live(
             self.observed.snapshot.catch_up, self.absences, self.now, ghost_after_seconds=self.after_seconds
         )
 
     def end_dead_runs(self, instance: dg.DagsterInstance, sensor_name: str, log: logging.Logger) -> bool:
-        """Tell Dagster which of them are over; whether any was. At every look while it is so."""
+        """End the dead runs in Dagster; return whether there was any. Repeated at each tick."""
         ended = False
         runs = {**self.observed.snapshot.runs, **self.observed.snapshot.catch_up}
         for mark, absence in self.absences.items():
@@ -85,14 +85,14 @@ class OrphanedRuns:
                 why = f"{ghost_event(mark, runs[mark], absence, now=self.now)}: reported by {sensor_name}"
                 try:
                     ended |= _end_run(instance, self.observed.run_of_mark(mark), why)
-                except Exception:  # the next look tries again; the successor must not wait for that
+                except Exception:  # the next tick retries; the successor must not wait for that
                     log.exception("could not report to Dagster that run %s is over", mark)
         return ended
 
 
 def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: str) -> bool:
     run = instance.get_run_by_id(known.run_id) if known is not None else None
-    if run is None or run.is_finished:  # it ended since the look
+    if run is None or run.is_finished:  # it ended after the observation
         return False
     if run.status is dg.DagsterRunStatus.CANCELING:
         instance.report_run_canceled(run, reason)
@@ -104,9 +104,9 @@ def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: 
 
 
 def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:
-    """Give back what runs that are over left taken of an asset's pool.
+    """Free slots of an asset's pool that finished runs still hold.
 
-    A run worker that was killed cannot.
+    A killed run worker cannot free its own slots.
     """
     storage = instance.event_log_storage
     pool = getattr(asset.node_def, "pool", None)
@@ -123,7 +123,7 @@ def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, no
             storage.free_concurrency_slots_for_run(run_id)
 
 
-WATCH_SECONDS = 4.0  # of the daemon's 5; the look behind it takes a tenth or two
+WATCH_SECONDS = 4.0  # of the daemon's 5 s; the observation after it takes 0.1 or 0.2 s
 _MAX_WATCHING = 2
 _MIN_WORKERS = 2 * _MAX_WATCHING
 _slots = threading.BoundedSemaphore(_MAX_WATCHING)
@@ -134,13 +134,13 @@ def wait_for_process_exit(
 ) -> bool:
     """Watch a group's live runs that work on this host, until a process ends or the time is over.
 
-    Does nothing where no process is known to be here, the daemon has no threads to spare, the system has no
-    pidfd (which is Linux's), or two other ticks of this code server are at it.
+    Does nothing if no process is known to be on this host, the daemon has too few threads, the system has no
+    pidfd (only Linux has it), or two other ticks of this code server are waiting.
 
     Args:
-        instance: knows the runs, and what the daemon is like.
+        instance: Dagster instance, with the runs and the daemon's settings.
         group_id: the live lane's group.
-        seconds: how long to stay at most.
+        seconds: longest wait.
 
     Returns:
         Whether a process has ended.
@@ -160,16 +160,16 @@ def wait_for_process_exit(
 
 
 def _has_enough_threads(instance: dg.DagsterInstance) -> bool:
-    """Whether the daemon evaluates enough sensors side by side.
+    """Return whether the daemon evaluates enough sensors concurrently.
 
-    Unless told how many, it has more than four threads.
+    By default it has more than four threads.
     """
     settings = instance.get_sensor_settings() or {}
     return bool(settings.get("use_threads")) and (settings.get("num_workers") or _MIN_WORKERS) >= _MIN_WORKERS
 
 
 def _wait_for_any_exit(processes: list[Process], seconds: float) -> bool:
-    """Whether one of those that are on this host has ended, or does in time; at once where none is."""
+    """Wait until a process on this host has ended; return at once if none is on this host."""
     here = proc.this_namespace()
     words = (
         [(process_status(process, here, proc.pid_entry(process.pid)), process) for process in processes]
@@ -185,7 +185,7 @@ def _wait_for_any_exit(processes: list[Process], seconds: float) -> bool:
             try:
                 pidfd = os.pidfd_open(pid)
             except ProcessLookupError:
-                return True  # since it was judged
+                return True  # it ended after its status was read
             opened.callback(os.close, pidfd)
             poll.register(pidfd, select.POLLIN)
         return bool(there and poll.poll(seconds * 1000))

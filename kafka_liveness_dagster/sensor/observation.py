@@ -1,6 +1,6 @@
 """Read the state of a group from Kafka and Dagster for one sensor tick.
 
-Read-only, and the same few requests for any number of partitions.
+Never writes. Sends the same few requests for any number of partitions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 
 def split_by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecord]]:
-    """Those of each lane; a run says which it is of in a tag."""
+    """Return the runs of each lane; a tag of the run names its lane."""
     found: dict[str, list[dg.RunRecord]] = {"live": [], "catch-up": []}
     for record in records:
         found.get(record.dagster_run.tags.get(LANE_TAG, ""), []).append(record)
@@ -77,13 +77,13 @@ def split_by_lane(records: Iterable[dg.RunRecord]) -> dict[str, list[dg.RunRecor
 def merge_newest_first(
     recent: Sequence[dg.RunRecord], in_progress: Iterable[dg.RunRecord]
 ) -> list[dg.RunRecord]:
-    """The recent runs, and those in progress that are older: one for which nobody works may be."""
+    """Return the recent runs, and older ones in progress, because a ghost may be old."""
     known = {record.dagster_run.run_id for record in recent}
     return [*recent, *(record for record in in_progress if record.dagster_run.run_id not in known)]
 
 
 def runs_by_short_id(records: Iterable[dg.RunRecord]) -> dict[str, Run]:
-    """Each under its 8 hex digits."""
+    """Return each run under its 8 hex digits."""
     return {short_run_id(record.dagster_run.run_id): _to_run(record.dagster_run) for record in records}
 
 
@@ -93,12 +93,11 @@ def mark_other_instances(
     told: Sequence[MemberDescription],
     records: Iterable[dg.RunRecord],
 ) -> tuple[MemberSnapshot, ...]:
-    """The members, each with whether its run is another Dagster instance's.
+    """Return the members, each with whether its run belongs to another Dagster instance.
 
-    Runs that are not among the records are asked for, after the broker has listed the members.
+    Runs that are not among the records are read after the broker has listed the members.
 
-    Of a static member the coordinator may show the client id of a run that has been deleted since: nothing is
-    said.
+    For a static member the coordinator may show the client id of a deleted run, so it is not marked.
     """
     ids = {member.member_id: dagster_run_id_of_client(member.client_id) for member in told}
     known = {record.dagster_run.run_id for record in records}
@@ -116,10 +115,10 @@ def mark_other_instances(
 def refresh_runs(
     instance: dg.DagsterInstance, seen: GroupSnapshot, records: Iterable[dg.RunRecord]
 ) -> GroupSnapshot:
-    """The same with what is known of the processes of its runs, and why those are away that are no members.
+    """Return the snapshot with the process status of its runs, and why runs are no members.
 
-    Dagster is asked last: a run that left between the two looks said why before it left, and a process that
-    is gone may have ended its run before it went.
+    Dagster is read last. A run that left in between stored the reason before it left, and a process that is
+    gone may have ended its run before.
     """
     members = seen.member_run_ids
     now = time.time()
@@ -137,11 +136,11 @@ def refresh_runs(
     for run in instance.get_runs(dg.RunsFilter(run_ids=list(away))) if away else []:
         mark = away.pop(run.run_id)
         one = replace(known[mark], fence_report=fence_report_of(run))
-        if run.is_finished:  # since the first look: it is no departure yet, unless it was killed
+        if run.is_finished:  # since the first read: not a departure yet, unless it was killed
             killed = one.process is ProcessStatus.GONE and run.status is dg.DagsterRunStatus.FAILURE
             one = replace(one, process=ProcessStatus.UNKNOWN, fate=RunFate.FAILED if killed else one.fate)
         known[mark] = one
-    for mark in away.values():  # deleted
+    for mark in away.values():  # the remaining runs were deleted
         known[mark] = replace(known[mark], process=ProcessStatus.UNKNOWN)
     return replace(seen, runs={r: known[r] for r in seen.runs}, catch_up={r: known[r] for r in seen.catch_up})
 
@@ -161,7 +160,7 @@ def _to_run(run: dg.DagsterRun) -> Run:
 
 
 def run_fate(run: dg.DagsterRun) -> RunFate:
-    """What became of a run."""
+    """Return the outcome of a run."""
     if not run.is_finished:
         return RunFate.CANCELING if run.status is dg.DagsterRunStatus.CANCELING else RunFate.IN_PROGRESS
     return {
@@ -172,8 +171,8 @@ def run_fate(run: dg.DagsterRun) -> RunFate:
 
 _RECENT_RUNS = 20
 _MARKUP = re.compile(r"[^\w .:/()+=,#-]|(?<=:)/|(?<=/)/|(?<=www)\.")
-"""What would be a link, HTML or a cell's end in the markdown that Dagster renders."""
-_MAX_FOREIGN_CHARS = 24  # of an external member's name: the sensor's cursor is small
+"""Characters that would make a link, HTML or the end of a cell in the markdown that Dagster renders."""
+_MAX_FOREIGN_CHARS = 24  # of an external member's name, because the sensor's cursor must stay small
 _STATES = {
     "STABLE": GroupState.STABLE,
     "EMPTY": GroupState.EMPTY,
@@ -185,10 +184,10 @@ _STATES = {
 
 @dataclass(frozen=True)
 class GroupObservation:
-    """A group, the newest live runs that Dagster knows of it and all that are in progress, newest first.
+    """A group, with its newest live runs in Dagster and all that are in progress, newest first.
 
     Attributes:
-        catch_up: the runs of the other lane that are in progress.
+        catch_up: runs of the catch-up lane in progress.
     """
 
     snapshot: GroupSnapshot
@@ -207,20 +206,22 @@ class GroupObservation:
         ledger: ReadableLedger | None = None,
         must_read_ledger: bool = True,
     ) -> GroupObservation:
-        """Dagster first: a run that began after that is no departure, as its mark would be of an unknown run.
+        """Read a group, with Dagster before Kafka.
+
+        So a run that begins in between is no departure: its commits are of a run that this read has not seen.
 
         Args:
-            cluster: where the group is.
-            instance: knows its runs.
+            cluster: cluster of the group.
+            instance: Dagster instance, with the group's runs.
             group_id: the live lane's group.
-            topics: what it consumes.
-            recent_runs: how many runs to look at, at least.
-            ledger: the table.
-            must_read_ledger: read it even where this package committed last and nothing is pending: then it
-                could only tell of rows that it has lost, which waits for the next look that must.
+            topics: topics that the group consumes.
+            recent_runs: smallest number of runs to read.
+            ledger: ledger of the table.
+            must_read_ledger: whether to read it even if this package committed last and nothing is pending.
+                Then it could only show lost rows, which the next tick that must read it finds.
 
         Raises:
-            BrokerUnreachableError: no broker answered: nothing is known of the group.
+            BrokerUnreachableError: no broker responded, so the state of the group is unknown.
             TopicRecreatedError: the offsets are of a topic that was deleted.
             TableMismatchError: the group's commits are about another table than the ledger.
             GroupMismatchError: the table contains rows of these topics that another group wrote.
@@ -244,11 +245,11 @@ class GroupObservation:
 
     @cached_property
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
-        """Each by its name."""
+        """The snapshot of each partition."""
         return {seen.topic_partition: seen for seen in self.snapshot.partitions}
 
     def open_transactions(self, cluster: Cluster, group_id: str) -> Sequence[OpenTransaction]:
-        """What waits behind open transactions now, as ``kafka.timestamps.open_transactions`` tells it."""
+        """Return the offsets behind open transactions now; see ``kafka.timestamps.open_transactions``."""
         from kafka_liveness_dagster.kafka.timestamps import open_transactions  # noqa: PLC0415 - confluent_kafka stays lazy
 
         return open_transactions(
@@ -257,12 +258,12 @@ class GroupObservation:
 
     @property
     def live_in_progress(self) -> list[dg.DagsterRun]:
-        """The runs that were at work in the live lane."""
+        """The runs in progress in the live lane."""
         return [run for record in self.records if is_active_in_lane(run := record.dagster_run)]
 
     @property
     def pending(self) -> list[OffsetRange]:
-        """What is pending and not done; of partitions where that is known."""
+        """The pending ranges that are not done, for partitions where that is known."""
         return [
             OffsetRange(*seen.topic_partition, *span)
             for seen in self.snapshot.partitions
@@ -272,7 +273,7 @@ class GroupObservation:
 
     @property
     def external_commit_lines(self) -> list[str]:
-        """A line for each partition with text of another client in a commit log."""
+        """Return a line for each partition with an external commit in a commit log."""
         return [
             *replaced_log_lines(self.snapshot.partitions),
             *ignored_pending_lines(self.snapshot.partitions),
@@ -280,13 +281,13 @@ class GroupObservation:
 
     @property
     def pending_hash(self) -> int:
-        """Which ranges those are, as a number that another look can be held against; 0 for none."""
+        """A hash of the pending ranges, to compare with another tick; 0 for none."""
         return crc32(repr(self.pending).encode()) if self.pending else 0
 
     def still_pending(self, keys: Iterable[str], *, paused: bool = True) -> list[str]:
-        """The keys of which something is pending, in their order.
+        """Return the keys with pending offsets, in their order.
 
-        With those of paused partitions, or without.
+        ``paused`` includes those of paused partitions.
         """
         pending = {
             tp: seen.outstanding
@@ -297,7 +298,7 @@ class GroupObservation:
         return [key for key, one in asked if intersection([one.span], pending.get(one.topic_partition, ()))]
 
     def run_of_mark(self, mark: str | None) -> dg.DagsterRun | None:
-        """The run of a mark, None when Dagster does not list it any more."""
+        """Return the run with these 8 digits; None if Dagster does not list it any more."""
         known = (record.dagster_run for record in (*self.records, *self.catch_up))
         return next((run for run in known if short_run_id(run.run_id) == mark), None)
 
@@ -309,15 +310,15 @@ def _read_states(
     live_commits = cluster.commits(group_id, tps)
     live = {tp: decode_partition_state(live_commits.get(tp), None) for tp in tps}
     owing = [tp for tp, one in live.items() if one.live_metadata and one.live_metadata.pending]
-    # Without a commit too: the broker deletes them with their topic, and the table knows of which one they
-    # were
+    # Also without a commit: the broker deletes commits with their topic, and the table has the id of their
+    # topic
     recorded = all(one.is_committed_by_this_package for one in live.values())
     if not (must_ask or owing) and recorded:
         ledger = None
     owing = owing if ledger is None else tps
     catch_up_commits = cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}
     bounds = cluster.log_bounds(tps)
-    group = cluster.group(group_id)  # right after an answer, which it would else have to wait for
+    group = cluster.group(group_id)  # directly after a response; else this call first waits for one
     states = {
         tp: replace(
             one,
@@ -327,7 +328,7 @@ def _read_states(
         )
         for tp, one in live.items()
     }
-    if ledger is not None:  # last: what is committed was written before that
+    if ledger is not None:  # last, because rows are written before their offsets are committed
         check_target(group_id, states, ledger.target)
         ids = cluster.topic_ids(topics)
         states = {tp: replace(one, topic_id=ids[tp.topic]) for tp, one in with_ledger(states, ledger).items()}
@@ -336,21 +337,21 @@ def _read_states(
 
 
 def _partition_snapshot(tp: TopicPartition, state: PartitionState) -> PartitionSnapshot:
-    """Return a partition's data. A recreated topic is an error: a sensor that skips would look healthy."""
+    """Return a partition's snapshot; raise for a recreated topic, because a skipped tick looks healthy."""
     check_identity(tp, state)
     return PartitionSnapshot.from_state(tp, state)
 
 
 def _group_state(group: GroupDescription) -> GroupState:
-    """KIP-848's own states have no name in the client yet.
+    """Return the state of a group; one with members that is not stable is rebalancing.
 
-    A group with members that is not stable is rebalancing.
+    The client has no names for KIP-848's own states yet.
     """
     return _STATES.get(group.state, GroupState.REBALANCING if group.members else GroupState.EMPTY)
 
 
 def _member_snapshot(member: MemberDescription) -> MemberSnapshot:
-    """A member under its run's 8 digits, or as the external one it is."""
+    """Return a member under its run's 8 digits, or as an external one."""
     run = run_id_of_client(member.client_id)
     name = run or _MARKUP.sub("?", f"{member.client_id} at {member.host.lstrip('/')}"[:_MAX_FOREIGN_CHARS])
     instance = member.group_instance_id

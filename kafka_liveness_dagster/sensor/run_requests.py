@@ -1,4 +1,7 @@
-"""Request the runs that a group needs: both lanes' runs and those of the user's ``on_event``."""
+"""Request the runs that a group needs: runs of both lanes, and those of the user's ``on_event``.
+
+Never launches a run itself: Dagster does.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EventHook:
-    """What a sensor's ``on_event`` answers.
+    """The ``on_event`` callback of a sensor.
 
     Attributes:
-        sensor_name: begins every run key, since two sensors may see the same event.
-        job_name: of requests that name none.
+        sensor_name: name at the begin of every run key, because two sensors may see the same event.
+        job_name: job of requests that name none.
     """
 
     sensor_name: str
@@ -59,14 +62,14 @@ class EventHook:
     def call(
         self, events: Sequence[GroupEvent], cursor: GroupCursor, log: logging.Logger
     ) -> tuple[list[dg.RunRequest], list[str]]:
-        """The runs to request for the events of one tick, and what went wrong with which event."""
+        """Return the runs to request for the events of one tick, and the errors with their events."""
         requests: list[dg.RunRequest] = []
         failed: list[str] = []
         met: Counter[str] = Counter()
         for event in events if self.callback is not None else ():
             name = event_identity(event)
             met[name] += 1
-            # Not the event's place among the others: a tick that is repeated may see more of them
+            # Without the event's position among the others, because a repeated tick may have more of them
             key = f"{self.sensor_name} {cursor.started_at}.{cursor.event_count} {name} {met[name]}"
             try:
                 requests += self._requested(event, key)
@@ -91,11 +94,11 @@ _RECENT_RUNS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequests:
-    """What a group's sensor may start.
+    """The run requests of a group's sensor.
 
     Attributes:
-        crash_lag_job_name: None where crash lag is left to people.
-        max_live_runs: no live run is requested while so many are in progress.
+        crash_lag_job_name: job for crash lag; None if people start its runs.
+        max_live_runs: number of live runs in progress from which no further one is requested.
     """
 
     group_id: str
@@ -106,13 +109,13 @@ class RunRequests:
     def live_run(
         self, instance: dg.DagsterInstance, observed: GroupObservation, now: float, orphaned: Collection[str]
     ) -> tuple[list[dg.RunRequest], str]:
-        """A live run, when one is wanted; and why not, when none is.
+        """Return the request for a live run if one is needed, or the reason why none is.
 
         Args:
-            instance: knows what is in progress.
+            instance: Dagster instance, with the runs in progress.
             observed: the group now.
-            now: seconds since the epoch.
-            orphaned: runs in progress that keep no place.
+            now: current time in seconds since the epoch.
+            orphaned: runs in progress that do not block a successor.
         """
         seen = observed.snapshot
         wants = partial(
@@ -126,7 +129,7 @@ class RunRequests:
             [*takewhile(lambda record: not _did_work(record), observed.records)], now
         )
         wanted = wants(in_progress=in_progress)
-        if wanted and not delayed:  # one may have been launched since the look
+        if wanted and not delayed:  # a run may have been launched since the observation
             in_progress = self._count_in_progress(instance, "live", orphaned)
             wanted = wants(in_progress=in_progress)
         if wanted and not delayed:
@@ -156,9 +159,9 @@ class RunRequests:
         now: float,
         orphaned: Collection[str],
     ) -> list[dg.RunRequest]:
-        """The oldest missing partition's run, when nobody is catching up and it is not failing all the time.
+        """Return the run of the oldest missing partition, unless a catch-up run works or it fails repeatedly.
 
-        Which those are is asked last: all partitions there ever were are read for it.
+        The missing partitions are read last, because that reads all partitions that ever existed.
         """
         if (
             self.crash_lag_job_name is None
@@ -173,7 +176,7 @@ class RunRequests:
         pending = observed.still_pending(missing(), paused=False)
         if not pending:
             return []
-        # A partition that fails every time must not keep the younger ones from being processed
+        # A partition that fails every time must not block the younger ones
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed_in_a_row(records))
         oldest = min(pending, key=lambda key: failed[key])
         return [
@@ -183,7 +186,7 @@ class RunRequests:
     def _count_in_progress(
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
-        """How many keep a place now."""
+        """Return the number of runs in progress now, without ghosts."""
         runs = instance.get_runs(in_progress_filter(self.group_id, lane))
         return _without_orphaned((run.run_id for run in runs if is_active_in_lane(run)), ghosts)
 
@@ -193,23 +196,23 @@ def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 
 
 def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
-    """How many of the newest runs failed in a row, and whether it is too early for the next one."""
+    """Return how many of the newest runs failed in a row, and whether the next one must wait."""
     failed = _failed_in_a_row(records)
-    # The absolute value: a run that failed may be ahead of a clock that was set back
+    # The absolute value, because a failed run may have a later time after the clock was set back
     since = abs(now - (failed[0].end_time or now)) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
 
 
 def _failed_in_a_row(records: Sequence[dg.RunRecord]) -> list[dg.RunRecord]:
-    """The newest runs that failed in a row."""
+    """Return the newest runs that failed in a row."""
     return list(takewhile(lambda record: run_fate(record.dagster_run) is RunFate.FAILED, records))
 
 
 def _did_work(record: dg.RunRecord) -> bool:
-    """Whether a run did something before it ended, or was at work for longer than the longest delay.
+    """Return whether a run committed something before it ended, or worked longer than the longest delay.
 
-    What ended it does not end every run: a host that loses its workers one after the other is no mistake in
-    them.
+    The cause of its end does not end every run: a host may lose one worker after another without a defect in
+    the runs.
     """
     seconds = (record.end_time or 0.0) - (record.start_time or math.inf)
     return has_committed(record.dagster_run) or seconds > MAX_BACKOFF_SECONDS

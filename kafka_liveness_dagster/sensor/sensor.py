@@ -1,8 +1,8 @@
-"""Observe a consumer group, report what was seen, add partitions and request runs.
+"""Build the sensor that observes a consumer group, reports events, adds partitions and requests runs.
 
-Done by a sensor. Level-triggered: every tick computes from the group's members, both commit logs, the log
-ends and Dagster's own runs; its memory only keeps it from telling a thing twice. It never joins nor commits;
-a tick done twice changes nothing.
+It is level-triggered: every tick computes from the group's members, both commit logs, the log ends and
+Dagster's runs. Its memory only prevents that an event is reported twice. It never joins and never commits; a
+repeated tick changes nothing.
 """
 
 from __future__ import annotations
@@ -67,21 +67,23 @@ def build_group_sensor(
     windows: Windows | None = None,
     resources: ResourceKeys = ResourceKeys(),
 ) -> dg.SensorDefinition:
-    """A sensor for one consumer group: crashes and lag start live runs, pending ranges become partitions.
+    """Return a sensor for one consumer group.
+
+    Crashes and lag start live runs; pending ranges become partitions.
 
     Args:
-        name: of the sensor.
-        group_id: the group to watch.
-        topics: what the group consumes; each is observed on the asset ``kafka/<topic>_topic``.
+        name: name of the sensor.
+        group_id: group to watch.
+        topics: topics of the group; each is observed on the asset ``kafka/<topic>_topic``.
         live_job: job to request when there is lag, at once after a crash.
-        crash_lag: the asset whose dynamic partitions mirror the pending ranges.
-        crash_lag_job: job to request for each pending range, one at a time; None leaves them to people.
-        sensor: how often to tick, how many runs to start, what to call for an event; ``max_lag`` belongs to
-            the checks.
+        crash_lag: asset whose dynamic partitions are the pending ranges.
+        crash_lag_job: job to request for each pending range, one at a time; with None people start its runs.
+        sensor: interval of ticks, number of runs to start, callback for events; ``max_lag`` belongs to the
+            checks.
         checks: asset checks to evaluate with the observations.
-        table: the Iceberg table; with it looks hold the live commit log against what the table says it has.
-        windows: those of an asset with ``complete_every``; needs ``table``.
-        resources: the keys of both resources; Spark's is needed with ``table``.
+        table: Iceberg table; with it ticks compare the live commit log with the table's ledger.
+        windows: windows of an asset with ``complete_every``; needs ``table``.
+        resources: keys of both resources; Spark's is needed with ``table``.
     """
     own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
     watched = _GroupSensor(
@@ -125,7 +127,7 @@ def build_group_sensor(
                 kafka.create_missing_topics(topics, context.log.info)
                 cluster = kafka.cluster()
             except ServicesDownError as error:
-                # A person wanted it: no failure, and no page of traceback every 5 s
+                # A person caused it, so it is a skip: a failure would log a page of traceback every 5 s
                 return dg.SkipReason(str(error))
             return watched.tick(
                 context, cluster, TableLedgerReader.from_resources(table, context.resources, resources.spark)
@@ -173,17 +175,17 @@ class _GroupSensor:
     @property
     def partitions_def(self) -> dg.DynamicPartitionsDefinition:
         """The partitions of the crash lag asset."""
-        # SensorSettings has checked it
+        # SensorSettings has checked the type
         return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)
 
 
 class _Tick:
-    """One evaluation of the sensor, as steps that share what they found.
+    """One evaluation of the sensor, as steps that share their findings.
 
     Args:
-        sensor: what it watches, and how.
-        context: of Dagster's evaluation.
-        cluster: where the group is.
+        sensor: settings of the sensor.
+        context: context of Dagster's evaluation.
+        cluster: cluster of the group.
         table: reads the table's ledger; None for a group without a table.
     """
 
@@ -208,7 +210,7 @@ class _Tick:
         self._checks_stored_at = self._cursor.checks_stored_at
 
     def run(self) -> dg.SensorResult:
-        """Do all steps, in an order in which each needs only what those before it found."""
+        """Run all steps, in an order in which each needs only the findings of earlier ones."""
         self._find_coordinators()
         self._find_what_is_due()
         self._observe_group()
@@ -227,7 +229,7 @@ class _Tick:
             self._cluster.find_coordinator(commit_log)
 
     def _find_what_is_due(self) -> None:
-        """Decide what is told though nothing happened: the observation, checks, and complete windows."""
+        """Decide what to report without an event: the observation, checks, and complete windows."""
         sensor = self._sensor
         cursor = self._cursor
         self._is_due = self._now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
@@ -242,9 +244,9 @@ class _Tick:
         self._are_windows_due = sensor.windows is not None and sensor.windows.is_due(self._windows, self._now)
 
     def _observe_group(self) -> None:
-        """Read Dagster first.
+        """Read Dagster, then the group.
 
-        A range that is materialized between the two reads must not come back as a new partition.
+        Else a range that is materialized in between comes back as a new partition.
         """
         tells = self._must_reevaluate or self._are_windows_due
         if self._is_due and self._cursor.pending_hash:
@@ -267,7 +269,7 @@ class _Tick:
             [] if known is None else new_keys(observed.pending, known.existing, known.materialized)
         )
         self._events += [CrashLagFound(key, parse_key(key).size) for key in self._new_keys]
-        # Ranges that are no longer forgotten: the check may pass again
+        # Some ranges are no longer forgotten, so the check may pass again
         is_less_forgotten = cursor.forgotten_ranges != self._memory.forgotten_ranges
         self._reports = bool(self._events) or self._is_due or is_less_forgotten
         for line in observed.external_commit_lines if self._reports else ():
@@ -298,7 +300,7 @@ class _Tick:
         )
 
     def _evaluate_checks(self) -> None:
-        """Evaluate the asset checks with what is reported, or when their last results are outdated."""
+        """Evaluate the asset checks with each report, or when their last results are outdated."""
         sensor = self._sensor
         observed = self._observed
         table = self._table
@@ -308,7 +310,7 @@ class _Tick:
         if sensor.checks is None or not is_evaluated:
             return
         missing = self._partition_keys.missing if self._partition_keys else []
-        was_read = table is None or table.was_read  # a stored result must say whether rows are missing
+        was_read = table is None or table.was_read  # a stored result must show whether rows are missing
         evaluations = sensor.checks.evaluate(
             observed if was_read else self._read_group(),
             self._instance,
@@ -410,9 +412,9 @@ class _Tick:
         )
 
     def _read_partition_keys(self) -> _PartitionKeys:
-        """Read all partition keys that ever were.
+        """Read all partition keys that ever existed.
 
-        Only while something is pending, and that is news or is reported.
+        Only if ranges are pending, and these have changed or are reported.
         """
         existing = self._instance.get_dynamic_partitions(self._sensor.partitions_def.name or "")
         crash_lag = self._sensor.crash_lag.key

@@ -1,4 +1,4 @@
-"""What was declared of a group's sensor, and could it work with it? Builds nothing."""
+"""Check the declared settings of a group's sensor. Builds no sensor."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
@@ -33,7 +33,7 @@ class SensorSettings(ValidatedSettings):
     resources: Annotated[ResourceKeys, types.INSTANCE]
 
     def contradictions(self) -> Iterator[str]:
-        """A bound that no check is told, windows of which nobody could say what is in the table."""
+        """Yield a message for a limit without a check, and for windows without a table."""
         if self.windows is not None and self.table is None:
             yield f"windows of sensor {self.name} need the table whose rows they are told of: give table too"
         most = self.sensor.max_lag

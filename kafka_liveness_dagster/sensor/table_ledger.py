@@ -1,7 +1,7 @@
-"""May a look at a group hold it against the table? Only if Spark answers at once: a look waits for nobody.
+"""Read the table's ledger for a sensor tick, if Spark responds at once. Never delays a tick for long.
 
-One Spark session per process and address, kept for the next look, as is what a table said: it is read again
-when somebody has written to it. A server that does not answer is left alone for a while. Starts nothing,
+One Spark session per process and address is kept for the next tick. So is the ledger of a table, which is
+read again after a write. A server that does not respond is not queried again for a while. Starts nothing and
 writes nothing.
 """
 
@@ -29,20 +29,20 @@ _Answer = TypeVar("_Answer")
 _RETRY_SECONDS = 30.0
 _sessions: dict[str, Any] = {}
 _retry_at: dict[str, tuple[float, float, str]] = {}
-# Keyed by the table's name: another table of that name has other snapshots
+# By the table's name; another table of that name has other snapshots, so the ledger is read again
 _snapshots: dict[str, LedgerSnapshot] = {}
 
 
 @dataclass
 class TableLedgerReader:
-    """The table of one look; ``unavailable_reason`` says why it could not be asked, once it was ``was_read``.
+    """The table of one tick; after ``was_read``, ``unavailable_reason`` has the cause of a failed read.
 
-    ``exists`` after it was asked: a batch has been committed to it.
+    After a read ``exists`` is True if a batch has been committed to the table.
 
     Args:
         target: ``catalog.namespace.table``.
-        spark: where the table is.
-        connect_seconds: how long Spark may take to open a session, where there is none yet.
+        spark: Spark resource of the table.
+        connect_seconds: longest time to open a session, if there is none yet.
     """
 
     target: str
@@ -61,18 +61,18 @@ class TableLedgerReader:
         spark_resource_key: str,
         connect_seconds: float = QUICK_CONNECT_SECONDS,
     ) -> TableLedgerReader | None:
-        """The table with the resources of this look; None where there is no table."""
+        """Return the table with the resources of this tick; None without a table."""
         return None if table is None else cls(table, getattr(resources, spark_resource_key), connect_seconds)
 
     def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
-        """What the table says; None where it cannot be asked, and then ``unavailable_reason`` says why."""
+        """Return the table's entries; None if the read fails, with the cause in ``unavailable_reason``."""
         self.was_read = True
         return self._query(lambda: self._read_ledger(partitions))
 
     def dead_letters(self, pending: Sequence[OffsetRange]) -> PendingDeadLetters:
-        """Those of these offsets, after the look.
+        """Return the dead letters of these offsets, after the ledger was read.
 
-        None where nobody can tell, and ``unavailable_reason`` says why.
+        Empty if the read fails, with the cause in ``unavailable_reason``.
         """
         found = (
             self._query(lambda: self._pending_letters(pending))
@@ -92,13 +92,13 @@ class TableLedgerReader:
         return None
 
     def _dead_reason(self) -> str:
-        """Return whether the error is not the table's: the server can run no job at all.
+        """Return why the server can run no job at all, so that the error is not the table's.
 
-        Empty where it can.
+        Empty if it can run jobs.
         """
         from kafka_liveness_dagster.spark.connect.health import FIX, dead_reason  # noqa: PLC0415 - pyspark stays lazy
 
-        with suppress(Exception):  # the server is busy or away: the error of the table is reported
+        with suppress(Exception):  # the server is busy or unavailable: the error of the table is reported
             if why := dead_reason(self._session(), QUERY_TIMEOUT_SECONDS):
                 return f"{why} {FIX}"
         return ""
@@ -133,7 +133,7 @@ class TableLedgerReader:
         if remote is None:
             raise SparkUnreachableError("the embedded Spark does not run; `kafka-liveness up` starts it")
         until, waited, why = _retry_at.get(remote, (0.0, 0.0, ""))
-        if time.monotonic() < until and waited >= self.connect_seconds:  # who has more time may try
+        if time.monotonic() < until and waited >= self.connect_seconds:  # a longer limit may retry
             raise SparkUnreachableError(why)
         if remote not in _sessions or connection_of(_sessions[remote]).is_aborted:
             try:
@@ -145,7 +145,7 @@ class TableLedgerReader:
         return _sessions[remote]
 
     def _drop_session(self) -> None:
-        """The next look opens a session of its own: this one may have ended with its server."""
+        """Drop the session, which may have ended with its server; the next tick opens another one."""
         remote = self.spark.running_address()
         if remote is not None:
             _sessions.pop(remote, None)

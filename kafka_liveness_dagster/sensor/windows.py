@@ -1,6 +1,7 @@
-"""Which windows of time are complete now, and which have to be told again? What a tick tells of them.
+"""Mark time windows complete at a sensor tick, and update windows that got late records.
 
-In order, each once: a tick that is repeated tells what it told, and Dagster has the rest.
+Windows are marked in order, each once. A repeated tick marks the same windows, and Dagster has the earlier
+ones. Never marks a window while the table cannot be read.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.sensor.observation import GroupObservation
     from kafka_liveness_dagster.settings.windows import Window, Windows
 
-_MAX_WINDOWS = 100  # of one tick: each is a row, and two requests
-_MAX_SECONDS = 10.0  # of a tick, of which Dagster ends one that takes 60
+_MAX_WINDOWS = 100  # in one tick, because each costs a row and two requests
+_MAX_SECONDS = 10.0  # in one tick; Dagster ends a tick after 60 s
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowMaterializer:
-    """The windows of one group, watched.
+    """The windows of one group.
 
     Attributes:
-        target: where the rows are.
+        target: table with the rows.
     """
 
     windows: Windows
@@ -47,7 +48,7 @@ class WindowMaterializer:
     target: str
 
     def load_progress(self, instance: dg.DagsterInstance, cursor: GroupCursor, now: float) -> WindowProgress:
-        """What was told before: by the cursor, or by Dagster, where it was reset or is of other windows."""
+        """Return the progress from the cursor, or from Dagster if the cursor is reset or of other windows."""
         if cursor.windows_identity == self.windows.identity and cursor.windows_done_until <= now:
             numbers = (
                 cursor.windows_done_until,
@@ -72,7 +73,7 @@ class WindowMaterializer:
         )
 
     def is_due(self, progress: WindowProgress, now: float) -> bool:
-        """Whether there is a window to judge: then the table has to be asked."""
+        """Return whether a window is to be judged, so that the table must be read."""
         return bool(self._due_windows(progress.done_until, now))
 
     def materialize_complete(
@@ -85,15 +86,15 @@ class WindowMaterializer:
         now: float,
         unavailable_reason: str,
     ) -> WindowProgress:
-        """Judge the windows that are over.
+        """Mark the ended windows that are complete, and return the new progress.
 
         Args:
-            cluster: knows which offsets are of a time.
-            instance: knows what was told.
-            observed: the group, asked before the cluster is, with what its table says.
-            progress: what was told before.
-            now: seconds since the epoch.
-            unavailable_reason: why the table could not be asked; then nothing is told.
+            cluster: cluster of the group, which finds offsets by time.
+            instance: Dagster instance, with the earlier materializations.
+            observed: the group and its table, read before the cluster is queried here.
+            progress: progress of the last tick.
+            now: current time in seconds since the epoch.
+            unavailable_reason: why the table could not be read; then no window is marked.
         """
         at_work = all(one.committed is not None or one.log_end == 0 for one in observed.snapshot.partitions)
         watched = progress.watched_since or (now if at_work else 0.0)
@@ -105,7 +106,7 @@ class WindowMaterializer:
         due = deque(self._due_windows(told_to, now))
         give_up_at = time.monotonic() + _MAX_SECONDS
         known = instance.get_materialized_partitions(self.windows.key) if due else set()
-        # Limited, because Dagster ends a tick that is too long, and keeps nothing of it
+        # Limited, because Dagster ends a tick that is too long, and stores nothing of it
         while due and time.monotonic() <= give_up_at:
             window = due.popleft()
             if window.key in known:
@@ -158,14 +159,14 @@ class WindowMaterializer:
     def _first_begin(self, cluster: Cluster, look: GroupObservation, window: Window, now: float) -> float:
         """Return the begin of the first window that does not end before the group's first record.
 
-        Bisection by Kafka's index: 16 requests pass the hours of years, where judging each takes one tick a
-        hundred.
+        Bisects by Kafka's index: 16 requests pass the hours of years. Judging each hour would take one tick
+        per hundred.
 
         Args:
-            cluster: knows which offsets are of a time.
+            cluster: cluster of the group, which finds offsets by time.
             look: the group.
-            window: ends before the group's first record.
-            now: seconds since the epoch.
+            window: window that ends before the group's first record.
+            now: current time in seconds since the epoch.
         """
         from kafka_liveness_dagster.kafka.timestamps import window_ends  # noqa: PLC0415 - confluent_kafka stays lazy
 
@@ -209,9 +210,9 @@ class WindowMaterializer:
     def _late_updates(
         self, instance: dg.DagsterInstance, look: GroupObservation, seen: int
     ) -> tuple[list[dg.AssetMaterialization], int, list[str]]:
-        """Those that have got late records since they were told, when these are in the table.
+        """Return updates of windows that got late records since they were marked, and those that wait.
 
-        And those that wait.
+        A window waits until its late records are in the table.
         """
         if not self.windows.reopen_on_late:
             return [], seen, []
@@ -237,9 +238,9 @@ class WindowMaterializer:
     def _updated_materialization(
         self, instance: dg.DagsterInstance, key: str, late: dg.EventLogRecord
     ) -> dg.AssetMaterialization | None:
-        """As it was told before, with what came since.
+        """Return a window's materialization as before, with its late records added.
 
-        None where that is known already, or it never was told.
+        None if they are already added, or the window was never marked.
         """
         asked = dg.AssetRecordsFilter(asset_key=self.windows.key, asset_partitions=[key])
         found = instance.fetch_materializations(asked, limit=1).records
