@@ -1,11 +1,11 @@
 """Commit a batch's rows as a snapshot: by overwrite, by append, or by a MERGE exact to the row.
 
-An overwrite replaces whole files, and is no append to who reads a table as a stream. A MERGE that finds none
-of its offsets in the table commits an ``append`` snapshot, which Iceberg refuses when anybody has written to
-these offsets since the MERGE began; one that deletes what it finds replaces rows wherever they lie.
+An overwrite replaces whole files, and streaming readers do not accept it as an append. A MERGE that finds
+none of its offsets in the table commits an ``append`` snapshot, which Iceberg refuses if another writer has
+written to these offsets since the MERGE began. A MERGE that deletes the found rows replaces them in any file.
 
-Never decides which of them is right, and never writes twice. Who is not told whether a commit was taken asks
-``is_committed``.
+Never decides which of these to use, and never writes twice. After a commit without a response the caller
+queries ``is_committed``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 ATTEMPT = "kafka-liveness.attempt"
-"""In a snapshot's summary: which attempt at a batch made it."""
+"""Key in a snapshot's summary: the attempt that committed it."""
 _SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
 _session_locks: WeakKeyDictionary[SparkSession, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -46,7 +46,7 @@ def overwrite(
     *,
     fans_out: bool,
 ) -> None:
-    """Replace all files that have these offsets and no others by the rows, as seen from a snapshot."""
+    """Replace all files that have only these offsets by the rows, validated from a snapshot."""
     writer = frame.writeTo(table.quoted).options(**write_options(summary, fans_out=fans_out))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
@@ -54,18 +54,18 @@ def overwrite(
 
 
 def append_empty(frame: DataFrame, table: IcebergTable, summary: Mapping[str, str]) -> None:
-    """Say that a range has no rows.
+    """Record that a range has no rows, by an empty append.
 
-    A MERGE of none would be an overwrite, at which who reads a stream stops.
+    A MERGE of no rows would be an overwrite, at which streaming readers stop.
     """
     frame.limit(0).writeTo(table.quoted).options(**write_options(summary)).append()
 
 
 def is_committed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
-    """Whether a snapshot of this attempt is in the table's history: of one whose catalog did not say.
+    """Return whether the table's history has a snapshot of an attempt without a response of the catalog.
 
-    One that is not there may still be on its way. It began from a snapshot as an attempt after it does:
-    whichever of them comes second is refused.
+    A missing snapshot may still be committed later. It is validated from its snapshot, as the next attempt
+    is, so the second of them is refused.
     """
     table.refresh(session)
     found = (
@@ -81,8 +81,8 @@ class Merge:
 
     Attributes:
         frame: its rows.
-        may_go_on: asked when another MERGE of this session was waited for; raises when this one may not be
-            any more.
+        may_go_on: called after the wait for another MERGE of this session; raises if this one may not be
+            committed any more.
     """
 
     frame: DataFrame
@@ -93,19 +93,16 @@ class Merge:
     may_go_on: Callable[[], None]
 
     def append(self) -> None:
-        """Add the rows in an ``append`` snapshot, if the table has none of these offsets.
-
-        It fails when it has.
-        """
-        # A condition on the match itself would have Spark broadcast the batch
+        """Add the rows in an ``append`` snapshot; fail if the table has rows of these offsets."""
+        # A condition on the match itself would make Spark broadcast the batch
         taken = f"CASE WHEN {self._own_rows} THEN CAST(raise_error('{ROWS_EXIST}') AS boolean) ELSE false END"
         self._run(self.frame, taken)
 
     def replace(self) -> None:
-        """Replace all that the table has of these offsets by the rows.
+        """Replace the table's rows of these offsets by the rows.
 
-        Whatever else is in the same files stays. Each range is a row of the source too, which matches
-        whatever is in it, and which is not inserted.
+        Other rows of the same files stay. Each range is also a row of the source: it matches all rows in the
+        range, and is not inserted.
         """
         target = self.table.quoted
         parts = ", ".join(
@@ -135,9 +132,9 @@ class Merge:
 
 @contextmanager
 def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
-    """What the snapshot is to say.
+    """Set the summary of the next snapshot in this block.
 
-    A MERGE takes no options, only its session's settings: so one at a time.
+    A MERGE takes no options, only its session's settings, so only one runs at a time.
     """
     with _locks_guard:
         lock = _session_locks.setdefault(session, threading.Lock())
@@ -148,5 +145,5 @@ def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator
             yield
         finally:
             for name in summary:
-                with suppress(Exception):  # a server that is gone has no settings either
+                with suppress(Exception):  # a lost server has lost its settings too
                     session.conf.unset(_SUMMARY_PREFIX + name)

@@ -1,8 +1,8 @@
-"""Keep records that cannot be processed in a table beside the asset's own.
+"""Keep records that cannot be processed in a second table, next to the asset's own.
 
-They are there as Kafka has them, with the error. A letter counts while its offset is pending: both commit
-logs say so, not this table. So it may be written before and removed after the commit that decides: what a
-crash leaves behind is a letter that nobody owes, and misleads nobody who asks ``owed``.
+They are stored as in Kafka, with the error. A dead letter counts while its offset is pending, which both
+commit logs record, not this table. So it may be written before the commit that decides, and removed after it.
+A letter that a crash leaves behind is not pending, so ``pending`` does not return it. Never commits offsets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ERRORS = (
     StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
 )
 _RANGES = StructType([*_OFFSET]).add("start", LongType()).add("end", LongType())
-_NAMED = 5  # letters that are told by name
+_NAMED = 5  # letters that a message names
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class DeadLetterTable:
 
     @classmethod
     def of_table(cls, session: SparkSession, table: str) -> DeadLetterTable:
-        """That of ``catalog.namespace.table``; there is none before the first letter."""
+        """Return the dead letter table of ``catalog.namespace.table``; the first letter creates it."""
         return cls(session, IcebergTable(table + SUFFIX))
 
     def count(self, ranges: Sequence[OffsetRange]) -> int:
-        """How many letters there are of these offsets, pending or not."""
+        """Return the number of letters of these offsets, pending or not."""
         with self._translated_errors():
             return self.table.count_rows(self.session, ranges) if self._exists() else 0
 
@@ -67,19 +67,19 @@ class DeadLetterTable:
         may_go_on: Callable[[], None],
         may_replace: Callable[[], None],
     ) -> None:
-        """Make these the letters of a batch, whatever letters it had: written again they replace themselves.
+        """Replace the letters of a batch by these, so that a repeated write changes nothing.
 
         Args:
-            ranges: the batch.
-            errors: why each single offset of it fails.
-            run: the id of Dagster's run.
-            options: of Spark's Kafka source.
-            may_go_on: called before each operation; raises when this process may not write any more.
-            may_replace: called when the table was looked at; raises when the ranges are another's by now.
+            ranges: ranges of the batch.
+            errors: error of each offset that fails.
+            run: id of the Dagster run.
+            options: options of Spark's Kafka source.
+            may_go_on: called before each operation; raises if this process may not write any more.
+            may_replace: called after the table's state is read; raises if another member owns the ranges now.
 
         Raises:
-            TableSchemaError: the name is another table's.
-            KafkaLivenessError: as ``write_table``.
+            TableSchemaError: another table has this name.
+            KafkaLivenessError: as in ``write_table``.
         """
         with self._translated_errors():
             self._exists()
@@ -95,7 +95,7 @@ class DeadLetterTable:
         )
 
     def remove(self, ranges: Sequence[OffsetRange]) -> None:
-        """Remove the letters of offsets that are processed by now, if there are any."""
+        """Remove the letters of offsets that are processed now, if there are any."""
         if ranges and self.count(ranges):
             write_table(
                 self.session,
@@ -105,7 +105,7 @@ class DeadLetterTable:
             )
 
     def pending(self, ranges: Iterable[OffsetRange]) -> PendingDeadLetters:
-        """The letters among the offsets that are pending."""
+        """Return the letters of these pending offsets."""
         told = [(r.topic, r.partition, r.start, r.end) for r in ranges]
         with self._translated_errors():
             if not told or not self._exists():
@@ -131,7 +131,7 @@ class DeadLetterTable:
         )
 
     def _exists(self) -> bool:
-        """Whether it is there; and not something else of that name."""
+        """Return whether the table exists; raise if the name is another table's."""
         shape = self.table.shape(self.session)
         if shape is not None and (
             lacks := [name for name in (*_RECORD_COLUMNS, *_ERROR) if name not in shape.columns.names]

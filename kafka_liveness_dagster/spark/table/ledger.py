@@ -1,8 +1,9 @@
 """Read and write the ledger of a table in the summaries of its snapshots; see ``core.ledger``.
 
-Each write tells its own offsets and, as of the last look, all that the table held. A look costs a query of
-the snapshots, so it is taken at the start, and then as often as a hundredth of the time allows; or at once
-where the table's snapshot shows that it was dropped, replaced or rolled back. Never writes by itself.
+Each write records its own offsets and all offsets that the table had at the last read. A read costs a query
+of the snapshots. So it is done at the start, and then as often as a hundredth of the time allows. It is done
+at once if the table's snapshot shows that the table was dropped, replaced or rolled back. Never writes by
+itself.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Write(NamedTuple):
     Attributes:
         spans: the offsets it writes, by partition.
         parent_snapshot_id: the snapshot from which it is validated.
-        replaced_spans: those of the offsets whose rows the table contained then.
+        replaced_spans: offsets of it whose rows the table contained then.
     """
 
     spans: Mapping[TopicPartition, tuple[Span, ...]]
@@ -97,10 +98,9 @@ class TableLedger:
 
     Args:
         table: the table; it may not exist yet.
-        session: gives a Spark session of a server whose catalog has it.
-        answer_seconds: timeout of ``read``: it runs outside of batches, where nobody watches Spark.
-        last: what another ledger object of this table has read; where nobody has written since it is not read
-            again.
+        session: returns a Spark session of a server whose catalog has the table.
+        answer_seconds: timeout of ``read``, which runs outside of batches, where no watchdog limits Spark.
+        last: last read of another ledger object of this table; it is not repeated without a write since.
         group_id: the consumer group whose rows this process writes; empty for a reader.
     """
 
@@ -122,7 +122,7 @@ class TableLedger:
         self._snapshot = EMPTY_LEDGER_SNAPSHOT
         self._ledger = Ledger()
         self._written: dict[TopicPartition, LedgerEntry] = {}
-        self._replacing: list[tuple[int | None, LedgerEntries]] = []  # landed, and not seen in a snapshot yet
+        self._replacing: list[tuple[int | None, LedgerEntries]] = []  # committed, not read in a snapshot yet
         self._replaced: dict[TopicPartition, LedgerEntry] = {}
         self._known_as_of: set[int | None] = set()
         self._seen_snapshot_ids: set[int | None] = set()
@@ -139,17 +139,17 @@ class TableLedger:
 
     @property
     def snapshot(self) -> LedgerSnapshot:
-        """What the table said at the last look."""
+        """The ledger of the table at the last read."""
         return self._snapshot
 
     def read(self, partitions: Collection[TopicPartition]) -> LedgerEntries:
-        """Return the entries of these partitions, as of now.
+        """Return the current entries of these partitions.
 
         Raises:
-            RowsMissingError: it has lost what this process wrote, or what it said before.
-            UnknownLedgerFormatError: a newer version wrote to it.
-            SparkNotRespondingError: Spark did not answer in time.
-            TableUnreadableError: catalog or store is away, or refuses.
+            RowsMissingError: the table has lost rows that this process wrote, or read before.
+            UnknownLedgerFormatError: a newer version wrote to the table.
+            SparkNotRespondingError: Spark did not respond in time.
+            TableUnreadableError: catalog or storage is unavailable, or refuses.
         """
         session = self._session()
         try:
@@ -157,13 +157,13 @@ class TableLedger:
         except PySparkException:
             if (anew := self._session()) is session:
                 raise
-            self._reload_with_timeout(anew)  # Spark was started again, and refused the session of before
+            self._reload_with_timeout(anew)  # Spark was restarted, and refused the old session
         return {tp: self._ledger.entry(tp) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """Complete the entries of partitions whose snapshots expired by what the commit logs prove.
+        """Complete entries whose snapshots expired by the offsets that the commit logs prove.
 
-        The next write records them. A roll back after the read that they complete is still found.
+        The next write records them. A rollback after the read that they complete is still detected.
         """
         lost = {tp: one for tp, one in entries.items() if not self._ledger.entry(tp).is_complete}
         added = {tp: replace(self._ledger.entry(tp) + one, unknown=one.unknown) for tp, one in lost.items()}
@@ -172,15 +172,15 @@ class TableLedger:
     def record(
         self, ranges: Sequence[OffsetRange], known: LedgerEntries, as_of: TableVersion
     ) -> LedgerRecord:
-        """Return what a write of these ranges records in its own snapshot's summary.
+        """Return the record of a write, for the summary of its own snapshot.
 
         Args:
             ranges: the offsets that the write replaces.
-            known: what the table does not have yet: group start, topic id, offsets written off.
+            known: facts that the table does not have yet: group start, topic id, offsets written off.
             as_of: the snapshot that the write is validated from.
 
         Raises:
-            RowsMissingError: the table has lost what this process wrote, or what it said before.
+            RowsMissingError: the table has lost rows that this process wrote, or read before.
             GroupMismatchError: the table contains rows of these topics that another group wrote.
         """
         session, snapshot_id = as_of
@@ -196,7 +196,7 @@ class TableLedger:
         if self._group_id:
             check_groups(self._group_id, {tp: self._ledger.entry(tp) for tp in by_partition}, self.target)
         wrote = {tp: self._entry_to_write(tp, spans, known) for tp, spans in by_partition.items()}
-        # What was written since the last look says so itself, if nobody has rolled it back
+        # Writes since the last read have their own records, unless they were rolled back
         had = encode_entries(self._ledger_with(known), complete=self._ledger.is_complete)
         summary = {WRITTEN_KEY: encode_entries(wrote)}
         since = self._snapshot.snapshot_id
@@ -209,8 +209,8 @@ class TableLedger:
         """Return the snapshots that led to the current one, by one query of metadata.
 
         Raises:
-            TableSchemaError: it is not a table of topics, partitions and offsets.
-            UnknownLedgerFormatError: a newer version wrote to it.
+            TableSchemaError: the table lacks topic, partition and offset.
+            UnknownLedgerFormatError: a newer version wrote to the table.
             TableUnreadableError: Spark could not read its snapshots.
             SparkNotRespondingError: Spark did not respond in time.
         """
@@ -224,15 +224,15 @@ class TableLedger:
         self._known_as_of.add(entry.parent_snapshot_id)
         if entry.replaced_spans:
             self._replacing.append((entry.parent_snapshot_id, entry.replaced_spans))
-        # Which says something of the snapshot it began with; one that was seen meanwhile may have it already
+        # The write is relative to the snapshot it began from; one read meanwhile may contain it already
         self._committed_since_read = (
             self._committed_since_read or entry.parent_snapshot_id == self._last_snapshot_id
         )
 
     def _contained(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> LedgerEntries:
-        """Those of these offsets whose rows the table contains.
+        """Return the offsets whose rows the table contains.
 
-        A roll back may bring them back after a replay.
+        After a replay a rollback may restore these former rows.
         """
         found = {tp: intersection(one, self._ledger.entry(tp).written) for tp, one in spans.items()}
         return {tp: LedgerEntry(held) for tp, held in found.items() if held}
@@ -256,7 +256,7 @@ class TableLedger:
         )
 
     def _is_unexpected(self, snapshot_id: int | None) -> bool:
-        """Whether this cannot be the next snapshot of a table that only grows."""
+        """Return whether this cannot be the next snapshot of a table that only grows."""
         if snapshot_id == self._last_snapshot_id:
             return self._committed_since_read
         return snapshot_id in self._seen_snapshot_ids or (
@@ -264,10 +264,10 @@ class TableLedger:
         )
 
     def _may_be_shared(self, snapshot_id: int | None) -> bool:
-        """Return whether another group may have begun to write since the last look.
+        """Return whether another group may have begun to write since the last read.
 
-        Two groups that begin at the same time both see a table without rows of the other. From the first
-        landed write on, each ledger shows its group, so one more look before the second write finds the other
+        Two groups that begin at the same time both read a table without rows of the other. After the first
+        committed write each ledger shows its group. So one more read before the second write finds the other
         group.
         """
         return self._commits <= 1 and bool(self._group_id) and snapshot_id != self._snapshot.snapshot_id
@@ -291,7 +291,7 @@ class TableLedger:
 
     def _reload(self, session: SparkSession) -> None:
         began_at = time.monotonic()
-        landed = tuple(self._replacing)  # before the snapshot is read: what lands meanwhile is not in it
+        landed = tuple(self._replacing)  # before the snapshot is read, which lacks writes committed meanwhile
         snapshot_id, snapshots = self._read_current(session)
         before = merge_entries((self._ledger.entries, self._written))
         is_odd = self._is_unexpected(snapshot_id)
@@ -303,7 +303,7 @@ class TableLedger:
             took = time.monotonic() - began_at
             self._reload_due_at = began_at + min(took / READ_TIME_SHARE, _MAX_READ_SECONDS)
         if is_new or self._written:
-            # What was assumed is left out: it proves nothing of what others wrote
+            # Assumed offsets are left out, because they prove nothing about other writers
             self._ledger = self._snapshot.ledger
             line = self._snapshot.ancestor_ids
             was_set_back = was_rolled_back(line, line_before)
@@ -316,14 +316,13 @@ class TableLedger:
         self._note_snapshot(snapshot_id)
 
     def _read_current(self, session: SparkSession) -> tuple[int | None, Mapping[int, SnapshotSummary]]:
-        """The current snapshot, and the newest ones unless it is the one that is known: as of one moment.
+        """Return the current snapshot, and the newest ones if it has changed, as of one moment.
 
-        The current snapshot may expire before its history is read; the table has grown then, and is read
-        again.
+        If the current snapshot expires before its history is read, the table has grown, and is read again.
         """
         snapshots: dict[int, SnapshotSummary] = {}
         for _ in range(READ_ATTEMPTS):
-            # A catalog that caches shows what others committed half a minute late
+            # Without it a caching catalog shows other writers' commits half a minute late
             self._table.refresh(session)
             snapshot_id = self._table.current_snapshot_id(session)
             if snapshot_id in (None, self._snapshot.snapshot_id, self._read_before.snapshot_id):
@@ -336,10 +335,11 @@ class TableLedger:
     def _require_no_missing(
         self, before: LedgerEntries, *, is_unexpected: bool, was_rolled_back: bool, is_continuation: bool
     ) -> None:
-        """Check that all is there that was there before.
+        """Check that the table still has all offsets of the last read.
 
-        Where the table cannot tell, what was known remains known. Not where it was set back, or may have
-        been: that costs rework, and else was told on as if the rows were there.
+        Offsets that the table's history no longer shows count as still there. That is not so if the table was
+        rolled back, or may have been: then they are processed again, because else lost rows would be recorded
+        as written.
         """
         kept = dict(self._ledger.entries)
         for tp, entry in before.items():
@@ -353,7 +353,7 @@ class TableLedger:
                 kept[tp] = replace(now + entry, unknown=now.unknown)
             self._missing += [OffsetRange(*tp, *span) for span in gone]
         self._ledger = replace(self._ledger, entries=kept)
-        if lacking := self._missing:  # for good: this process cannot go on as if nothing had been
+        if lacking := self._missing:  # kept for good, because this process must not continue after a loss
             raise RowsMissingError(
                 f"table {self.target} lacks {describe(lacking)}, {sum(r.size for r in lacking):,} offsets "
                 "that it held during this run: it was dropped, replaced or rolled back. Rows of committed "
@@ -370,10 +370,10 @@ class TableLedger:
         *,
         was_rolled_back: bool,
     ) -> None:
-        """Check that rows which this process replaced are its own, and not the former rows again.
+        """Check that the rows of this process's replacements are its own, not the former rows again.
 
-        A replacement is in the table if a snapshot after the one it began with wrote its offsets. After that,
-        only a roll back removes it. If the snapshots in between expired, nothing shows it, and it counts as
+        A replacement is in the table if a snapshot after the one it began from wrote its offsets. After that
+        only a rollback removes it. If the snapshots in between expired, nothing shows it, and it counts as
         written.
         """
         former: list[OffsetRange] = []

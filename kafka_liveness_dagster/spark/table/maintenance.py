@@ -1,8 +1,7 @@
-"""Keep a table small by Iceberg's own procedures, which spare what a lane may write again.
+"""Keep a table small by Iceberg's own procedures, without the ranges that a lane may write again.
 
-A rewrite that meets a commit of a lane's gives way, and is tried again: nothing of a lane's is ever undone by
-it. Never decides which offsets are settled (``core.table_layout`` does), and never deletes a file that a kept
-snapshot has.
+If a lane commits first, the rewrite fails and is retried, so it never undoes a lane's commit. Never decides
+which offsets are final (``core.table_layout`` does), and never deletes a file of a kept snapshot.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 _MAX_TRIES = 3
-_MAX_RANGES = 500  # of a rewrite: each is a condition that Spark and Iceberg plan with
-# Reading by Arrow keeps something of each file in the server for good (#13937)
+_MAX_RANGES = 500  # in one rewrite, because Spark and Iceberg plan with a condition for each
+# Reading by Arrow keeps data of each file in the server permanently (#13937)
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
-# Listed by prefix, a file that goes meanwhile is an error: `ls` is asked for its permissions
+# Not on local files: there a file deleted during a listing by prefix is an error, as `ls` reads permissions
 _LOCAL = ("file:", "/")
 _SNAPSHOTS = (
     f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] "
@@ -55,13 +54,13 @@ class TableStatistics(NamedTuple):
 
 
 class MaintenancePolicy(NamedTuple):
-    """What the table's own properties say about its snapshots and files.
+    """The rules in the table's own properties for its snapshots and files.
 
     Attributes:
-        allows_delete: whether files may be deleted; False with ``gc.enabled=false``, as other tables may have
-            the same files. Nessie sets it on each of its tables.
-        max_age: seconds for which a snapshot is kept at least.
-        min_snapshots: the number of snapshots that are kept at least.
+        allows_delete: whether files may be deleted; False with ``gc.enabled=false``, because other tables may
+            have the same files. Nessie sets it on each of its tables.
+        max_age: shortest age in seconds at which a snapshot may expire.
+        min_snapshots: smallest number of snapshots to keep.
     """
 
     allows_delete: bool
@@ -83,7 +82,7 @@ class TableMaintenance:
     """The upkeep of one table, step by step.
 
     Attributes:
-        conflicts: how often a rewrite met a lane's commit and was not tried once more.
+        conflicts: number of rewrites that were given up because lanes committed first.
     """
 
     session: SparkSession
@@ -91,7 +90,7 @@ class TableMaintenance:
     conflicts: int = 0
 
     def statistics(self) -> TableStatistics:
-        """As of now."""
+        """Return the table's metadata in numbers, as of now."""
         found: Row = self.session.sql(_FIGURES.format(table=self.table.quoted)).collect()[0]
         return TableStatistics(*found)
 
@@ -105,9 +104,9 @@ class TableMaintenance:
         Yields the numbers of files before and after.
 
         Args:
-            settled: what no lane writes again; each range by itself, so that no file spans what is pending in
-                between.
-            min_files: fewer small files of one partition of the table are left as they are.
+            settled: ranges that no lane writes again; each is compacted by itself, so that no file spans a
+                pending range in between.
+            min_files: number of small files in a table partition from which they are compacted.
         """
         shape = self.table.shape(self.session)
         if shape is None:
@@ -122,7 +121,7 @@ class TableMaintenance:
                 yield row["rewritten_data_files_count"], row["added_data_files_count"]
 
     def rewrite_manifests(self) -> None:
-        """Fewer manifests, and fewer files of deleted rows."""
+        """Reduce the number of manifests, and of files of deleted rows."""
         before = self.statistics()
         if before.delete_files > 1:
             self._call_with_retries("rewrite_position_delete_files({table})")
@@ -130,14 +129,14 @@ class TableMaintenance:
             self._call_with_retries("rewrite_manifests({table})")
 
     def expire(self, now: float, *, max_age: float, max_snapshots: int) -> None:
-        """Drop old snapshots with the files that no other has; those stay that tell what the table holds.
+        """Expire old snapshots with their own files; keep those that record the table's offsets.
 
-        The table's own ``history.expire`` properties keep more, and never fewer.
+        The table's own ``history.expire`` properties may keep more snapshots, never fewer.
 
         Args:
-            now: the time, in seconds since 1970.
-            max_age: seconds; older ones go,
-            max_snapshots: and of the others those beyond so many, see ``core.table_layout``.
+            now: current time in seconds since 1970.
+            max_age: age in seconds from which snapshots expire,
+            max_snapshots: and number of younger ones to keep, see ``core.table_layout``.
         """
         current = self.table.current_snapshot_id(self.session)
         if current is None:
@@ -164,9 +163,9 @@ class TableMaintenance:
             self._call_with_retries(f"expire_snapshots({{table}}, {kept})")
 
     def remove_orphans(self, now: float, *, min_age: float) -> int:
-        """Delete what no snapshot has and nobody has written to for so long: of batches that died.
+        """Delete files of dead batches: in no snapshot, and not written to for ``min_age`` seconds.
 
-        Gives how many.
+        Return their number.
         """
         before = _timestamp_literal(now - min_age)
         sql = f"SELECT file FROM {self.table.quoted}.`metadata_log_entries` LIMIT 1"
@@ -178,7 +177,7 @@ class TableMaintenance:
         return bool(found) and not found[0]["value"].startswith("Table ")  # "… does not have property"
 
     def _call_with_retries(self, procedure: str) -> list[Row]:
-        """Call it; where a lane's commit was first, again, and in the end not at all: the next run will."""
+        """Call a procedure; retry if a lane committed first, and finally leave it to the next run."""
         for _ in range(_MAX_TRIES):
             try:
                 return self._call(procedure)
@@ -204,7 +203,7 @@ class TableMaintenance:
 
 
 def _compaction_rounds(settled: Sequence[OffsetRange], *, together: bool) -> Iterator[list[OffsetRange]]:
-    """What is compacted in one go: where files have one Kafka partition each, a range of every partition."""
+    """Yield the ranges of each compaction; one per Kafka partition if files have one partition each."""
     for layer in one_per_partition(settled):
         size = _MAX_RANGES if together else 1
         for start in range(0, len(layer), size):
@@ -212,7 +211,7 @@ def _compaction_rounds(settled: Sequence[OffsetRange], *, together: bool) -> Ite
 
 
 def _to_number(text: str | None) -> int:
-    """Read a property that is a number; 0 where nobody set it, or set something else."""
+    """Return a property as a number; 0 if it is not set, or is no number."""
     return int(text) if text is not None and text.isdecimal() else 0
 
 

@@ -54,8 +54,8 @@ def has_grown(
 ) -> bool:
     """Return whether the table has another current snapshot than when these snapshots were queried.
 
-    Snapshots that were committed between both queries look like snapshots that were rolled back, so the
-    current one is queried again where there are any.
+    Snapshots that were committed between both queries look like snapshots that were rolled back. So the
+    current one is queried again if there are any.
     """
     if not lineage(snapshots, snapshot_id).rolled_back:
         return False
@@ -80,7 +80,7 @@ def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[i
 def summaries_of(
     session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]
 ) -> dict[int, SnapshotSummary]:
-    """Return those of these snapshots that the table still has."""
+    """Return these snapshots, without those that the table has no longer."""
     wanted = ", ".join(map(str, snapshot_ids))
     return (
         _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})")
@@ -113,13 +113,13 @@ _SNAPSHOTS_QUERY = (
 
 
 def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
-    """Return the snapshots of a table that the session has not read yet; none where there is no table.
+    """Return the snapshots of a table that the session has not read yet; none without a table.
 
     Raises:
-        TableSchemaError: it is not a table of topics, partitions and offsets.
-        UnknownLedgerFormatError: a newer version wrote to it.
-        TableUnreadableError: Spark could not tell.
-        SparkNotRespondingError: it did not tell in time.
+        TableSchemaError: the table lacks topic, partition and offset.
+        UnknownLedgerFormatError: a newer version wrote to the table.
+        TableUnreadableError: Spark could not read the snapshots.
+        SparkNotRespondingError: Spark did not respond in time.
     """
     try:
         with connection_of(session).abort_after(

@@ -1,13 +1,13 @@
 """Replace the rows of a batch's offset ranges in an Iceberg table, so that a repeated write changes nothing.
 
-One commit replaces all rows that the table holds of the ranges. The commit is refused if another writer
+One commit replaces all rows that the table has of the ranges. Iceberg refuses the commit if another writer
 changed rows of these ranges after the snapshot from which the write started. So a replay replaces its own
 rows, writers of disjoint ranges do not conflict, and a late write of a dead client cannot overwrite rows of
-its successor. ``WriteAttempt`` writes the batch once; ``TableWrite`` decides whether to try again. After a
-commit without an answer, the catalog is queried for the snapshot; the batch is written again if the snapshot
-is missing.
+its successor. ``WriteAttempt`` writes the batch once; ``TableWrite`` decides whether to retry. After a commit
+without a response the catalog is queried for the snapshot. If the snapshot is missing, the batch is written
+again.
 
-Never appends rows of offsets that the table holds, and never commits to Kafka.
+Never appends rows of offsets that the table has, and never commits to Kafka.
 """
 
 from __future__ import annotations
@@ -67,20 +67,20 @@ if TYPE_CHECKING:
 
 RETRY_PAUSE_SECONDS = 0.5
 """Pause before the first retry after a lost response; twice as long before each further retry."""
-_WHOLE_FILE_ATTEMPTS = 2  # by then another writer has had two chances to put a file there
+_WHOLE_FILE_ATTEMPTS = 2  # after that another writer had two chances to add a file there
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
 @dataclass(frozen=True)
 class WriteResult:
-    """A batch that is in the sink, once.
+    """The result of a batch that is in the table or sink once.
 
     Attributes:
-        rows: how many rows the transform gave; None when the sink does not tell.
-        attempts: 1, or more when others wrote to the same offsets or files.
+        rows: number of rows of the transform; None if the sink does not report it.
+        attempts: 1, or more if others wrote to the same offsets or files.
         rewrote_files: whether the ranges cut through files, whose other rows were then written again.
-        unknown_commits: how many of the attempts the catalog said nothing of.
+        unknown_commits: number of attempts to which the catalog did not respond.
     """
 
     rows: int | None
@@ -101,33 +101,33 @@ def write_table(
     ledger: TableLedger | LaneLedger | None = None,
     layout: TableLayout = DEFAULT_LAYOUT,
 ) -> WriteResult:
-    """Make the table hold exactly these rows for these ranges, in one commit.
+    """Replace the table's rows of these ranges by exactly these rows, in one commit.
 
-    Create the table when it is missing.
+    Create the table if it is missing.
 
     Args:
-        session: a Spark session of a server whose catalog has the table.
+        session: Spark session of a server whose catalog has the table.
         table: ``catalog.namespace.table``.
-        ranges: the offsets the rows come from; what the table held of them is replaced, also by no rows.
-        make_frame: gives the rows: topic, partition, offset, and whatever else; none, one or many an offset.
-            Called once an attempt, after the snapshot is known.
-        may_go_on: called before each operation; raises when this process may not write any more.
-        may_replace: called once an attempt, after the snapshot is known; raises when the ranges are another's
-            by now. What a successor wrote before is found out here; what it writes later makes the table
-            refuse ours.
-        max_attempts: how often to begin again when others write to the same offsets, or the catalog loses its
-            answers.
-        ledger: gives the record of these offsets, which the same commit stores.
-        layout: of a table that is created; and whether new ranges are appended.
+        ranges: offsets of the rows; the table's rows of these offsets are replaced, also by no rows.
+        make_frame: returns the rows: topic, partition, offset and further columns; none, one or many rows per
+            offset. Called once per attempt, after the snapshot is known.
+        may_go_on: called before each operation; raises if this process may not write any more.
+        may_replace: called once per attempt, after the snapshot is known; raises if another member owns the
+            ranges now. So writes of a successor before this call are detected here. Later ones make the table
+            refuse this write.
+        max_attempts: number of attempts if others write to the same offsets, or the catalog's responses are
+            lost.
+        ledger: returns the record of these offsets, which the same commit stores.
+        layout: layout of a table that is created; also whether new ranges are appended.
 
     Raises:
-        RowsMissingError: the table lost what the ledger knows it held.
+        RowsMissingError: the table lost rows that its ledger recorded.
         TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the
             table has properties that batches cannot be written with.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
-        StorageError: catalog or store is away, or refuses.
-        SparkFailedError: Spark failed at anything else.
+        StorageError: catalog or storage is unavailable, or refuses.
+        SparkFailedError: Spark failed for any other reason.
     """
     table = table if isinstance(table, IcebergTable) else IcebergTable(table)
     writing = TableWrite(
@@ -146,10 +146,10 @@ def write_table(
 
 @dataclass
 class TableWrite:
-    """One ``write`` in two halves.
+    """One ``write`` in two steps.
 
-    ``prepare`` and ``execute_with_retries`` run in the caller's thread, the rest in any. So the transform is
-    always called in one thread, batch after batch, while Spark works on the batch before.
+    ``prepare`` and ``execute_with_retries`` run in the caller's thread, the rest in any thread. So one thread
+    calls the transform, batch after batch, while Spark works on the batch before.
     """
 
     session: SparkSession
@@ -168,14 +168,14 @@ class TableWrite:
     _attempt: WriteAttempt = field(init=False)
 
     def prepare(self) -> Callable[[], int]:
-        """Look at the table and make the frame.
+        """Read the table's state and make the frame.
 
-        Gives what reads and writes, and returns how many rows those were.
+        Return the function that reads and writes, and returns the number of rows.
         """
         try:
             return self._next_attempt()
         except PySparkException as error:
-            refused = error  # the name of an except clause ends with it
+            refused = error  # Python deletes the name of an except clause at its end
 
         def raise_it() -> int:
             raise refused
@@ -183,7 +183,7 @@ class TableWrite:
         return raise_it
 
     def execute_with_retries(self, execute: Callable[[], int]) -> WriteResult:
-        """Have it executed, and begin again as long as others were quicker; raises what ``write`` raises."""
+        """Execute the write, and retry while other writers commit first; raises the errors of ``write``."""
         started = time.monotonic()
         problem = RefusedCommit(RetryReason.OTHER_WRITER, "")
         for attempt in range(1, self.max_attempts + 1):
@@ -216,12 +216,12 @@ class TableWrite:
         )
 
     def _next_attempt(self) -> Callable[[], int]:
-        """Another attempt, that knows what those before met."""
+        """Prepare another attempt, with the conflicts of those before."""
         self._attempt = WriteAttempt(self, self._partial_file_conflicts, self._has_existing_rows)
         return self._attempt.prepare()
 
     def _retry_reason(self, error: PySparkException) -> RefusedCommit:
-        """Why to begin again; raises what the batch fails with when that cannot help."""
+        """Return the reason for a retry; raise the batch's error if a retry cannot help."""
         refused = retry_reason(error, self.table.name, self.table.quoted)
         if refused is None and self._has_schema_changed(error):
             refused = RefusedCommit(RetryReason.OTHER_WRITER, str(error))
@@ -236,12 +236,12 @@ class TableWrite:
         return refused
 
     def _rows_if_committed(self, error: PySparkException, *, is_last: bool) -> int | None:
-        """Return the rows that the table has of an attempt without a response.
+        """Return the number of rows that the table has of an attempt without a response of the catalog.
 
-        The catalog did not respond to the attempt. None when it is to be retried.
+        None if the attempt is to be retried.
 
         Raises:
-            StorageError: the catalog does not answer this either, or it was the last attempt.
+            StorageError: the catalog does not respond to this query either, or it was the last attempt.
         """
         self.may_go_on()
         try:
@@ -257,7 +257,7 @@ class TableWrite:
         return rows
 
     def _to_package_error(self, error: PySparkException) -> KafkaLivenessError:
-        """Spark's error as one of ours, when nothing can be tried again."""
+        """Return Spark's error as one of this package's, if no retry can help."""
         condition = error.getCondition() or ""
         if condition.startswith(_DOES_NOT_FIT):
             return self.table.unsupported_types_error(summarize(error))
@@ -283,10 +283,7 @@ class TableWrite:
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
-        """Return whether rows do not fit because another writer changed the table's columns.
-
-        The change came after the attempt began.
-        """
+        """Return whether rows do not fit because another writer changed the columns during the attempt."""
         if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
             return False
         self.table.refresh(self.session)
@@ -301,7 +298,7 @@ class TableWrite:
         except TableSchemaError as replaced:
             return replaced
         except PySparkException:
-            pass  # the error of the write says more
+            pass  # the error of the write is more specific
         return None
 
 
@@ -312,11 +309,11 @@ class WriteAttempt:
     It reads the table's state, makes the frame, writes and checks.
 
     Attributes:
-        write: the write that this attempt belongs to; the write alone begins the next one.
-        partial_file_conflicts: how many attempts before were refused because the ranges cut through files.
+        write: write of this attempt; only the write begins the next attempt.
+        partial_file_conflicts: number of earlier attempts refused because the ranges cut through files.
         has_existing_rows: whether the table has rows of these offsets, so that they cannot be appended.
-        name: what its snapshot is called in its summary.
-        columns: the table's when it began; None while there is no table.
+        name: name of the attempt in the summary of its snapshot.
+        columns: the table's columns when it began; None without a table.
         ledger_record: its record in the ledger; None without a ledger, and before it is prepared.
     """
 
@@ -330,9 +327,9 @@ class WriteAttempt:
     _is_new: bool = False
 
     def prepare(self) -> Callable[[], int]:
-        """Prepare to replace the ranges as seen from the snapshot of now.
+        """Prepare to replace the ranges, relative to the current snapshot.
 
-        Gives what does it, and counts its rows.
+        Return the function that replaces them and returns the number of rows.
         """
         of = self.write
         table = of.table
@@ -390,9 +387,9 @@ class WriteAttempt:
         return execute
 
     def rows_if_committed(self) -> int | None:
-        """When nobody said whether it was taken.
+        """Return the number of this attempt's rows in the table, after a commit without a response.
 
-        How many rows the table has of it, None when it is not there.
+        None if its snapshot is missing.
         """
         of = self.write
         if not commits.is_committed(of.session, of.table, self.name):
@@ -405,11 +402,11 @@ class WriteAttempt:
     def _with_other_rows(
         self, written: DataFrame, snapshot_id: int, shape: TableShape, found: SchemaDiff
     ) -> tuple[DataFrame, tuple[OffsetRange, ...] | None]:
-        """Return the rows and all others of the files that the ranges cut through.
+        """Return the rows and all other rows of the files that the ranges cut through.
 
-        Return also which offsets they replace together. None where files may have offsets of several
-        partitions, so that no ranges tell them from others: by the table's partitions, or by those of before,
-        which some of its files still have. None too where a file has no bounds.
+        Return also the offsets that they replace together. These are None if files may have offsets of
+        several Kafka partitions, so that no ranges describe a file: by the table's partition fields, or by
+        former ones that some files still have. They are also None if a file has no bounds.
         """
         of = self.write
         if self.partial_file_conflicts > _WHOLE_FILE_ATTEMPTS or not shape.is_by_kafka_partition:
@@ -429,7 +426,7 @@ class WriteAttempt:
     def _create_table(self, frame: DataFrame, summary: Mapping[str, str]) -> Callable[[], int]:
         """Create the table with the rows in it.
 
-        Here and now, for the next batch looks whether it is there.
+        This is done at once, because the next batch checks whether the table exists.
         """
         of = self.write
         require_supported_types(frame.schema.fields, of.table.name)
