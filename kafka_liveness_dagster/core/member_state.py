@@ -84,7 +84,7 @@ class PollAction(Enum):
 
 
 class CommitAction(Enum):
-    """The action of ``adopt``, ``commit`` and ``confirm`` in a state."""
+    """The action of ``commit_start_positions``, ``commit`` and ``verify_ownership`` in a state."""
 
     NORMAL = "an OffsetCommit of what is owned, by a thread that can be left behind"
     IN_CALLBACK = "the same by this thread: in a callback no other may use the client"
@@ -101,7 +101,10 @@ class LeaveAction(Enum):
 
 @dataclass(frozen=True)
 class AllowedActions:
-    """The action of each call in one state; ``adopt`` and ``confirm`` act as ``commit`` does."""
+    """The action of each call in one state.
+
+    ``commit_start_positions`` and ``verify_ownership`` act as ``commit`` does.
+    """
 
     poll: PollAction
     commit: CommitAction
