@@ -96,8 +96,9 @@ def _advice(word: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Paragraphs, items of lists and cells of tables: no sentence goes over the end of one."""
-    for block in re.split(r"\n\s*\n|\n\s*(?=[-*|#]|\d+\. )", text):
+    """Paragraphs, items of lists, entries of ``Args:`` and cells of tables: no sentence spans two of them."""
+    entry = r"\w+(?:, \w+)*: "
+    for block in re.split(rf"\n\s*\n|\n\s*(?=[-*|#]|\d+\. )|\n {{4,}}(?={entry})", text):
         yield from re.split(r"(?<!\\)\|", block) if block.lstrip().startswith("|") else [block]
 
 

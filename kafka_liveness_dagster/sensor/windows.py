@@ -89,7 +89,7 @@ class WindowMaterializer:
         """Mark the ended windows that are complete, and return the new progress.
 
         Args:
-            cluster: cluster of the group, which finds offsets by time.
+            cluster: finds offsets by time.
             instance: Dagster instance, with the earlier materializations.
             observed: the group and its table, read before the cluster is queried here.
             progress: progress of the last tick.
@@ -163,9 +163,9 @@ class WindowMaterializer:
         per hundred.
 
         Args:
-            cluster: cluster of the group, which finds offsets by time.
+            cluster: finds offsets by time.
             look: the group.
-            window: window that ends before the group's first record.
+            window: it ends before the first record.
             now: current time in seconds since the epoch.
         """
         from kafka_liveness_dagster.kafka.timestamps import window_ends  # noqa: PLC0415 - confluent_kafka stays lazy

@@ -59,7 +59,7 @@ class MaintenancePolicy(NamedTuple):
     Attributes:
         allows_delete: whether files may be deleted; False with ``gc.enabled=false``, because other tables may
             have the same files. Nessie sets it on each of its tables.
-        max_age: shortest age in seconds at which a snapshot may expire.
+        max_age: Shortest age in seconds of a snapshot that expires.
         min_snapshots: smallest number of snapshots to keep.
     """
 
@@ -135,8 +135,8 @@ class TableMaintenance:
 
         Args:
             now: current time in seconds since 1970.
-            max_age: age in seconds from which snapshots expire,
-            max_snapshots: and number of younger ones to keep, see ``core.table_layout``.
+            max_age: age in seconds at which snapshots expire.
+            max_snapshots: Limit of younger ones to keep. See ``core.table_layout``.
         """
         current = self.table.current_snapshot_id(self.session)
         if current is None:
