@@ -508,6 +508,9 @@ def read_ledger(snapshots: Mapping[int, SnapshotSummary], found: Lineage) -> Led
     if not found.is_complete:
         entries = {tp: replace(one, unknown=ALL_OFFSETS) for tp, one in entries.items()}
     ledger = Ledger(entries, complete)
+    # What was rolled back is then known to be missing, and its texts may be unreadable.
+    if complete and all(one.is_complete for one in entries.values()):
+        return ledger
     for tp, wrote in merge_entries(
         decode_summary(i, snapshots[i].written) for i in found.rolled_back
     ).items():

@@ -374,6 +374,14 @@ def test_an_expired_history_still_shows_what_was_rolled_back():
     assert read_ledger(complete, lineage(complete, 8)).entry(TP).is_complete
 
 
+def test_a_complete_history_needs_no_text_of_what_was_rolled_back():
+    """A roll back removes a snapshot whose text this version cannot read."""
+    snapshots = table(SnapshotSummary(1, None, text((0, 10))), SnapshotSummary(2, 1, "of a newer version"))
+    assert what(snapshots, 1) == ([(0, 10)], True)
+    with pytest.raises(UnknownLedgerFormatError):
+        what(snapshots, 2)
+
+
 def test_unknown_offsets_become_known():
     """By a later snapshot that wrote them, or by a roll back of the one that had."""
     total = encode_entries({TP: replace(held((0, 70))[TP], unknown=(Span(70, 100),))})
