@@ -374,6 +374,17 @@ def test_an_expired_history_still_shows_what_was_rolled_back():
     assert read_ledger(complete, lineage(complete, 8)).entry(TP).is_complete
 
 
+def test_what_was_rolled_back_and_written_again_is_not_missing():
+    """Snapshot 6 was rolled back, and 7 wrote the same offsets: nothing more is known than before."""
+    snapshots = table(
+        SnapshotSummary(5, 4, text((40, 50))),
+        SnapshotSummary(6, 5, text((20, 30))),
+        SnapshotSummary(7, 5, text((20, 30))),
+    )
+    found = read_ledger(snapshots, lineage(snapshots, 7)).entry(TP)
+    assert (found.written, found.unknown) == ((Span(20, 30), Span(40, 50)), ALL_OFFSETS)
+
+
 def test_a_complete_history_needs_no_text_of_what_was_rolled_back():
     """A roll back removes a snapshot whose text this version cannot read."""
     snapshots = table(SnapshotSummary(1, None, text((0, 10))), SnapshotSummary(2, 1, "of a newer version"))
