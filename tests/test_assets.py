@@ -196,7 +196,7 @@ def test_the_assets_say_where_the_rows_go():
         asset = make(**settings)
         live = asset.live
         dg.Definitions.validate_loadable(dg.Definitions.merge(asset.definitions, RESOURCES))
-        assert f"not in {asset.target}, " in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
+        assert f"not in `{asset.target}`." in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
         told[asset.target] = (live.metadata_by_key[live.key], "iceberg" in live.specs_by_key[live.key].kinds)
     here, table = test_the_assets_say_where_the_rows_go.__name__, "lake.shop.orders"
     both = {

@@ -36,8 +36,7 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
         name=f"{settings.identifier}_maintenance_job",
         description=(
             f"Maintains table {settings.table}: compacts small files, expires old snapshots, deletes orphan "
-            "files. It leaves ranges alone that a lane may write again, and a lane's commit always comes "
-            "first."
+            "files. Never touches ranges that a lane may write again; a lane's commit always comes first."
         ),
         executor_def=dg.in_process_executor,
     )
@@ -55,19 +54,30 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
 _DURATION_UNITS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a day"}
 
 
-def crash_lag_description(settings: KafkaAssetSettings) -> str:
-    """Markdown, beside the partitions of crash lag: what they are, and what to click."""
+def live_description(settings: KafkaAssetSettings) -> str:
+    """Return the description of a live asset without a docstring of its own, in Markdown."""
+    topics = ", ".join(f"`{topic}`" for topic in settings.topics)
     return (
-        f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as "
-        "topic:partition:start-end without the end offset. What is failed or missing here is not in "
-        f"{settings.target}, or not by today's code.\n\n"
+        f"Records of Kafka topic{'s' if len(settings.topics) > 1 else ''} {topics}, written to "
+        f"`{settings.target}` by the live runs of consumer group `{settings.group_id}`. Ranges that a crash "
+        f"left pending are partitions of `{settings.crash_lag_key.to_user_string()}`."
+    )
+
+
+def crash_lag_description(settings: KafkaAssetSettings) -> str:
+    """Return the description of the crash lag asset in Markdown: its partitions, and the clicks for them."""
+    return (
+        f"Offset ranges that the live lane of {settings.name} left pending when it skipped ahead to the log "
+        "end after a crash. A partition is `topic:partition:start-end`, without the end offset. Records of a "
+        f"missing or failed partition are not in `{settings.target}`.\n\n"
         "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, "
-        "while new data goes on.\n"
-        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its "
-        "run.\n"
-        "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
-        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` "
-        "those of a time that is to be processed again."
+        "while the live lane goes on.\n"
+        "- **Cause, event time and size of each:** its event in the *Events* tab. A failed partition has its "
+        "error in the log of its run.\n"
+        "- **To process one again:** select it; exactly the rows of its offsets are replaced.\n"
+        f"- **To add partitions:** the sensor `{settings.identifier}_sensor` does, and `kafka-liveness "
+        "replay` for records that are to be processed again. *Add a partition* in the dialog adds a name "
+        "without records: its run fails, and nothing is written."
     )
 
 
@@ -93,7 +103,8 @@ def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
     The same for every group that reads one, or Dagster could not merge their definitions.
     """
     told = (
-        "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
+        "Kafka topic. Its events show the consumer groups that read it: members, lag and crashes. Runs of "
+        "this package read it; it is not materialized."
     )
     return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
 
@@ -186,7 +197,8 @@ class KafkaAsset:
             if (told := run_live(self.settings, context, transform)) is not None:
                 yield told
 
-        its_own = {"description": self.settings.transform.__doc__, **self._arguments(LIVE_ASSET_ONLY)}
+        description = self.settings.transform.__doc__ or live_description(self.settings)
+        its_own = {"description": description, **self._arguments(LIVE_ASSET_ONLY)}
         return self._asset(live, name=self.name, output_required=False, **its_own)
 
     @cached_property

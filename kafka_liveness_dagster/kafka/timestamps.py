@@ -135,6 +135,33 @@ def timestamps(
     return found
 
 
+def event_times(
+    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange]
+) -> dict[OffsetRange, tuple[float, float]]:
+    """Return the timestamps of the first and the last record of the ten largest ranges.
+
+    In seconds since the epoch. Without a record at the last offset, the next record of the partition counts.
+    Ranges whose records did not come in time are left out.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
+    """
+    largest = sorted(ranges, key=lambda r: -r.size)[:_MAX_MEASURED_PARTITIONS]
+    wanted = [(r, offset) for r in largest for offset in dict.fromkeys((r.start, r.end - 1))]
+    found: dict[tuple[OffsetRange, int], float] = {}
+    while wanted:  # a consumer reads a partition at one offset only, so one round for each end
+        of_round = {r.topic_partition: (r, offset) for r, offset in reversed(wanted)}
+        read = timestamps(cluster, group_id, {tp: offset for tp, (_, offset) in of_round.items()})
+        found |= {of_round[tp]: at_ms / 1000 for tp, at_ms in read.items() if at_ms > 0}
+        wanted = [one for one in wanted if one not in of_round.values()]
+    return {
+        r: (found[r, r.start], found[r, r.end - 1])
+        for r in largest
+        if {(r, r.start), (r, r.end - 1)} <= found.keys()
+    }
+
+
 def offsets_for_times(
     cluster: Cluster, partitions: Iterable[TopicPartition], at_ms: int
 ) -> dict[TopicPartition, int | None]:

@@ -24,7 +24,7 @@ from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 from kafka_liveness_dagster.lanes.dead_letters import remove_processed
 from kafka_liveness_dagster.lanes.hidden_values import hide_values
-from kafka_liveness_dagster.lanes.materializations import Materializations
+from kafka_liveness_dagster.lanes.materializations import Materializations, observe_table
 from kafka_liveness_dagster.lanes.pipeline import Pipeline, table_info_reader, table_timeout_seconds
 from kafka_liveness_dagster.lanes.row_check import check_rows
 from kafka_liveness_dagster.metadata import (
@@ -281,6 +281,9 @@ def run_catch_up_lane(
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, budget_seconds=lane.budget.seconds)
     storage.log.info("written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
+    if tally.batches:
+        read_table = table_info_reader(asset, pipeline.spark, lane.budget.seconds)
+        observe_table(storage, asset.key, asset.group_id, processed=tally, read_table_info=read_table)
     if left_out:
         raise SlowRecordError(left_out, lane.budget.seconds, f"{state}. Or {remedy}")
     if bad:

@@ -40,6 +40,15 @@ REEVALUATE_AFTER_SECONDS = 20.0  # if runs end one after another; after a pause 
 _TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole seconds
 # A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _CONNECT_SECONDS = 10.0
+_PLOTTED = {
+    "lag",
+    "pending_offsets",
+    "oldest_seconds",
+    "missing_offsets",
+    "offsets_about_to_expire",
+    "dead_letters",
+}
+"""Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {
     GROUP_ALIVE: (
         "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that "
@@ -245,11 +254,20 @@ class GroupChecks:
             if verdict.severity is Severity.ERROR
             else dg.AssetCheckSeverity.WARN,
             description=verdict.message,
-            metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
+            metadata={
+                "group": self.group_id,
+                **{name: _shown(name, number) for name, number in verdict.numbers.items()},
+                **(last if name == GROUP_ALIVE else {}),
+            },
         )
 
     def _asset_of(self, name: str) -> dg.AssetKey:
         return self.crash_lag if name == CRASH_LAG_AGE else self.live
+
+
+def _shown(name: str, number: float | str) -> int | float | str:
+    """Return a number as it is if Dagster plots it, else as text."""
+    return number if isinstance(number, str) or name in _PLOTTED else f"{number:,}"
 
 
 def _started_at(record: dg.RunRecord) -> float:
@@ -273,7 +291,7 @@ def changed_evaluations(
 
     Args:
         evaluated: all checks now.
-        stored: outcomes that were stored last, one letter each.
+        stored: outcomes that were stored last.
         stored_at: time of that.
         now: current time, on the clock of ``stored_at``.
         must_repeat: whether Dagster shows none of the stored results.
@@ -281,6 +299,6 @@ def changed_evaluations(
     Returns:
         The evaluations to store, and the new values of ``stored`` and ``stored_at``.
     """
-    outcomes = "".join("." if e.passed else e.severity.value[0] for e in evaluated)
+    outcomes = ", ".join(f"{e.check_name} {'passed' if e.passed else e.severity.value}" for e in evaluated)
     is_news = must_repeat or outcomes != stored or now - stored_at >= _REPEAT_SECONDS
     return (evaluated, outcomes, now) if is_news else ((), stored, stored_at)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.event_detection import detect_events
 from kafka_liveness_dagster.core.events import CrashLagFound
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, parse_key
@@ -38,8 +39,9 @@ from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
 from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.checks import GroupChecks
     from kafka_liveness_dagster.settings.windows import Windows
@@ -387,14 +389,26 @@ class _Tick:
             if self._reports
             else ()
         )
+        keys = not_yet_materialized(self._instance, sensor.crash_lag.key, self._new_keys)
         of_crash_lag = crash_lag_observations(
             self._instance,
             sensor.crash_lag.key,
             sensor.group_id,
-            keys=not_yet_materialized(self._instance, sensor.crash_lag.key, self._new_keys),
+            keys=keys,
             observed=self._observed,
+            event_times=self._event_times([parse_key(key) for key in keys]),
         )
         return [*of_topics, *self._windows.events, *of_crash_lag, *self._evaluations]
+
+    def _event_times(self, ranges: Sequence[OffsetRange]) -> Mapping[OffsetRange, tuple[float, float]]:
+        """Read the event times of new crash lag; none if the broker fails, because the tick must not fail."""
+        from kafka_liveness_dagster.kafka.timestamps import event_times  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        try:
+            return event_times(self._cluster, self._sensor.group_id, ranges)
+        except KafkaLivenessError as error:
+            self._log.warning("Event times of new crash lag are unknown: %s", error)
+            return {}
 
     def _next_cursor(self) -> GroupCursor:
         cursor = self._cursor

@@ -152,11 +152,11 @@ def backfill_by_clicking(page, url, keys, crashed):
 
     page.goto(f"{url}/assets")
     page.locator('a[href$="/assets/orders_crash_lag"]').first.click()
-    expect(page.get_by_text("jumped over after a crash")).to_be_visible()
+    expect(page.get_by_text("skipped ahead to the log end after a crash")).to_be_visible()
     picture(page, "asset")
 
     tab(page, "Events").click()
-    told = f"{skipped:,} offsets the live lane jumped over (run {crashed[:8]} crashed): {', '.join(keys)}."
+    told = f"{skipped:,} offsets became crash lag, pending (run {crashed[:8]} crashed): {', '.join(keys)}."
     expect(page.get_by_text(told).first).to_be_visible()
     picture(page, "why")
 
