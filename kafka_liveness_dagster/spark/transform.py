@@ -188,8 +188,8 @@ class TransformedBatch:
         Reads the batch again.
 
         Returns:
-            A tuple for each partition and quarter of an hour that has records: topic, partition, start of the
-            quarter in seconds since the epoch, number of records.
+            A tuple for each partition and quarter of an hour with records. It has the topic, the partition,
+            the start of the quarter in seconds since the epoch, and the number of records.
         """
         at = F.expr("unix_millis(`timestamp`)")
         of_time = (at >= round(1000 * since)) & (at < round(1000 * until))

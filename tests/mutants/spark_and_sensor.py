@@ -165,7 +165,7 @@ _CONNECTION = (
     Mutant(
         name="a session on a silent server ends without giving up its connection",
         file="spark/connect/session.py",
-        old='        connection_of(session).abort("its session was to be ended")\n',
+        old='        connection_of(session).abort("a session was being closed")\n',
         new="",
         killed_by=f"{_LINE}test_a_session_ends_in_seconds_on_a_server_that_is_silent",
         invariant="AssertionError: the connection is still open",
