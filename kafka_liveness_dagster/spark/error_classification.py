@@ -415,7 +415,7 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
         ),
         (
             not names.isdisjoint(_REFUSES),
-            f"its catalog {catalog} refuses this",
+            f"its catalog {catalog} refuses the request",
             (
                 f"check the login in {settings}, and its rights to read, write, and create tables and "
                 "namespaces"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kafka_liveness_dagster.spark.connect.connection import connection_of
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kafka_liveness_dagster.core.bad_records import split_in_half
 from kafka_liveness_dagster.core.errors import KafkaLivenessError

@@ -26,7 +26,7 @@ _STOPPED_MESSAGE = "Application error processing RPC"
 
 
 def dead_reason(session: SparkSession, seconds: float) -> str:
-    """Return why the server can run no job, as a sentence; empty if a job ran, or the connection was lost.
+    """Return why the server cannot run a job, as a sentence; empty if one ran, or the connection was lost.
 
     Raises:
         SparkNotRespondingError: the job did not end in time, because the server is busy or hangs. A busy
@@ -45,7 +45,7 @@ def dead_reason(session: SparkSession, seconds: float) -> str:
 
 
 def dead_reason_at(remote: str) -> str:
-    """Return why the server at this address can run no job, with a session that ends with this call.
+    """Return why the server at this address cannot run a job, with a session that ends with this call.
 
     Raises:
         SparkNotRespondingError: as for `dead_reason`.
@@ -64,4 +64,4 @@ def dead_reason_at(remote: str) -> str:
 
 
 def _dead_message(address: str, why: str) -> str:
-    return f"Spark at {address} answers, but can run no job ({why})."
+    return f"Spark at {address} responds, but cannot run a job ({why})."

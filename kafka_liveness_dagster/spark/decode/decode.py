@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.types import (
     ArrayType,

@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from pyspark import cloudpickle
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
