@@ -76,9 +76,7 @@ class SchemaRegistryResource(ResourceWithSecrets):
         registry = self._client()
         written_by = []
         for number, where in sorted(writer_schema_ids(batch, column).items()):
-            with suppress(
-                SchemaNotFoundError
-            ):  # only records of this schema fail, and they may become dead letters
+            with suppress(SchemaNotFoundError):  # only its records fail; they may become dead letters
                 written_by.append(registry.schema(number, where))
         # The newest version is queried last, so that it is not older than the schemas of the records
         return decode_column(batch, column, written_by, reader=registry.latest(subject), message=message)

@@ -130,9 +130,8 @@ class SparkConnectResource(ResourceWithSecrets):
 
     def _address(self) -> str:
         if (remote := str(resolve_env_vars(self.remote))) != EMBEDDED:
-            if not REMOTE.matches(
-                remote
-            ):  # an environment variable has no value before a run; never show it, it may hold a token
+            # An environment variable is read only here. Never show the value: it may contain a token
+            if not REMOTE.matches(remote):
                 raise InvalidSettingError(
                     f"remote of SparkConnectResource is invalid. No session was opened. Fix: set it to "
                     f"{REMOTE.description}."

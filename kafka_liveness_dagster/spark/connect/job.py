@@ -126,7 +126,7 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
-        # PySpark must query this session; its own active one may belong to another server
+        # PySpark's own queries must go to this session, not to the thread's former active one
         self._active.enter_context(as_active_session(self._session))
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._on_progress_event)

@@ -156,9 +156,8 @@ def _compile_error(schema: SchemaWithId, said: str) -> str:
     )
 
 
-cloudpickle.register_pickle_by_value(
-    protobuf_udf
-)  # Spark's workers lack this package: the module is sent with the function
+# Spark's workers may lack this package, so the module is sent with the function
+cloudpickle.register_pickle_by_value(protobuf_udf)
 _PRIMITIVE_TYPES: dict[int, DataType] = {
     FieldDescriptor.CPPTYPE_INT32: IntegerType(),
     FieldDescriptor.CPPTYPE_INT64: LongType(),
