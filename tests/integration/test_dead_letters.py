@@ -335,7 +335,7 @@ def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
     world.value = interrupted
     error = world.live()
     assert isinstance(error, SparkUnreachableError)
-    assert "was lost in the middle of a batch: it was started anew, or has ended this session" in str(error)
+    assert "was lost in the middle of a batch: the server restarted, or it ended this session" in str(error)
     assert world.pending() == []
     assert world.live() is None
     assert world.offsets_in_table() == [0, 1, 2]
