@@ -1,7 +1,7 @@
-"""What do people see on runs, assets and partitions? Numbers with their words, in Dagster's metadata types.
+"""Build the metadata of runs, assets and partitions in Dagster's metadata types.
 
-As small for a thousand partitions as for ten: each is a row in Dagster's event log, for years. Totals are of
-all, tables have the worst, and a last line for how many others there are.
+The metadata is as small for a thousand partitions as for ten: each event is a row in Dagster's event log, for
+years. Totals include all partitions. Tables have the worst ones, and a last row with the number of others.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _T = TypeVar("_T")
 
 @dataclass
 class Tally:
-    """What a run has processed so far."""
+    """The totals of a run so far."""
 
     batches: int = 0
     rows: int | None = 0
-    """None once a sink did not tell how many it wrote."""
+    """None once a sink returned no number of rows."""
     seconds: float = 0.0
     _: KW_ONLY
     slowest_seconds: float = 0.0
     slowest_share: float = 0.0
-    """Of its own budget, by the batch that came nearest to it; 1 is all of it."""
+    """The largest share of its run budget that a batch took; 1 is the whole budget."""
     ranges: list[OffsetRange] = field(default_factory=list)
     skipped: int = 0
-    """Offsets that were passed since they cannot be processed."""
+    """The number of quarantined offsets, which cannot be processed."""
 
     def add(self, batch: Batch, rows: int | None, seconds: float) -> None:
         """Count a committed batch."""
@@ -76,11 +76,11 @@ class Tally:
 
     @property
     def offsets(self) -> int:
-        """How many offsets were processed, an upper bound on records."""
+        """The number of processed offsets, an upper bound on records."""
         return sum(r.size for r in self.ranges)
 
     def metadata(self) -> dict[str, dg.MetadataValue]:
-        """The tally as run metadata."""
+        """Return the totals as run metadata."""
         return {
             "batches": dg.MetadataValue.int(self.batches),
             "offsets": dg.MetadataValue.int(self.offsets),
@@ -94,9 +94,9 @@ class Tally:
         }
 
     def _rates(self) -> dict[str, dg.MetadataValue]:
-        """How fast Spark was, without the waiting between batches.
+        """Return the rates of Spark, without the waits between batches.
 
-        A run without batches has no point in the plot.
+        Empty for a run without batches, which then has no point in the plot.
         """
         counts = {"offsets_per_second": self.offsets, "rows_per_second": self.rows}
         return {
@@ -106,7 +106,10 @@ class Tally:
         }
 
     def of_run(self, partitions: int) -> dict[str, dg.MetadataValue]:
-        """The numbers of a run that did several partitions together: batches are not cut at their borders."""
+        """Return the totals of a run that processed several partitions together.
+
+        They are not split by partition, because batches are not cut at the borders of partitions.
+        """
         return {
             "partitions_of_run": dg.MetadataValue.int(partitions),
             "batches_of_run": dg.MetadataValue.int(self.batches),
@@ -117,7 +120,7 @@ class Tally:
 
 
 def merge_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The same offsets as the fewest ranges."""
+    """Return the same offsets as the fewest ranges."""
     spans: dict[TopicPartition, list[Span]] = {}
     for r in ranges:
         spans.setdefault(r.topic_partition, []).append(r.span)
@@ -125,7 +128,7 @@ def merge_ranges(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 
 
 def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
-    """Offset ranges as a table: a row for each of the largest, one for all others."""
+    """Return offset ranges as a table: a row for each of the largest, and one for all others."""
     shown, others = split_worst(ranges, lambda r: r.size)
     rows: list[dict[str, str | int]] = [
         {"partition": str(r.topic_partition), "range": str(r.span), "offsets": r.size} for r in shown
@@ -138,7 +141,7 @@ def range_table(ranges: Sequence[OffsetRange]) -> dg.MetadataValue:
 
 
 def split_worst(items: Sequence[_T], badness: Callable[[_T], int]) -> tuple[list[_T], list[_T]]:
-    """The ten to show, and all others; both in their order."""
+    """Return the ten worst items, and all others; both in their order."""
     chosen = set(sorted(range(len(items)), key=lambda at: badness(items[at]), reverse=True)[:_MAX_ROWS])
     shown, others = (
         [one for at, one in enumerate(items) if (at in chosen) is is_chosen] for is_chosen in (True, False)
@@ -147,12 +150,12 @@ def split_worst(items: Sequence[_T], badness: Callable[[_T], int]) -> tuple[list
 
 
 def row_count_text(rows: int | None) -> str:
-    """A number of rows in words, for a sink that does not tell it too."""
+    """Return a number of rows as text; None means that the sink does not count."""
     return "rows not counted" if rows is None else format_count(rows, "row")
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number with its noun."""
+    """Return a number with its noun."""
     if count == 1:
         return f"1 {noun}"
     ending = "es" if noun.endswith("ch") else "s"
@@ -160,7 +163,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def describe_departures(left: Iterable[MemberLeft]) -> str:
-    """Departures that were not in good order, in words; empty for none."""
+    """Return the unexpected departures as text; empty for none."""
     return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left if not gone.reason.in_good_order)
 
 
@@ -173,7 +176,10 @@ def range_metadata(
     *,
     is_reprocessed: bool = False,
 ) -> dict[str, dg.MetadataValue]:
-    """One crash lag range after its run; ``is_reprocessed`` if it was processed, pending or not."""
+    """Return the metadata of one crash lag range after its run.
+
+    ``is_reprocessed`` is true if the run processed the range whether it was pending or not.
+    """
     was_owed = any(requested.overlaps(r) for r in pending)
     gone = [r for r in lost if r.overlaps(requested)]
     state = "processed by this run" if was_owed else "processed before this run"
@@ -190,7 +196,7 @@ def range_metadata(
 def group_metadata(
     group_id: str, partitions: Sequence[PartitionSnapshot], members: int, left: Sequence[MemberLeft]
 ) -> Mapping[str, dg.MetadataValue]:
-    """A group as the sensor sees it."""
+    """Return the metadata of a group's observation by the sensor."""
     shown, others = split_worst(partitions, lambda seen: seen.lag + seen.pending_offsets)
     records = [
         dg.TableRecord(
@@ -224,7 +230,7 @@ def group_metadata(
 
 
 def window_metadata(group_id: str, ranges: Sequence[OffsetRange]) -> dict[str, dg.MetadataValue]:
-    """One window of time: which offsets are its."""
+    """Return the metadata of one window of time, with its offset ranges."""
     return {
         "group": dg.MetadataValue.text(group_id),
         "offsets": dg.MetadataValue.int(sum(r.size for r in ranges)),
@@ -236,7 +242,10 @@ def window_metadata(group_id: str, ranges: Sequence[OffsetRange]) -> dict[str, d
 def late_metadata(
     group_id: str, total: int, count: int, ranges: Sequence[OffsetRange]
 ) -> dict[str, dg.MetadataValue]:
-    """Records of one batch that came after their window was told; ``ranges`` of the batch have them."""
+    """Return the metadata of a batch's records that arrived after their window was marked complete.
+
+    ``ranges`` are the ranges of the batch that have such records.
+    """
     return {
         "group": dg.MetadataValue.text(group_id),
         LATE_RECORDS: dg.MetadataValue.int(total),
@@ -246,7 +255,7 @@ def late_metadata(
 
 
 def late_ranges(observation: dg.AssetObservation | None) -> list[OffsetRange]:
-    """The ranges of ``late_metadata``; none of an observation of something else."""
+    """Return the ranges of ``late_metadata``; empty for any other observation."""
     told = None if observation is None else observation.metadata.get(_LATE_RANGES)
     texts = told.data if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else []
     return [OffsetRange.parse(str(one)) for one in texts]
