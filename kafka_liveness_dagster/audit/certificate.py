@@ -105,7 +105,7 @@ class PartitionCertificate:
 
     @property
     def pending_expired(self) -> tuple[Span, ...]:
-        """Pending offsets whose records the broker deleted: no backfill can process them."""
+        """Pending offsets below the log start: the broker deleted their records, so no backfill can work."""
         return intersection(self.pending, [Span(0, self.state.log_start)])
 
     @cached_property

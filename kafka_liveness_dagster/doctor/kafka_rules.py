@@ -213,7 +213,7 @@ def _size(kept_bytes: str) -> CheckResult:
 
 
 def _expiry(verdict: Verdict) -> CheckResult:
-    # Rule 12: the offsets of crash lag show what expires, whichever setting deletes the records
+    # Rule 12: compares offsets with the log start, whichever setting deletes the records
     by = {"fine": OK, "warning": WARN, "error": FAIL}[verdict.severity.value]
     return (
         by(verdict.message) if by is OK else by(verdict.message, "`kafka-liveness status` shows each range")

@@ -21,7 +21,7 @@ class JavaNotFoundError(KafkaLivenessError):
 
 
 class JarsError(KafkaLivenessError):
-    """The jars could not be downloaded; what was downloaded so far is dropped."""
+    """The jars could not be downloaded; a partial download is dropped."""
 
 
 class PortTakenError(KafkaLivenessError):
