@@ -46,7 +46,7 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
     )
     found = examined(tmp_path)
     assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
-    assert "no daemon has ever worked" in found["dagster", "daemon"].message
+    assert "no daemon has ever run" in found["dagster", "daemon"].message
     assert found["location", "period"].message == "never ticked: orders_sensor"
     assert found["location", "sensors"].message == "on: orders_sensor"
     assert [file.name for file in tmp_path.iterdir()] == ["dagster.yaml"]
@@ -119,7 +119,7 @@ def test_a_sensor_that_somebody_switched_off(tmp_path):
             "sensors",
             "no group sensor",
         ),
-        ("x = 1", "definitions", "it has no dg.Definitions"),
+        ("x = 1", "definitions", "the code location has no dg.Definitions"),
         ("1 / 0", "definitions", "ZeroDivisionError"),
     ],
 )

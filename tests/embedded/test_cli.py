@@ -66,7 +66,7 @@ def test_our_errors_are_a_message_and_exit_code_1(home):
         port = str(taken.getsockname()[1])
         up = subprocess.run([*CLI, "up", "--spark-port", port], capture_output=True, text=True, check=False)
     assert (up.returncode, up.stdout) == (1, "")
-    assert f"Error: port {port} for Spark Connect is taken by another program" in up.stderr
+    assert f"Error: Port {port} for Spark Connect is taken by another program" in up.stderr
     assert "Traceback" not in up.stderr
 
 
