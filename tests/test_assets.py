@@ -99,7 +99,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"sink": print}, "both of table and sink"),
         (
             {"table": None, "sink": "lake.shop.orders"},
-            "is 'lake.shop.orders': wanted something to call: docs/sinks.md",
+            "is 'lake.shop.orders': wanted a callable; docs/sinks.md",
         ),
         ({"max_poll_records": 0}, "max_poll_records of asset orders is 0: wanted a whole number from 1"),
         ({"max_poll_records": "many"}, "is 'many': wanted a whole number .*, or 'auto'"),
@@ -113,10 +113,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ),
         (
             {"table": None, "sink": print, "batching": kl.Batching(on_bad_record="dead_letter")},
-            (
-                "no table beside which dead letters could be kept: leave on_bad_record='dead_letter' of "
-                "batching out"
-            ),
+            "dead letters need a table. Fix: leave on_bad_record='dead_letter' of batching out",
         ),
     ],
 )
