@@ -79,7 +79,7 @@ def test_what_only_the_live_asset_can_have():
     live, crash_lag = specs(asset := make(**arguments))
     assert (live.description, live.automation_condition, live.freshness_policy) == ("Orders.", EAGER, FRESH)
     assert (crash_lag.automation_condition, crash_lag.freshness_policy) == (None, None)
-    assert "jumped over after a crash" in crash_lag.description
+    assert "skipped ahead to the log end after a crash" in crash_lag.description
     assert [lane.op.pool for lane in (asset.live, asset.crash_lag)] == ["etl", "orders_crash_lag"]
     assert specs(make())[0].description == "The orders."
 

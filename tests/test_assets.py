@@ -168,7 +168,8 @@ def test_the_decorator_without_brackets_says_what_is_missing():
         return batch
 
     with pytest.raises(
-        InvalidSettingError, match=r"needs brackets .*before it decorates orders: @kafka_asset\(topics"
+        InvalidSettingError,
+        match=r"needs settings in parentheses before it decorates orders\. Fix: @kafka_asset\(topics",
     ):
         kl.kafka_asset(orders)
 

@@ -152,7 +152,7 @@ def backfill_by_clicking(page, url, keys, crashed):
 
     page.goto(f"{url}/assets")
     page.locator('a[href$="/assets/orders_crash_lag"]').first.click()
-    expect(page.get_by_text("jumped over after a crash")).to_be_visible()
+    expect(page.get_by_text("skipped ahead to the log end after a crash")).to_be_visible()
     picture(page, "asset")
 
     tab(page, "Events").click()
