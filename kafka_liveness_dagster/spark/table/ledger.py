@@ -1,9 +1,9 @@
 """Read and write the ledger of a table in the summaries of its snapshots; see ``core.ledger``.
 
 Each write records its own offsets and all offsets that the table had at the last read. A read costs a query
-of the snapshots. So it is done at the start, and then as often as a hundredth of the time allows. It is done
-at once if the table's snapshot shows that the table was dropped, replaced or rolled back. Never writes by
-itself.
+of the snapshots. So the first write reads, and later reads take at most a hundredth of the time. A write
+reads at once if the table's snapshot shows that the table was dropped, replaced or rolled back. Never writes
+by itself.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TableVersion(NamedTuple):
     """The state of a table that a write is validated from.
 
     Attributes:
-        session: the Spark session of the write.
-        snapshot_id: the table's current snapshot for it; None for a table without one.
+        session: Spark session of the write.
+        snapshot_id: current snapshot of the table in that session; None for a table without one.
     """
 
     session: SparkSession
@@ -80,12 +80,12 @@ class TableVersion(NamedTuple):
 
 
 class _Write(NamedTuple):
-    """One recorded write. Two writes of the same offsets have two: both may be in flight.
+    """One recorded write. Two writes of the same offsets have two records, because both may be in flight.
 
     Attributes:
-        spans: the offsets it writes, by partition.
-        parent_snapshot_id: the snapshot from which it is validated.
-        replaced_spans: offsets of it whose rows the table contained then.
+        spans: offsets of the write, by partition.
+        parent_snapshot_id: snapshot from which the write is validated.
+        replaced_spans: offsets of the write with rows in the table at that snapshot.
     """
 
     spans: Mapping[TopicPartition, tuple[Span, ...]]
@@ -283,7 +283,7 @@ class TableLedger:
     def _reload_with_timeout(self, session: SparkSession) -> None:
         try:
             with connection_of(session).abort_after(
-                self._answer_seconds, f"it was asked what {self.target} holds"
+                self._answer_seconds, f"it was queried for the ledger of {self.target}"
             ):
                 self._reload(session)
         except PySparkException as error:
@@ -337,9 +337,9 @@ class TableLedger:
     ) -> None:
         """Check that the table still has all offsets of the last read.
 
-        Offsets that the table's history no longer shows count as still there. That is not so if the table was
-        rolled back, or may have been: then they are processed again, because else lost rows would be recorded
-        as written.
+        Offsets that the table's history no longer shows count as present. If the table was rolled back, or
+        may have been, they count as missing and are reprocessed. Otherwise lost rows would be recorded as
+        written.
         """
         kept = dict(self._ledger.entries)
         for tp, entry in before.items():
@@ -370,11 +370,10 @@ class TableLedger:
         *,
         was_rolled_back: bool,
     ) -> None:
-        """Check that the rows of this process's replacements are its own, not the former rows again.
+        """Check that the table has the rows that this process wrote, not the rows that they replaced.
 
-        A replacement is in the table if a snapshot after the one it began from wrote its offsets. After that
-        only a rollback removes it. If the snapshots in between expired, nothing shows it, and it counts as
-        written.
+        A replacement is in the table if a snapshot after its parent wrote its offsets. After that only a
+        rollback removes it. If the snapshots in between have expired, the replacement counts as written.
         """
         former: list[OffsetRange] = []
         for began_with, replaced in committed:
