@@ -1,6 +1,6 @@
 """Refuse two assets of this process that share a consumer group, or the rows of a topic in one table.
 
-Must not look at Kafka or at the table: runs check those.
+Never reads Kafka or the table: runs check those.
 """
 
 from __future__ import annotations

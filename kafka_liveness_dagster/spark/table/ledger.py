@@ -98,10 +98,10 @@ class TableLedger:
 
     Args:
         table: the table; it may not exist yet.
-        session: returns a Spark session of a server whose catalog has the table.
-        answer_seconds: timeout of ``read``, which runs outside of batches, where no watchdog limits Spark.
+        session: returns a Spark session of a server with the table's catalog.
+        answer_seconds: timeout of ``read``, which runs outside of batches. No watchdog limits Spark there.
         last: last read of another ledger object of this table; it is not repeated without a write since.
-        group_id: the consumer group whose rows this process writes; empty for a reader.
+        group_id: consumer group of the rows that this process writes; empty for a reader.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class TableLedger:
         return {tp: self._ledger.entry(tp) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """Complete entries whose snapshots expired by the offsets that the commit logs prove.
+        """Add the offsets that the commit logs prove to entries with expired snapshots.
 
         The next write records them. A rollback after the read that they complete is still detected.
         """
@@ -224,13 +224,13 @@ class TableLedger:
         self._known_as_of.add(entry.parent_snapshot_id)
         if entry.replaced_spans:
             self._replacing.append((entry.parent_snapshot_id, entry.replaced_spans))
-        # The write is relative to the snapshot it began from; one read meanwhile may contain it already
+        # The write is relative to its parent snapshot; a snapshot read after that may contain it already
         self._committed_since_read = (
             self._committed_since_read or entry.parent_snapshot_id == self._last_snapshot_id
         )
 
     def _contained(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> LedgerEntries:
-        """Return the offsets whose rows the table contains.
+        """Return the offsets that have rows in the table.
 
         After a replay a rollback may restore these former rows.
         """
@@ -291,7 +291,7 @@ class TableLedger:
 
     def _reload(self, session: SparkSession) -> None:
         began_at = time.monotonic()
-        landed = tuple(self._replacing)  # before the snapshot is read, which lacks writes committed meanwhile
+        landed = tuple(self._replacing)  # before the read of the snapshot, which may lack later writes
         snapshot_id, snapshots = self._read_current(session)
         before = merge_entries((self._ledger.entries, self._written))
         is_odd = self._is_unexpected(snapshot_id)

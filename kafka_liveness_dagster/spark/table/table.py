@@ -6,7 +6,7 @@ Never writes rows, and never changes a table.
 '`lake`.`shop`.`orders`'
 >>> IcebergTable("orders")
 Traceback (most recent call last):
-kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table: wanted...
+kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table name. Fix: write...
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class IcebergTable:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidSettingError(
-                f"{self.name!r} is not a table: wanted catalog.namespace.table of letters, digits, _ and -, "
-                "like lake.shop.orders"
+                f"{self.name!r} is not a table name. Fix: write catalog.namespace.table of letters, digits, "
+                "_ and -, like lake.shop.orders"
             )
 
     @property
@@ -221,14 +221,14 @@ class IcebergTable:
         of_the_server = "remove the setting from the Spark server and from the transform"
         if is_new:
             raise TableSchemaError(
-                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may "
+                f"Table {self.name} does not exist, and {settings} may stage its rows: the catalog may "
                 f"create it with {_WAP_ENABLED}. Nothing was written. Fix: {of_the_server}, or create the "
                 "table before."
             )
         if self.properties(session).get(_WAP_ENABLED, "").lower() == "true":
             raise TableSchemaError(
-                f"Table {self.name} would stay without the rows: {settings} and the table's "
-                f"{_WAP_ENABLED}=true put them aside, for an audit. Nothing was written. Fix: "
+                f"Table {self.name} would not get the rows: {settings} and the table's "
+                f"{_WAP_ENABLED}=true stage them for an audit. Nothing was written. Fix: "
                 f"{of_the_server}; or ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_WAP_ENABLED}')"
             )
 

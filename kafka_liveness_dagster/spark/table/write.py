@@ -107,7 +107,7 @@ def write_table(
     Create the table if it is missing.
 
     Args:
-        session: Spark session of a server whose catalog has the table.
+        session: Spark session of a server with the table's catalog.
         table: ``catalog.namespace.table``.
         ranges: offsets of the rows; the table's rows of these offsets are replaced, also by no rows.
         make_frame: returns the rows: topic, partition, offset and further columns; none, one or many rows per
@@ -264,8 +264,8 @@ class TableWrite:
             return self.table.unsupported_types_error(summarize(error))
         if condition == _NOT_DETERMINISTIC:
             return TableSchemaError(
-                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as "
-                "uuid(), where it has to be merged: its write.merge.mode is copy-on-write, the default. "
+                f"Table {self.table.name} refuses a batch of a transform that is not deterministic, such as "
+                "uuid(). The batch has to be merged, and write.merge.mode is copy-on-write, the default. "
                 f"Nothing was written. Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES "
                 "('write.merge.mode'='merge-on-read')"
             )
@@ -305,7 +305,7 @@ class TableWrite:
 
 @dataclass
 class WriteAttempt:
-    """One attempt to write a batch to the table as it is now.
+    """One attempt to write a batch to the current table.
 
     An attempt reads the table's state, makes the frame, writes and checks.
 
