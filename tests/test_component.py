@@ -329,9 +329,9 @@ def test_sql_describes_its_asset(project):
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
-        ({"sql": None}, r"attributes at .*orders/defs\.yaml:\d+`\n.*found neither"),
-        ({"transform": ".rows:rows"}, "found both"),
-        ({"sql": "SELECT * FROM orders"}, "reads nothing of the batch"),
+        ({"sql": None}, r"attributes at .*orders/defs\.yaml:\d+`\n.*both missing"),
+        ({"transform": ".rows:rows"}, "both set"),
+        ({"sql": "SELECT * FROM orders"}, "does not read the batch"),
         ({"sql": None, "transform": "rows"}, "names no function"),
         ({"sql": None, "transform": ".rows:rows"}, r"defs\.orders\.rows, but there is no such module"),
         ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),

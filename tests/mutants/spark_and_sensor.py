@@ -291,10 +291,10 @@ _WRITE = (
     Mutant(
         name="a canceled write counts as a failure of the transform",
         file="spark/table/write.py",
-        old="            self.may_go_on()  # who was cancelled, or is fenced, failed because of that\n",
+        old="            self.may_go_on()  # a cancel or a fence is the cause, and raises here\n",
         new="",
         killed_by=f"{_WRITES}test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write",
-        invariant="SparkFailedError: Spark could not write",
+        invariant="SparkFailedError: Batch ",
     ),
     Mutant(
         name="the catalog's cache is not refreshed after a refusal",
@@ -395,7 +395,7 @@ _TABLE_OF_A_TICK = (
         file="spark/table/ledger.py",
         old=(
             "            with connection_of(session).abort_after(\n"
-            '                self._answer_seconds, f"it was asked what {self.target} holds"\n'
+            '                self._answer_seconds, f"it was queried for the ledger of {self.target}"\n'
             "            ):"
         ),
         new="            if True:",
