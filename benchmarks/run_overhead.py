@@ -72,10 +72,11 @@ def main(repetitions: int, write: Path | None) -> None:
     seconds = {job: [max(told.values()) - told[LAUNCHED] for told in found[job]] for job in found}
     ratios = Seconds(seconds).ratios(LIVE, NOTHING)
     tables[0].note(
-        f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition"
+        f"from the launch on, {ratios} times as long as the op that does nothing, in the same repetition"
     )
     tables[0].note(
-        "before it the run waits for the daemon to look: 5 s at most, `dequeue_interval_seconds` changes that"
+        "before the launch the run waits for the daemon's next check, at most 5 s "
+        "(`dequeue_interval_seconds`)"
     )
     for table in tables:
         show(console, table)
@@ -130,8 +131,8 @@ class Runs:
 
 def _parts(job: str, runs: list[Moments]) -> Table:
     """Each moment in the order of their medians, with what passed since the one before it."""
-    title = f"a run of {job}, {len(runs)} times: median (spread)"
-    table = Table(title, ("moment", "seconds since the RunRequest", "since the moment before"))
+    title = f"a run of job {job}, {len(runs)} times: median (spread)"
+    table = Table(title, ("moment", "seconds since the RunRequest", "since the row above"))
     names = [name for name in runs[0] if all(name in run for run in runs)]
     names.sort(key=lambda name: statistics.median(run[name] for run in runs))
     for before, name in zip(["", *names], names, strict=False):

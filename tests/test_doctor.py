@@ -55,7 +55,7 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
 def test_spark_as_the_page_has_it():
     """Every setting that the rules ask for is on the page, with a value that is well."""
     [conf] = re.findall(r"^```\n(spark\.sql\.extensions.*?)^```", SPARK_PAGE, re.DOTALL | re.MULTILINE)
-    told = dict(line.split(maxsplit=1) for line in conf.splitlines())
+    told = dict(line.split(maxsplit=1) for line in conf.replace("\\\n", "").splitlines())
     rules = [rule for rule in SERVER if set(rule.required_facts) <= set(SETTINGS)]
     [(name, lake)] = find_catalogs(told).items()
     found = [*run_rules("spark", rules, told), *run_rules(f"catalog {name}", CATALOG, lake)]
