@@ -107,11 +107,19 @@ def timestamps(
     Partitions whose record did not come in time are left out. The offset itself may have no record: it may be
     a transaction's marker, or compacted away.
     """
+    found = _first_records(cluster, group_id, offsets, isolation)
+    return {tp: at_ms for tp, (_, at_ms) in found.items()}
+
+
+def _first_records(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], isolation: str = "read_committed"
+) -> dict[TopicPartition, tuple[int, int]]:
+    """Return offset and timestamp of the records that ``timestamps`` finds."""
     settings = cluster.settings
     reader = settings.reader_config(group_id, "kafka-liveness/behind")
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = create_client(Consumer, config)
-    found: dict[TopicPartition, int] = {}
+    found: dict[TopicPartition, tuple[int, int]] = {}
     unheard = set(offsets)
     give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
@@ -121,7 +129,7 @@ def timestamps(
             for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
                 at = TopicPartition(message.topic(), message.partition())
                 if at in unheard - heard and not message.error():
-                    found[at] = message.timestamp()[1]
+                    found[at] = message.offset(), message.timestamp()[1]
                 heard.add(at)
             # Without the pause, records of the other partitions wait behind the rest of these
             client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
@@ -141,7 +149,7 @@ def event_times(
     """Return the timestamps of the first and the last record of the ten largest ranges.
 
     In seconds since the epoch. Without a record at the last offset, the next record of the partition counts.
-    Ranges whose records did not come in time are left out.
+    Ranges without a record, and those whose records did not come in time, are left out.
 
     Raises:
         BrokerUnreachableError: no broker responds.
@@ -152,8 +160,13 @@ def event_times(
     found: dict[tuple[OffsetRange, int], float] = {}
     while wanted:  # a consumer reads a partition at one offset only, so one round for each end
         of_round = {r.topic_partition: (r, offset) for r, offset in reversed(wanted)}
-        read = timestamps(cluster, group_id, {tp: offset for tp, (_, offset) in of_round.items()})
-        found |= {of_round[tp]: at_ms / 1000 for tp, at_ms in read.items() if at_ms > 0}
+        read = _first_records(cluster, group_id, {tp: offset for tp, (_, offset) in of_round.items()})
+        for tp, (offset, at_ms) in read.items():
+            r, wanted_offset = of_round[tp]
+            # Behind the log the consumer reads the first record; an expired range has none before its end
+            is_in_range = wanted_offset <= offset and (offset < r.end or wanted_offset > r.start)
+            if is_in_range and at_ms > 0:
+                found[r, wanted_offset] = at_ms / 1000
         wanted = [one for one in wanted if one not in of_round.values()]
     return {
         r: (found[r, r.start], found[r, r.end - 1])
