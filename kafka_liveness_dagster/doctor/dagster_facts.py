@@ -44,7 +44,9 @@ _TICKS = 21  # the latest ticks, which give the period
 _MIN_STEPS = 3
 
 
-def check_dagster(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:
+def check_dagster(
+    home: Path | None, module: str | None, file: Path | None, *, is_embedded: bool = False
+) -> Iterator[Finding]:
     """Check the instance, then the code location; yield a finding for each check.
 
     A part that is not named, or cannot be read, is UNKNOWN, never OK.
@@ -53,6 +55,7 @@ def check_dagster(home: Path | None, module: str | None, file: Path | None) -> I
         home: ``DAGSTER_HOME``.
         module: the module of the code location's definitions.
         file: the file of the definitions, instead of a module.
+        is_embedded: whether Kafka is the embedded broker, which is for one machine.
     """
     settings: dict[str, Any] | Unavailable = _NO_INSTANCE
     if home is not None:
@@ -81,7 +84,12 @@ def check_dagster(home: Path | None, module: str | None, file: Path | None) -> I
         yield from run_rules(
             "dagster",
             INSTANCE,
-            {**settings, **_find_group_sensors(location), "daemon seconds": _daemon_age_seconds(seen)},
+            {
+                **settings,
+                **_find_group_sensors(location),
+                "daemon seconds": _daemon_age_seconds(seen),
+                "embedded": is_embedded,
+            },
         )
     yield from run_rules(
         "location", LOCATION, location if isinstance(location, Unavailable) else location.facts(seen)

@@ -156,7 +156,7 @@ def _retries(enabled: bool, most: int) -> CheckResult:  # noqa: FBT001
     return OK("only the sensor restarts runs")
 
 
-def _storage(kind: str, launcher: str) -> CheckResult:
+def _storage(kind: str, launcher: str, is_embedded: bool) -> CheckResult:  # noqa: FBT001
     # Rule 6: each live run queries its state once a second, from its own machine
     if kind != "sqlite":
         return OK(f"storage: {kind}, runs by {launcher}")
@@ -169,6 +169,8 @@ def _storage(kind: str, launcher: str) -> CheckResult:
         return FAIL(
             f"storage: SQLite, runs by {launcher}", f"{advice}, and runs on other machines cannot reach it"
         )
+    if is_embedded:
+        return OK("storage: SQLite, for one machine, as the embedded Kafka is")
     return WARN("storage: SQLite", advice)
 
 
@@ -287,7 +289,7 @@ INSTANCE = (
     ),
     Rule("pools", ("concurrency.pools.granularity",), _pools),
     Rule("retries", ("run_retries.enabled", "run_retries.max_retries"), _retries),
-    Rule("storage", ("storage", "run_launcher.class"), _storage),
+    Rule("storage", ("storage", "run_launcher.class", "embedded"), _storage),
     Rule("threads", ("sensors.use_threads", "groups"), _threads),
     Rule("ticks", ("retention.sensor.purge_after_days",), _ticks),
     Rule("daemon", ("daemon seconds",), _daemon),

@@ -90,7 +90,12 @@ WELL = {
 }
 INSTANCE = (
     dagster_rules.INSTANCE,
-    {**facts_with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
+    {
+        **facts_with_defaults(WELL),
+        "groups": ("orders-etl", "clicks-etl"),
+        "daemon seconds": 20.0,
+        "embedded": False,
+    },
 )
 ON = GroupSensorFacts(
     "orders-etl", "orders_sensor", True, interval_seconds=5.0, ticks_kept_seconds=5.2, idle_seconds=1.0
@@ -173,6 +178,7 @@ def test_what_is_well_is_told_without_advice(of):
             "name the code location"),
         (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
         (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
+        (INSTANCE, {"storage": "sqlite", "embedded": True}, "storage", Outcome.OK, "for one machine"),
         (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
             "other machines cannot reach it"),
         (INSTANCE, {"sensors.use_threads": False}, "threads", WARN, "one after the other"),
