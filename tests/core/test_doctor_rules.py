@@ -178,7 +178,6 @@ def test_what_is_well_is_told_without_advice(of):
             "name the code location"),
         (INSTANCE, {"concurrency.pools.granularity": "op"}, "pools", WARN, "set it to run"),
         (INSTANCE, {"storage": "sqlite"}, "storage", WARN, "one writer"),
-        (INSTANCE, {"storage": "sqlite", "embedded": True}, "storage", Outcome.OK, "for one machine"),
         (INSTANCE, {"storage": "sqlite", "run_launcher.class": "K8sRunLauncher"}, "storage", Outcome.FAIL,
             "other machines cannot reach it"),
         (INSTANCE, {"sensors.use_threads": False}, "threads", WARN, "one after the other"),
@@ -217,6 +216,7 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
     [
         (COMMITS, {"copies": 1, "brokers": 1, "min.insync.replicas": "1", "embedded": True}, "offsets topic",
             "one machine"),
+        (INSTANCE, {"storage": "sqlite", "embedded": True}, "storage", "for one machine"),
         (TOPIC, {"retention.ms": "-1"}, "retention", "indefinitely"),
         (TOPIC, {"retention.ms": "-1"}, "backlog", "deletes none"),
         (TOPIC, {"age seconds": 0.0}, "backlog", "no record waits"),
