@@ -259,9 +259,7 @@ def lowest_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
 
 def _check_bound(max_records: int) -> None:
     if max_records < 1:
-        raise InvalidSettingError(
-            f"max_poll_records is {max_records}: a batch needs room for at least 1 record"
-        )
+        raise InvalidSettingError(f"max_poll_records is {max_records}: wanted at least 1 record")
 
 
 def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:

@@ -48,11 +48,11 @@ _SORT_FIELD = re.compile(rf"{_COLUMN}(?: (?:asc|desc))?(?: nulls (?:first|last))
 
 PARTITION_FIELD = NameRule(
     "a column, or days(column), hours(…), months(…), years(…), bucket(16, column); for other transforms "
-    "make the table yourself, with CREATE TABLE",
+    "create the table yourself, with CREATE TABLE",
     lambda text: _FIELD.fullmatch(text) is not None,
 )
 SORT_FIELD = NameRule(
-    "a column, and after a blank ASC or DESC, NULLS FIRST or NULLS LAST",
+    "a column, then optionally ASC or DESC, and NULLS FIRST or NULLS LAST",
     lambda text: _SORT_FIELD.fullmatch(text) is not None,
 )
 

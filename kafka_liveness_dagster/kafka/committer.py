@@ -113,7 +113,7 @@ class Committer:
                 return error
             except NoAnswerError:
                 self.timed_out = True
-                silence = KafkaError(KafkaError._TIMED_OUT, "not a word came back")  # noqa: SLF001
+                silence = KafkaError(KafkaError._TIMED_OUT, "no response to the commit")  # noqa: SLF001
                 raise to_package_error(
                     silence, f"committing to group {self._group_id}", self._servers
                 ) from None

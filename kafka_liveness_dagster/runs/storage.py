@@ -92,9 +92,9 @@ def call_with_retries(
             waited = time.monotonic() - began
             if waited >= limit:
                 raise DagsterStorageError(
-                    f"Dagster's storage failed for {waited:.0f} s, at {operation} ({summary_line(error)}). "
-                    f"Rows and offsets are safe: {data_state}. {_FIX}; then start the run again, or let the "
-                    "sensor start it"
+                    f"Dagster's storage failed for {waited:.0f} s, at {operation} "
+                    f"({summary_line(error)}). Rows and offsets are safe: {data_state}. {_FIX}; then "
+                    "start the run again, or wait for the sensor to start it"
                 ) from None
             if is_first:
                 _log_in_process(
@@ -263,8 +263,8 @@ class RunStorage:
             self._condition.notify_all()
         if is_first:
             _log_in_process(
-                "Dagster's storage failed (%s). The run goes on: batches are written and committed, and "
-                "its log lines, tags and materializations are stored later. %s",
+                "Dagster's storage failed (%s). The run continues: batches are written and committed, "
+                "and its log lines, tags and materializations are stored later. %s",
                 self._error,
                 _FIX,
             )

@@ -179,8 +179,9 @@ def _jump_observation(  # noqa: PLR0917 - one call
         asset,
         partition=keys[0] if alone else None,
         description=(
-            f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): "
-            f"{join_some(keys)}. They are in no table until {these} materialized"
+            f"{offsets:,} offsets are pending, because the live lane skipped them "
+            f"({cause or 'cause unknown'}): {join_some(keys)}. They are in no table until {these} "
+            "materialized"
         ),
         metadata={
             "group": group_id,

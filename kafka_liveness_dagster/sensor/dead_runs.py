@@ -86,7 +86,7 @@ class OrphanedRuns:
                 try:
                     ended |= _end_run(instance, self.observed.run_of_mark(mark), why)
                 except Exception:  # the next tick retries; the successor must not wait for that
-                    log.exception("could not report to Dagster that run %s is over", mark)
+                    log.exception("Could not report to Dagster that run %s is over", mark)
         return ended
 
 

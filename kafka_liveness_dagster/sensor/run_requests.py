@@ -74,9 +74,9 @@ class EventHook:
             try:
                 requests += self._requested(event, key)
             except Exception as error:
-                log.exception("on_event of %s failed, nothing was requested for: %s", self.sensor_name, event)
+                log.exception("on_event of %s failed. No run was requested for: %s", self.sensor_name, event)
                 failed.append(
-                    f"on_event failed with {type(error).__name__}, nothing was requested for: {event}"
+                    f"on_event failed with {type(error).__name__}. No run was requested for: {event}"
                 )
         return requests, failed
 

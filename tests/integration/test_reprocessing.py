@@ -243,5 +243,5 @@ def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
     asset = ["--asset", f"{world.name}_crash_lag"]
     code, said, keys = replay(world, tmp_path / "home", "--from", "2020-01-01T00:00Z", *asset)
     assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{world.topic}:0:0-70"])
-    assert f"since they are pending and have partitions of their own: {world.topic}:0:70-120" in said
-    assert "since the live lane comes to them: 10 offsets" in said
+    assert f"because they are pending and have partitions of their own: {world.topic}:0:70-120" in said
+    assert "because the live lane has not read them yet: 10 offsets" in said

@@ -296,17 +296,17 @@ class OffsetCommits:
         owned = self._session.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
             raise CommitRefusedError(
-                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not "
-                f"show that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
+                f"offset {offset} of {tp} ends the pending range {behind[0]}: its commit does not show "
+                f"that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
                 "log. Fix: commit the batches of kafka.catch_up, which record the whole range, or an "
                 "offset inside of it"
             )
         if owned is None or not owned.committed <= offset <= owned.position:
             raise CommitRefusedError(
-                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
-                f"{owned.position if owned else None} and whose commit "
-                f"{owned.committed if owned else None}. Commit what poll() gave; nothing was committed, in "
-                "either log"
+                f"commit of offset {offset} of {tp}: this consumer does not hold it; its position is "
+                f"{owned.position if owned else None} and its commit "
+                f"{owned.committed if owned else None}. Nothing was committed, in either log. Fix: "
+                "commit the batches that poll() returned"
             )
         return owned
 
@@ -350,7 +350,7 @@ def choose_group_instance_id(
         taken = run_context.claim_instance_id(live.group_id, names)
     except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
         log.warning(
-            "could not read from Dagster which memberships of group %s are free: %s",
+            "Could not read from Dagster which memberships of group %s are free: %s",
             live.group_id,
             summary_line(error),
         )
@@ -358,6 +358,6 @@ def choose_group_instance_id(
     if taken is not None:
         gone = short_run_id(run_id_of_instance(taken) or "")
         run_context.log.info(
-            "took over the group membership of dead run %s without waiting for its session timeout", gone
+            "Took over the group membership of dead run %s without waiting for its session timeout", gone
         )
     return taken or instance_id_for_run(run_context.run_id, uuid4().hex[:8])
