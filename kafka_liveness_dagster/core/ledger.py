@@ -446,8 +446,8 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     """Walk back from the current snapshot; reads no text, only whether a summary has a total.
 
     A total counts if its ``total_as_of`` is an ancestor, or is gone from the table. If that snapshot is there
-    and no ancestor, the table was rolled back during the write: the offsets of the total are not in the table
-    any more.
+    and no ancestor, the table was rolled back during the write. Then the table lacks the offsets of the
+    total.
     """
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)

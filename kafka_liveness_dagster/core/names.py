@@ -5,9 +5,9 @@
 >>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
 ('red-apple', True, None)
 
-Some texts make Kafka's client library end the process: a group id of only blanks, a topic with half a
-character, a topic of 600 letters. It cuts others silently: leading blanks, and everything after a NUL. So
-each text is checked before the library gets it. Connects to nothing.
+Some texts make Kafka's client library end the process: a group id of only blanks, or a topic with an unpaired
+surrogate or of 600 letters. The library cuts others silently: leading blanks, and everything after a
+NUL. So each text is checked before the library gets it. Connects to nothing.
 
 >>> TOPIC.matches("orders.v1"), TOPIC.matches("orders v1"), GROUP_ID.matches(" ")
 (True, False, False)

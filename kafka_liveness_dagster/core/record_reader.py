@@ -55,7 +55,7 @@ class Prefetch:
     each partition's share coming, and buffers more (the KIP expects twice as much). So it is the default.
 
     The bound replaces the KIP's ``max.poll.records``. librdkafka discards the fetched records of a partition
-    when it is paused, so with a bound smaller than one fetch the same records would be fetched repeatedly.
+    when it is paused. So with a bound smaller than one fetch it would fetch the same records repeatedly.
 
     Attributes:
         max_records: bound of buffered records; three times as many at most, in the worst order of arrival.

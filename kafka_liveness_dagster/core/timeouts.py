@@ -256,8 +256,8 @@ def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
 
     None is accepted. JoinGroup is not affected: librdkafka waits ``max.poll.interval.ms`` + 3 s for it
     (KIP-266). But no second heartbeat is sent while the first, or FindCoordinator after it, waits on a dead
-    connection (KIP-735, Motivation). Of 16 members with a 10 s session all were lost with librdkafka's
-    default of 60 s, none with 5 s; under KIP-848 5 of 8.
+    connection (KIP-735, Motivation). Of 16 members with a 10 s session, librdkafka's default of 60 s
+    lost all, and 5 s lost none. Under KIP-848 it lost 5 of 8.
 
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.

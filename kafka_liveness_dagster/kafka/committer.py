@@ -1,7 +1,7 @@
 """Commit offsets with a timeout, in requests that the broker can append.
 
-Without the split, the broker refused 10,000 partitions with 30 bytes of metadata each as "Unknown broker
-error"; it would refuse 300 with 4,000 bytes each. Never decides which offsets to commit.
+Without the split, the broker refused 10,000 partitions with 30 bytes of metadata each ("Unknown broker
+error"). It would refuse 300 with 4,000 bytes each. Never decides which offsets to commit.
 
 >>> from confluent_kafka import TopicPartition as KafkaTopicPartition
 >>> metadata = "kl1 running 0badcafe @- 70-120" + ",140-190" * 450

@@ -125,7 +125,7 @@ def is_rebalance_in_progress(error: KafkaError) -> bool:
 
     The member is between two generations (KIP-848: epochs), or its requests are delayed. The coordinator is
     unavailable (``_WAIT_COORD``), or a rebalance is in progress. The broker answers the requests of a
-    connection in turn, so a commit waits behind the member's own JoinGroup until the slowest other member has
+    connection in turn. So a commit waits behind the member's own JoinGroup until the slowest other member has
     joined (seen as ``_TIMED_OUT``). A removed member gets another error.
     """
     return error.code() in _TIMEOUT_CODES | {
@@ -294,8 +294,8 @@ RECENT_REFUSAL_SECONDS = 60.0
 """Age up to which a refusal explains an error. While a login is refused, librdkafka reports it at least every
 30 s. A token server that was briefly unavailable does not explain an outage an hour later."""
 _CHECK_CA = (
-    "Fix: set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, "
-    "and connect by a host name that is in the certificate"
+    "Fix: set ssl_ca_location to the PEM file of the authority that signed the broker's certificate. "
+    "Connect by a host name that is in the certificate"
 )
 _CHECK_CERTIFICATE = (
     "Fix: check security_protocol and, when the listener requires a client's certificate, "

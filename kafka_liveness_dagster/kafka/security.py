@@ -38,7 +38,7 @@ Without it, a token server that accepts a connection and never responds holds a 
 _OIDC_METHOD = "sasl.oauthbearer.method"
 _TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
 """librdkafka's settings for OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks
-for the authorities in Red Hat's location, and on Debian no token server is trusted (seen with 2.16.1)."""
+for the authorities in Red Hat's location. On Debian it then trusts no token server (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # librdkafka's names, and the JVM's
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(

@@ -85,7 +85,7 @@ def _is_visible(cluster: Cluster, topic: str) -> bool:
 def create_missing_topics(
     settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]
 ) -> None:
-    """Create missing topics; only on the embedded broker, because nobody else uses it.
+    """Create missing topics; only on the embedded broker, because no other program uses it.
 
     Args:
         settings: settings of the embedded broker.

@@ -352,8 +352,8 @@ def _batches_until_idle(
     The wait for partitions in a rebalance does not count as idle. A batch that is not full begins after
     records have waited for ``commit_interval_seconds`` seconds.
 
-    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is larger
-    (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is
+    larger. This is KIP-41's first heuristic: while enough records are buffered, fetch nothing.
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:

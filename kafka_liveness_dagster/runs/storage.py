@@ -139,9 +139,9 @@ class _StorageCall(NamedTuple):
 class RunStorage:
     """The calls of a running step to Dagster's storage: in order, and late while the storage fails.
 
-    With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the
-    call returns at once, and a thread stores this call and all later ones when it can. A retried write may be
-    stored twice.
+    With a healthy storage each call returns when it is stored. When the storage fails or takes too long, the
+    call returns at once. A thread then stores this call and all later ones when it can. A retried write may
+    be stored twice.
 
     Args:
         context: context of the op or asset.

@@ -1,7 +1,7 @@
 """The live lane's consumer: join the group, plan fair batches, commit them, and read both logs (KIP-333).
 
 Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it
-implements, and neither joins a group nor processes an offset.
+implements. No such method joins a group or processes an offset.
 
 Joins at the first poll, after all other checks. Never keeps a record, so no planned range is lost: the next
 owner of its partition plans it again, unless it is committed.
@@ -304,8 +304,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
         With ``liveness="progress"`` it is not called, because there a rebalance never waits for a batch.
 
         Args:
-            finish: the callback. It gets a function to call while it waits, which raises when it must end:
-                ``RebalanceTimeoutError`` before the group removes this member, ``FencedError`` if this
+            finish: the callback. It must call the function that it gets while it waits. The function raises
+                ``RebalanceTimeoutError`` before the group removes this member, and ``FencedError`` if this
                 process may not commit any more.
 
         Caller: ``poll``, in its caller's thread. Affects: the rebalance, which waits for it.

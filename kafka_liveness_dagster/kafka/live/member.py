@@ -150,7 +150,7 @@ class Member:
 
     Attributes:
         membership_certain_seconds: time for which a verified membership is still valid, because the session
-            timeout has not passed. 0 with a ``group.instance.id``, because another process with this id may
+            timeout has not passed. It is 0 with a ``group.instance.id``: another process with this id may
             replace the member at any moment.
         data_listener: notices new records while the lane is idle.
     """

@@ -1,8 +1,8 @@
 """Commit where a member's assigned partitions resume, and plan batches over them.
 
 Never decides by itself: ``core.resume`` and ``core.batch_planning`` do. Start positions are committed before
-any record is processed. The catch-up commit log is written first: it must not mark offsets as done, from a
-former start of the group, that this one still has to process.
+any record is processed. The catch-up commit log is written first. Else it could still mark offsets as done
+from a former start of the group, and this lane would not process them.
 """
 
 from __future__ import annotations

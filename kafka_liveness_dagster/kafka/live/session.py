@@ -3,9 +3,9 @@
 Joins if there is no membership, answers the group, and commits start positions of assigned partitions. Plain
 offsets are split between the two commit logs (KIP-333). Never plans.
 
-A killed dynamic member blocks its partitions until its session timeout. In the classic protocol a member with
-a ``group.instance.id`` (KIP-345) is replaced at once by the next member with this id, which also fences the
-old process if it is still alive. So each Dagster run has such an id. A run takes over the id of a run whose
+A killed dynamic member blocks its partitions until its session timeout. In the classic protocol the
+next member with the same ``group.instance.id`` (KIP-345) replaces a member at once. This also fences the old
+process if it is still alive. So each Dagster run has such an id. A run takes over the id of a run whose
 process is gone. Members with such an id leave as dynamic members do.
 
 Under KIP-848 the broker refuses the id until the old session is over (``UNRELEASED_INSTANCE_ID``), and
@@ -253,10 +253,10 @@ class OffsetCommits:
     def commit(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit offsets, each to the commit log of its lane.
 
-        KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", it goes
-        to the catch-up commit log, the others to the live one. A pending range that ends at the live lane's
-        start position stays pending when this position is committed: the commit does not show that the range
-        was read.
+        KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", the
+        catch-up commit log gets it. The live commit log gets the others. A pending range that ends at the
+        live lane's start position stays pending when this position is committed. The commit does not show
+        that the range was read.
 
         Returns:
             The partitions that were handed over; nothing of them was committed.
