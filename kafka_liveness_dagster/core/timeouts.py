@@ -139,7 +139,7 @@ class Timeouts:
                 "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
             )
         return (
-            f"process timeout was raised from {self.budget} to the session timeout, "
+            f"Process timeout was raised from {self.budget} to the session timeout, "
             f"{self.session_timeout_ms / 1000:g} s: a hung batch ends no sooner than a dead process is "
             f"noticed (KIP-62). Fix: raise max_batch_seconds, or lower {lower}"
         )

@@ -183,6 +183,6 @@ def remove_processed(
     session = spark.session()
     seconds = max(budget_seconds, READ_TIMEOUT_SECONDS)
     with connection_of(session).abort_after(
-        seconds, f"dead letters of {table} were removed that are processed"
+        seconds, f"waiting for the removal of processed dead letters of {table}"
     ):
         DeadLetterTable.of_table(session, table).remove(done)

@@ -144,7 +144,7 @@ class LateRecords:
             )
         if ranges := self._without_reprocessed(frame.ranges):
             silent = connection_of(frame.session).abort_after(
-                self._recovery_seconds, "late records of a dead run were counted"
+                self._recovery_seconds, "waiting for the count of late records of a dead run"
             )
             with SparkJob(frame.session), silent:
                 found = frame.for_ranges(ranges).count_by_time(since, until)

@@ -53,7 +53,9 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         if (line := progress.next_line(completed, total, time.monotonic())) is not None:
             log.info("%s", line)
 
-    silent = connection_of(session).abort_if_silent(MAX_SILENT_SECONDS, f"{table.name} is maintained")
+    silent = connection_of(session).abort_if_silent(
+        MAX_SILENT_SECONDS, f"waiting for the maintenance of {table.name}"
+    )
     with SparkJob(session, None, reported), silent:
         if table.current_snapshot_id(session) is None:
             log.info("%s has no snapshot yet: nothing was maintained", table.name)

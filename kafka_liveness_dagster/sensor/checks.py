@@ -47,8 +47,8 @@ _DESCRIPTIONS = {
     ),
     LAG: ("The live lane has at most max_lag offsets to read, and none behind a hanging transaction."),
     RETENTION: (
-        "The broker deletes no unread or pending records, and will not soon. Soon means: in the oldest "
-        "tenth of a log that retention has begun to delete."
+        "The broker deletes no unread or pending records. Warns if some are in the oldest tenth of a "
+        "log that retention has begun to delete."
     ),
     EXACT: (
         "Every committed offset is in the table, pending as crash lag, or reported as lost. Compares the "

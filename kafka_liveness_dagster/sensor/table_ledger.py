@@ -109,7 +109,7 @@ class TableLedgerReader:
 
         session = self._session()
         with connection_of(session).abort_after(
-            QUERY_TIMEOUT_SECONDS, f"{self.target} was queried for its dead letters"
+            QUERY_TIMEOUT_SECONDS, f"waiting for the dead letters of {self.target}"
         ):
             return DeadLetterTable.of_table(session, self.target).pending(pending)
 
