@@ -242,7 +242,7 @@ class _Story:
         self.stage.wait_until("the backfill ended", lambda: self._backfill_ended(backfill), 4 * _MINUTES)
         runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
         said = [entry for run in runs for entry in messages(self.instance, run.run_id)]
-        begun = min((at for at, text in said if "still owed" in text), default=0.0)
+        begun = min((at for at, text in said if "requested; pending: " in text), default=0.0)
         ended = max((at for at, text in said if text.startswith("Committed ")), default=begun)
         self._happened(
             f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)"

@@ -124,7 +124,7 @@ def group_alive(
         (
             requested or runs.are_coming,
             Severity.FINE,
-            f"no member yet, a live run is starting; lag {lag:,}",
+            f"no member, a live run is starting or finishing; lag {lag:,}",
             "",
         ),
         (
