@@ -5,7 +5,7 @@ Judges one snapshot, in numbers and with the fix; reads neither Kafka nor Dagste
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, live_metadata=None, log_end=120)
 >>> print(lag_below([behind], max_lag=20).message)
-lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larger batches (max_poll_records)
+lag 50 is above max_lag=20. Fix: raise max_live_runs, or raise max_poll_records
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> hanging = OpenTransaction(TopicPartition("orders", 3), offset=100, offsets=20, open_seconds=1200.0)
@@ -17,7 +17,7 @@ lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transacti
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, log_end=120)
 >>> [verdict.message for verdict in health_probe([waits], members=0) if verdict.severity is not Severity.FINE]
-['50 offsets wait and the group has no member: is its sensor on? Else start the live job']
+['50 offsets wait and the group has no member. Fix: switch on its sensor, or start the live job']
 """
 
 from __future__ import annotations
