@@ -37,7 +37,7 @@ _EVENTS = {
     dg.DagsterEventType.RUN_START: "run started",
     dg.DagsterEventType.STEP_START: "step started",
 }
-_LINES = {"poll interval ": "joins the group", "committed ": "offsets committed"}
+_LINES = {"poll interval ": "joins the group", "Committed ": "offsets committed"}
 Moments = dict[str, float]
 
 
@@ -120,7 +120,7 @@ class Runs:
             else:
                 names = (name for start, name in _LINES.items() if text.startswith(start))
                 found.update({name: entry.timestamp - created for name in names if name not in found})
-        if _LINES["committed "] in found:
+        if _LINES["Committed "] in found:
             last = self._services.session.sql(
                 f"SELECT unix_millis(max(committed_at)) AS at FROM {one_run.TABLE}.snapshots"
             ).first()

@@ -138,7 +138,7 @@ def test_a_stray_commit_in_the_catch_up_log_is_reported(cluster, instance):
         "orders:3: an external commit replaced the catch-up commit log (offset 120, metadata '')"
     )
     age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
-    assert (age.severity, age.message) == (Severity.WARNING, f"cannot tell: {line}")
+    assert (age.severity, age.message) == (Severity.WARNING, f"unknown: {line}")
 
 
 def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):

@@ -386,7 +386,7 @@ def test_all_that_is_wrong_is_told_at_once():
             batching={"on_slow_record": "skip", "in_fligth": 2},
         )
     first, *others = str(refusal.value).splitlines()
-    assert first.startswith("topics[1] of asset sales is 'a b': wanted a topic of Kafka's: 1 to 249 letters")
+    assert first.startswith("topics[1] of asset sales is 'a b': wanted a Kafka topic: 1 to 249 letters")
     assert others == [
         "enable_parallel_rebalance of asset sales is 'no': wanted True or False",
         "batching.on_slow_record of asset sales is 'skip': wanted 'raise' or 'quarantine'",

@@ -84,7 +84,7 @@ def open_transactions(
         BrokerUnreachableError: no broker responds.
         KafkaRefusedError: the broker refuses the request.
     """
-    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="asking where the logs end")
+    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="reading the log ends")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
     # Read again, later: records that became stable meanwhile are behind no transaction
     stable = {tp: end for tp, (_, end) in cluster.log_bounds(behind).items()}
@@ -136,7 +136,7 @@ def _first_records(
             unheard -= heard
     except KafkaException as error:
         raise to_package_error(
-            error, f"reading how old the records of {group_id} are", settings.bootstrap_servers
+            error, f"reading the age of the records of {group_id}", settings.bootstrap_servers
         ) from error
     finally:
         client.close()
@@ -185,7 +185,7 @@ def offsets_for_times(
         KafkaRefusedError: the broker refuses the request.
     """
     found = _list_offsets(
-        cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="asking which offsets are of a time"
+        cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="reading the offsets of a time"
     )
     return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
 
@@ -224,7 +224,7 @@ def window_ends(
     """
     found = offsets_for_times(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
-    ends = _list_offsets(cluster, last, OffsetSpec.latest(), operation="asking where the logs end")
+    ends = _list_offsets(cluster, last, OffsetSpec.latest(), operation="reading the log ends")
     return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
@@ -232,7 +232,7 @@ def _newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -
     """Return each partition's newest timestamp in milliseconds, if it has one; none before Kafka 3.0."""
     try:
         found = _list_offsets(
-            cluster, partitions, OffsetSpec.max_timestamp(), operation="asking how new the newest records are"
+            cluster, partitions, OffsetSpec.max_timestamp(), operation="reading the newest timestamps"
         )
     except KafkaRefusedError:
         return {}
@@ -273,9 +273,9 @@ class ProcessedRanges:
         """Yield a line for each reason why offsets of the window are not in ``ranges``."""
         if self.pending:
             ranges = ", ".join(map(str, self.pending))
-            yield f"since they are pending and have partitions of their own: {ranges}"
+            yield f"because they are pending and have partitions of their own: {ranges}"
         if self.unread:
-            yield f"since the live lane comes to them: {self.unread:,} offsets"
+            yield f"because the live lane has not read them yet: {self.unread:,} offsets"
 
 
 def processed_ranges(
@@ -308,7 +308,8 @@ def processed_ranges(
     check_catch_up_log(cluster, group_id, states)
     if not states:
         raise InvalidSettingError(
-            f"group {group_id} has committed nothing{' of these topics' if topics else ''}"
+            f"group {group_id} has committed nothing{' of these topics' if topics else ''}. Fix: check "
+            f"the group and the topics with `kafka-liveness status {group_id}`"
         )
     first: Mapping[TopicPartition, int | None]
     behind: Mapping[TopicPartition, int | None] = dict.fromkeys(states)
@@ -338,9 +339,9 @@ def _require_whole(
     cut = [tp for tp, one in states.items() if 0 < one.log_start == spans[tp].start]
     if cut:
         raise DataExpiredError(
-            f"the broker has deleted the first {states[cut[0]].log_start:,} offsets of {cut[0]}"
-            f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether "
-            "some of them are of this time too"
+            f"the broker has deleted the first {states[cut[0]].log_start:,} offsets of "
+            f"{cut[0]}{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and some of them "
+            "may be of this time"
         )
 
 

@@ -189,7 +189,7 @@ class Materializations:
         try:
             return table.result()
         except KafkaLivenessError as error:  # the rows are committed, so this must not end the run
-            self._storage.log.warning("the table's snapshot is not in the event: %s", error)
+            self._storage.log.warning("Left the table's snapshot out of the event: %s", error)
             return None
 
 

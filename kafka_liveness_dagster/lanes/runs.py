@@ -147,7 +147,7 @@ def _live(
                 f"{format_count(told.batches, 'batch')} of this run are in the table once and committed"
             )
             storage.flush(
-                f"{committed}; {told.unreported_batches:,} of them are in no materialization that Dagster has"
+                f"{committed}; Dagster lacks a materialization of {told.unreported_batches:,} of them"
             )
             last = told.final_result(force=_needs_final_result(consumer, context, told, known=known))
         except BaseException:
@@ -261,12 +261,12 @@ def run_catch_up_lane(
     ) as lane:
         pending = lane.outstanding_ranges()
         storage = storage_of(context)
-        storage.log.info("a batch may take %s", lane.budget)
+        storage.log.info("The run budget of a batch is %s", lane.budget)
         storage.log.info(
-            "%s; pending: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
+            "%s requested; pending: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
         )
         if reprocess:
-            storage.log.info("reprocessed, pending or not: %s", join_some(reprocess))
+            storage.log.info("Reprocessing, pending or not: %s", join_some(reprocess))
         tally = Tally()
         pipeline.run(
             lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally
@@ -280,7 +280,7 @@ def run_catch_up_lane(
         )
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, budget_seconds=lane.budget.seconds)
-    storage.log.info("written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
+    storage.log.info("Written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
     if tally.batches:
         read_table = table_info_reader(asset, pipeline.spark, lane.budget.seconds)
         observe_table(storage, asset.key, asset.group_id, processed=tally, read_table_info=read_table)
@@ -305,20 +305,20 @@ def _skipped_message(
         keys: partitions of the crash lag asset; none for a run of complete windows.
     """
     pending = merge_ranges(one for one in left_out if one not in kept)
-    state = "All else of these partitions is done. "
-    state += "They stay failed until the offsets are done" if pending else ""
+    state = "All other offsets of these partitions are done. "
+    state += "The partitions stay failed until these offsets are done" if pending else ""
     if kept:
         state += "; the former rows" if pending else "The former rows"
         state += f" of {join_some(merge_ranges(kept))} are still in the table"
     if kept and not keys:
         return (
             state,
-            "keep the former rows by *Report materialization events*, in the menu beside Materialize",
+            "keep the former rows with *Report materialization events*, in the menu next to Materialize",
         )
     of_kept = [key for key in keys if any(parse_key(key).overlaps(one) for one in kept)]
     named = [*map(str, pending), *of_kept][:_MAX_NAMED]
-    given_up = "give the offsets up" if pending else "keep the former rows"
-    return state, f'{given_up} by `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
+    given_up = "write the offsets off" if pending else "keep the former rows"
+    return state, f'{given_up} with `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
 
 
 def _ranges_to_reprocess(
@@ -355,8 +355,8 @@ def _batches_until_idle(
     The wait for partitions in a rebalance does not count as idle. A batch that is not full begins after
     records have waited for ``commit_interval_seconds`` seconds.
 
-    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is larger
-    (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is
+    larger. This is KIP-41's first heuristic: while enough records are buffered, fetch nothing.
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
@@ -413,7 +413,7 @@ def _report_skipped(asset: KafkaAssetSettings, storage: RunStorage, asked: Seque
             "cause": cause,
         }
         event = dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata)
-        storage.store_event(event, f"the observation of {left_out}, which was passed")
+        storage.store_event(event, f"the observation of {left_out}, which was skipped")
 
     return tell_of
 
@@ -445,7 +445,7 @@ def reprocess_windows(
         found = {window: _processed_offsets(asset, windows, cluster, window=window) for window in asked}
         ranges = merge_ranges(r for several in found.values() for r in several)
         storage_of(context).log.info(
-            "%s again: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
+            "Reprocessing %s: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
         )
         pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=ranges)
         done = (
@@ -487,11 +487,11 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
             event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
             storage.store_event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
-            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was processed, "
-            f"and windows that are marked complete stay so. The sensor {asset.identifier}_sensor marks a "
-            f"window once all its records are in {asset.target}, and none before the group's first record. "
-            "Fix: none is needed; *windows* in the events of the topic's asset says what the next window "
-            "waits for"
+            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was "
+            "processed, and windows that are marked complete stay so. The sensor "
+            f"{asset.identifier}_sensor marks a window once all its records are in {asset.target}, and "
+            "none before the group's first record. Fix: none is needed; *windows* in the events of the "
+            "topic's asset shows what the next window waits for"
         )
     for key, metadata in known.items():
         storage.add_metadata(key, metadata, DATA_STATE_AT_START)
@@ -519,8 +519,8 @@ def _processed_offsets(
     until = window.end + windows.allowed_lateness_seconds
     if until > time.time():
         raise IncompleteWindowError(
-            f"records of {window} may come until {_format_time(until)}: nothing was processed; materialize "
-            "it after that"
+            f"records of {window} may arrive until {_format_time(until)}. Nothing was processed. Fix: "
+            "materialize the window after that"
         )
     try:
         found = processed_ranges(
@@ -532,10 +532,9 @@ def _processed_offsets(
         )
     except DataExpiredError as error:
         raise DataExpiredError(
-            f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "
-            f"`kafka-liveness replay {asset.group_id} --from {_format_time(window.begin)} --to "
-            f"{_format_time(window.end)} "
-            "--allow-expired` processes the records that are still there"
+            f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are. Fix: "
+            f"process the remaining records with `kafka-liveness replay {asset.group_id} --from "
+            f"{_format_time(window.begin)} --to {_format_time(window.end)} --allow-expired`"
         ) from None
     if found.pending or found.unread:
         remedies = [

@@ -202,8 +202,8 @@ def _jump_observation(  # noqa: PLR0917 - one call
         asset,
         partition=keys[0] if len(keys) == 1 else None,
         description=(
-            f"{offsets} became crash lag, pending ({cause or 'cause unknown'}): {join_some(keys)}. "
-            f"Event time {event_time}. They are not in the table until a backfill materializes {these}"
+            f"{offsets} are pending, because the live lane skipped them ({cause or 'cause unknown'}): "
+            f"{join_some(keys)}. Event time {event_time}. They are not in the table until a backfill materializes {these}"
         ),
         metadata={
             "group": group_id,

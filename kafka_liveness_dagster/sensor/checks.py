@@ -51,23 +51,20 @@ _PLOTTED = {
 """Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {
     GROUP_ALIVE: (
-        "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that "
-        "is in progress and no member, and when records wait and the group has no member."
+        "The group has a member, or there is nothing to read and the last live run was fine. Fails if a "
+        "run is in progress and no member, or if records wait and the group has no member."
     ),
-    LAG: (
-        "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that hangs."
-    ),
+    LAG: ("The live lane has at most max_lag offsets to read, and none behind a hanging transaction."),
     RETENTION: (
-        "The broker deletes no unread or pending records, and will not soon: none are in the oldest tenth "
-        "of a log that retention has begun to delete."
+        "The broker deletes no unread or pending records. Warns if some are in the oldest tenth of a "
+        "log that retention has begun to delete."
     ),
     EXACT: (
         "Every committed offset is in the table, pending as crash lag, or reported as lost. Compares the "
         "group's commits with the table's snapshots."
     ),
-    CRASH_LAG_AGE: "How long Dagster has known of the oldest pending range, at most "
-    "max_age_seconds of CrashLag.",
-    DEAD_LETTERS: "No record that the transform could not process is pending.",
+    CRASH_LAG_AGE: "Dagster has known the oldest pending range for at most max_age_seconds of CrashLag.",
+    DEAD_LETTERS: "No dead letter is pending: a record that the transform could not process.",
 }
 
 
@@ -110,14 +107,14 @@ class GroupChecks:
             specs=self.specs,
             can_subset=True,
             required_resource_keys={kafka_resource_key, *([spark_resource_key] if self.table else [])},
-            description=f"Looks at consumer group {self.group_id} as the sensor does; changes nothing.",
+            description=f"Checks consumer group {self.group_id} as the sensor does; changes nothing.",
         )
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             cluster = getattr(context.resources, kafka_resource_key).cluster()
             table = TableLedgerReader.from_resources(
                 self.table, context.resources, spark_resource_key, connect_seconds=_CONNECT_SECONDS
             )
-            with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
+            with storage_errors("a run of checks writes and commits none, and no check was evaluated"):
                 judged = self._evaluate_now(cluster, context.instance, table)
             for evaluated in judged:
                 if (

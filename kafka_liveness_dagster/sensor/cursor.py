@@ -182,7 +182,7 @@ class GroupCursor(BaseModel, frozen=True):
             return cls()
 
     def as_of(self, now: float) -> GroupCursor:
-        """Return the cursor for the current clock; after it was set back, no stored time is in the future."""
+        """Return the cursor for the current clock; no stored time is in the future if it was turned back."""
         if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # times are rounded
             return self
         since = self.rebalancing_since

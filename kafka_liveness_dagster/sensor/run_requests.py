@@ -74,9 +74,9 @@ class EventHook:
             try:
                 requests += self._requested(event, key)
             except Exception as error:
-                log.exception("on_event of %s failed, nothing was requested for: %s", self.sensor_name, event)
+                log.exception("on_event of %s failed. No run was requested for: %s", self.sensor_name, event)
                 failed.append(
-                    f"on_event failed with {type(error).__name__}, nothing was requested for: {event}"
+                    f"on_event failed with {type(error).__name__}. No run was requested for: {event}"
                 )
         return requests, failed
 
@@ -214,7 +214,7 @@ def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """Return how many of the newest runs failed in a row, and whether the next one must wait."""
     failed = _failed_in_a_row(records)
-    # The absolute value, because a failed run may have a later time after the clock was set back
+    # The absolute value, because a failed run may have a later time after the clock was turned back
     since = abs(now - (failed[0].end_time or now)) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
 

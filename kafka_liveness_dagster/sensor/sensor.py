@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 OBSERVE_INTERVAL_SECONDS = 60.0
 """Shortest time between two observations of the topic."""
 _SKIP_MESSAGE = (
-    "a sensor writes and commits none. This tick started no run and added no partition; the next one goes "
-    "on from the same cursor"
+    "a sensor writes and commits none. This tick started no run and added no partition; the next tick "
+    "continues from the same cursor"
 )
 
 
@@ -118,7 +118,7 @@ def build_group_sensor(
         default_status=sensor.default_status,
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=(
-            f"Watches consumer group {group_id}: starts live runs, and makes pending ranges partitions."
+            f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
         ),
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -275,7 +275,7 @@ class _Tick:
         is_less_forgotten = cursor.forgotten_ranges != self._memory.forgotten_ranges
         self._reports = bool(self._events) or self._is_due or is_less_forgotten
         for line in observed.external_commit_lines if self._reports else ():
-            self._log.warning("group %s: %s", sensor.group_id, line)
+            self._log.warning("Group %s: %s", sensor.group_id, line)
         self._event_runs, self._failed_hooks = sensor.event_hook.call(self._events, cursor, self._log)
 
     def _end_orphaned_runs(self) -> None:
@@ -336,7 +336,7 @@ class _Tick:
         table = self._table
         if windows is None or table is None:
             return
-        cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not asked")
+        cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not read")
         cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
         self._windows = windows.materialize_complete(
             self._cluster,
@@ -450,4 +450,4 @@ class _Tick:
 
 
 def _foreign_keys_warning(stray: Sequence[str]) -> str:
-    return f"; not crash lag partitions, delete them: {', '.join(stray[:3])}" if stray else ""
+    return f"; delete the partitions that are not crash lag: {', '.join(stray[:3])}" if stray else ""

@@ -306,7 +306,7 @@ def test_a_history_is_scanned_as_it_is_decoded(spans):
 )
 def test_a_newer_versions_history_is_not_understood(text):
     """And not guessed at."""
-    with pytest.raises(UnknownLedgerFormatError, match="does not understand"):
+    with pytest.raises(UnknownLedgerFormatError, match="unknown format"):
         find_overlaps(history(text))
 
 

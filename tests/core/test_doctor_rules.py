@@ -35,7 +35,7 @@ COMMITS = (
     {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False},
 )
 GROUP = kafka_rules.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
-BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "nothing that waits is about to expire")}
+BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "no waiting record is about to expire")}
 TOPIC = (
     kafka_rules.TOPIC,
     {
@@ -136,7 +136,7 @@ def test_what_is_well_is_told_without_advice(of):
         (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "rejects every commit"),
         (COMMITS, {"copies": Unavailable("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
         (GROUP, {"consumer.heartbeat.interval.ms": "15001"}, "sessions", Outcome.FAIL, "a third"),
-        (BACKLOG, {"expiry": Verdict(Severity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
+        (BACKLOG, {"expiry": Verdict(Severity.WARNING, "70-120 expire soon")}, "expiry", WARN, "70-120"),
         (BACKLOG, {"expiry": Verdict(Severity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
         (TOPIC, {"retention.ms": str(DAY_MS)}, "retention", WARN, "to 259,200,000 (3 days)"),
         (TOPIC, {"offsets.retention.minutes": "1440"}, "retention", WARN, "to 10,080 or more"),

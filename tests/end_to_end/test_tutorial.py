@@ -115,7 +115,7 @@ class Dagster:
 
         def found():
             runs = self.instance.get_runs(dg.RunsFilter(job_name="orders_job"))
-            return [run for run in runs if run.run_id not in after and self.said(run.run_id, "committed ")]
+            return [run for run in runs if run.run_id not in after and self.said(run.run_id, "Committed ")]
 
         return self._terminal.wait_until("a live run commits", found)[0].run_id
 
@@ -156,7 +156,10 @@ def backfill_by_clicking(page, url, keys, crashed):
     picture(page, "asset")
 
     tab(page, "Events").click()
-    told = f"{skipped:,} offsets became crash lag, pending (run {crashed[:8]} crashed): {', '.join(keys)}."
+    told = (
+        f"{skipped:,} offsets are pending, because the live lane skipped them (run {crashed[:8]} crashed): "
+        f"{', '.join(keys)}."
+    )
     expect(page.get_by_text(told).first).to_be_visible()
     picture(page, "why")
 

@@ -166,7 +166,7 @@ class GroupWithCrashLag:
     def began_again(self, runs):
         """Which of the runs met another writer of the same offsets or files."""
         said = {run: [entry.user_message for entry in self.instance.all_logs(run)] for run in runs}
-        return [run for run in runs if any("another writer committed rows of" in line for line in said[run])]
+        return [run for run in runs if any("Another writer committed rows of" in line for line in said[run])]
 
     def written_by(self, rows, partition):
         """``{run: offsets}`` of a partition's owed and later offsets."""

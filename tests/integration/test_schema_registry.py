@@ -373,7 +373,7 @@ def test_what_the_registry_does_not_have_is_named(registry, resource, batch, sub
     with pytest.raises(PySparkException, match=message):
         values(resource.decode(batch([framed(99_999, b"\2")]), subject))
     with pytest.raises(
-        kl.SchemaNotFoundError, match=r"has no subject 'nobody-value'.*nothing of the batch was written"
+        kl.SchemaNotFoundError, match=r"has no subject 'nobody-value'.*Nothing of the batch was written"
     ):
         resource.decode(batch([None]), "nobody-value")
 
@@ -461,10 +461,10 @@ def answering():
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (200, b"<html>", "what is no JSON of one"),
-        (200, b"{}", "an answer without a schema"),
-        (200, b"[]", "what is no JSON of one"),
-        (404, b"<html>", "HTTP 404 and no code of one"),
+        (200, b"<html>", "no JSON of a schema registry"),
+        (200, b"{}", "a response without a schema"),
+        (200, b"[]", "no JSON of a schema registry"),
+        (404, b"<html>", "HTTP 404 and no code of a schema registry"),
         (302, b"", "answered with HTTP 302"),
         (503, b'{"error_code": 503, "message": "s3cr3t"}', "answered with HTTP 503"),
     ],

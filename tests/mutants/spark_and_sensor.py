@@ -415,7 +415,7 @@ _TABLE_OF_A_TICK = (
         file="sensor/table_ledger.py",
         old=(
             "        with connection_of(session).abort_after(\n"
-            '            QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"\n'
+            '            QUERY_TIMEOUT_SECONDS, f"waiting for the dead letters of {self.target}"\n'
             "        ):"
         ),
         new="        if True:",

@@ -49,7 +49,7 @@ def test_nothing_stands_still_without_a_message(production):
     [behind] = busy.runs(job=f"{busy.crash_lag}_job")
     assert (queued.status, behind.status) == (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.QUEUED)
     assert f"run {short_run_id(queued.run_id)}" in failed.description
-    assert "Queued or hanging?" in failed.description
+    assert "Queued or hung: " in failed.description
     assert "the live run is in Dagster's queue" in waits.last_tick().skip_reason
     assert failed.severity is dg.AssetCheckSeverity.ERROR
     report = production.doctor(busy, code=1)
