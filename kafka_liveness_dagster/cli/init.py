@@ -43,9 +43,9 @@ _FILES = {
 def init(folder: Path, *, topic: str, table: str | None, group: str | None, as_json: bool) -> None:
     """Create a project with a test and settings.
 
-    NAME is a new folder. It gets a pipeline that decodes JSON, sets bad records aside and recovers from a
-    crash; a test of its transform that needs no service; the recommended dagster.yaml; and a Makefile with
-    the commands of the first hour. `kafka-liveness doctor` has no warning for this project.
+    NAME is a new folder. Its pipeline decodes JSON, sets bad records aside and recovers from a crash. It also
+    gets a test of the transform that needs no service, the recommended dagster.yaml, and a Makefile.
+    `kafka-liveness doctor` has no warning for this project.
 
     \b
     Example:

@@ -203,7 +203,8 @@ def _jump_observation(  # noqa: PLR0917 - one call
         partition=keys[0] if len(keys) == 1 else None,
         description=(
             f"{offsets} are pending, because the live lane skipped them ({cause or 'cause unknown'}): "
-            f"{join_some(keys)}. Event time {event_time}. They are not in the table until a backfill materializes {these}"
+            f"{join_some(keys)}. Event time {event_time}. They are not in the table until a backfill "
+            f"materializes {these}"
         ),
         metadata={
             "group": group_id,

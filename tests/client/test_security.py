@@ -373,7 +373,7 @@ def test_a_variable_is_looked_up_in_a_script_too(monkeypatch):
 
 def test_the_embedded_broker_is_not_asked_for_what_it_cannot():
     """An address forgotten beside a login must not quietly mean a broker without one."""
-    with pytest.raises(InvalidSettingError, match="name yours with bootstrap_servers"):
+    with pytest.raises(InvalidSettingError, match="set bootstrap_servers to the addresses of your brokers"):
         kl.KafkaLivenessResource(**LOGIN).settings()
 
 
