@@ -82,7 +82,7 @@ def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
 
     requests, failed = EventHook("orders_sensor", hook, "page").call([CRASH, JOIN], LATER, LOG)
     assert len(requests) == 1
-    assert failed == [f"on_event failed with ZeroDivisionError, nothing was requested for: {CRASH}"]
+    assert failed == [f"on_event failed with ZeroDivisionError. No run was requested for: {CRASH}"]
     assert "ZeroDivisionError" in caplog.text
     assert EventHook("orders_sensor", None, None).call([CRASH], LATER, LOG) == ([], [])
 

@@ -503,7 +503,7 @@ def test_each_unknown_setting_is_refused_with_the_nearest_name():
             {"offsets": kl.Offsets(on_missing_rows="crash_lag")},
             "leave on_missing_rows='crash_lag' out",
         ),
-        (sensor, {"sensor": kl.Sensor(max_lag=5)}, "max_lag of sensor means nothing to sensor orders_sensor"),
+        (sensor, {"sensor": kl.Sensor(max_lag=5)}, "max_lag of sensor orders_sensor would not be used"),
     ],
 )
 def test_what_means_nothing_there_is_refused(make, settings, says):
