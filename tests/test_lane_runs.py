@@ -16,6 +16,7 @@ from kafka_liveness_dagster.lanes.runs import (
     _batches_until_idle,
     _ranges_to_reprocess,
     _report_skipped,
+    _requested_ranges,
     _skipped_message,
 )
 
@@ -186,3 +187,12 @@ def test_what_a_run_leaves_behind_is_named_with_the_command_that_closes_it(owed,
     owed, kept = ([OffsetRange.parse(one) for one in several] for several in (owed, kept))
     told = _skipped_message("orders-etl", [*owed, *kept], kept, keys)
     assert told == (f"All other offsets of these partitions are done. {state}", remedy)
+
+
+def test_a_partition_that_names_no_range_is_refused_with_the_menu_that_deletes_it():
+    """A person can add any text as a partition; a command gets the first sentence alone."""
+    assert list(_requested_ranges([MISSING, REPLAY])) == [MISSING, REPLAY]
+    with pytest.raises(
+        kl.InvalidSettingError, match=r"^'orders' is not a crash lag key: .*\. Fix: delete this"
+    ):
+        _requested_ranges([MISSING, "orders"])

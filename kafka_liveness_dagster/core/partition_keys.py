@@ -81,9 +81,7 @@ def parse_key(key: str) -> OffsetRange:
 
 def _invalid_key_error(key: str) -> InvalidSettingError:
     return InvalidSettingError(
-        f"partition {key!r} is not a crash lag key like orders:3:70-120. The sensor adds the "
-        "partitions; nothing was processed. Fix: delete this partition in the UI, in the menu next to "
-        "Materialize: Delete partitions"
+        f"{key!r} is not a crash lag key: wanted topic:partition:start-end, like orders:3:70-120"
     )
 
 

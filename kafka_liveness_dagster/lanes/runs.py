@@ -16,7 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key, partition_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
@@ -206,12 +206,9 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 
 
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    asked = {
-        key: parse_key(key)
-        for key in call_with_retries(
-            lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START
-        )
-    }
+    asked = _requested_ranges(
+        call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
+    )
     again = _ranges_to_reprocess(asset, context, asked)
     pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=again)
     pipeline.spark.open_ahead()
@@ -224,6 +221,22 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
             asset.group_id, one, done.pending, lost=done.lost, of_run=numbers, is_reprocessed=one in again
         )
         storage_of(context).add_metadata(key, {**told, **pipeline.spark.links()}, DATA_STATE_AT_END)
+
+
+def _requested_ranges(keys: Sequence[str]) -> dict[str, OffsetRange]:
+    """Return the range of each partition of the run.
+
+    Raises:
+        InvalidSettingError: a person added a partition that names no range.
+    """
+    try:
+        return {key: parse_key(key) for key in keys}
+    except InvalidSettingError as error:
+        error.append(
+            "Nothing was processed; the sensor adds all partitions. Fix: delete this partition in the UI, in "
+            "the menu next to Materialize: Delete partitions"
+        )
+        raise
 
 
 class CatchUpResult(NamedTuple):

@@ -93,7 +93,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             *(["adopt", group, "lake.shop.orders", *NOBODY] for group in groups),
             *(["write-off", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
         ],
-        "wanted a topic of Kafka's": [
+        "wanted a Kafka topic": [
             [command, "etl", "--topic", topic, *NOBODY]
             for command in ("status", "audit", "health")
             for topic in ("", " ", "a:b", HALF, "x" * 600)

@@ -64,7 +64,7 @@ def test_an_offset_is_not_blamed_for_a_process_that_was_frozen():
     with simulated():
         for seed in range(15):
             told += [entry[1:4:2] for entry in Simulation(seed, scenario, weights).run().history]
-    assert ("fenced: %s", FenceReason.POLL_TIMEOUT.value) in told
+    assert ("Fenced: %s", FenceReason.POLL_TIMEOUT.value) in told
     assert "SlowRecordError" not in {what for what, *_ in told}
 
 
