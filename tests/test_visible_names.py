@@ -369,7 +369,7 @@ def test_metadata_of_a_topic():
             "orders-etl",
             ["orders"],
             look(instance),
-            [CRASHED, CRASHED],
+            [CRASHED],
             failed=["on_event failed"],
             windows="complete to 10:00",
         )

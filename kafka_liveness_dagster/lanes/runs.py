@@ -69,6 +69,10 @@ UNTOUCHED = (
     "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition "
     "again, materialize its partition without that asset"
 )
+IDLE_LINE = (
+    "This run ends, because no record arrived for %g s (idle_seconds). The sensor starts the next run when "
+    "records arrive"
+)
 _MAX_NAMED = 5  # ranges in a command that an error shows; the next run shows the others
 
 
@@ -143,6 +147,8 @@ def _live(
                 consumer, storage.log, table_timeout_seconds(consumer.timeouts.budget.seconds), told.batches
             )
             storage.log.info("%s committed in this run", format_count(told.batches, "batch"))
+            if consumer.has_time_for_batch():
+                storage.log.info(IDLE_LINE, asset.idle_seconds)
             committed = (
                 f"{format_count(told.batches, 'batch')} of this run are in the table once and committed"
             )

@@ -89,7 +89,7 @@ def group_observations(
     of_group = {
         "state": seen.state.value,
         "members": size,
-        **({"events": dg.MetadataValue.md(_markdown_lines(events))} if len(events) > 1 else {}),
+        **({"events": dg.MetadataValue.md(_markdown_lines(events))} if events else {}),
         **({"windows": windows} if windows else {}),
         **({"external_commits": dg.MetadataValue.md(_code_block(external))} if external else {}),
         **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),

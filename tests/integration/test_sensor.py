@@ -64,8 +64,9 @@ class Sensor:
         """What one look tells of the group."""
         result = self.tick()
         key = dg.AssetKey(["kafka", f"{self.asset.topics[0]}_topic"])
-        seen = [event.metadata["events"].value for event in result.asset_events if event.asset_key == key]
-        return [line.removeprefix("- ") for text in seen for line in text.splitlines() if line != "none"]
+        found = [event.metadata for event in result.asset_events if event.asset_key == key]
+        texts = [metadata["events"].value for metadata in found if "events" in metadata]
+        return [line.removeprefix("- ") for text in texts for line in text.splitlines()]
 
 
 def sensor_of(story):
