@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,8 @@ _LOOK_AROUND = """
 All of it goes on running until Ctrl-C.
 Dagster  [bold]{stage.url}[/bold]
          /assets/orders: what each run did; /assets/orders_crash_lag: what was skipped, and the backfill;
-         /automation: the sensor. Kill a run worker of your own: pkill -9 -f 'dagster api execute_run'
+         /automation: the sensor
+Kill the live run yourself: {kill}
 Kafka    {stage.services.bootstrap_servers}
 Spark    {spark} (with its token: kafka-liveness up --json)
 In another shell: export KAFKA_LIVENESS_HOME='{stage.home}', then
@@ -54,27 +57,37 @@ In another shell: export KAFKA_LIVENESS_HOME='{stage.home}', then
          kafka-liveness produce orders --rate 100 FILE"""
 
 
-def tell(*, keep: bool = False, json_file: Path | None = None, backlog: int = _BACKLOG) -> Verdict:
+def tell(
+    *, keep: bool = False, json_file: Path | None = None, backlog: int = _BACKLOG, as_json: bool = False
+) -> Verdict:
     """Tell the story on fresh services and judge it; every process of it is gone afterwards.
 
     Args:
         keep: stay with the UI and the services running until Ctrl-C.
         json_file: where to write the verdict's figures.
         backlog: orders waiting when the worker is killed.
+        as_json: print the verdict on stdout as one JSON document, and all else on stderr.
 
     Raises:
         DemoError: a step did not happen in time; says which and where its log is.
     """
-    console = Console()
+    console = Console(stderr=as_json)
     with Stage() as stage:
         story = _Story(stage, console, backlog)
         verdict = story.run()
         story.show(verdict)
         if json_file is not None:
             json_file.write_text(json.dumps(verdict.as_json(), indent=2) + "\n")
+        if as_json:
+            sys.stdout.write(json.dumps(verdict.as_json()) + "\n")
+            sys.stdout.flush()
         if keep:
             console.print(
-                _LOOK_AROUND.format(stage=stage, spark=stage.services.spark_remote.partition("/;")[0]),
+                _LOOK_AROUND.format(
+                    stage=stage,
+                    spark=stage.services.spark_remote.partition("/;")[0],
+                    kill=story.kill_command(),
+                ),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -117,6 +130,14 @@ class _Story:
         verdict.killed_in_the_middle_of = middle
         verdict.seconds = round(time.monotonic() - self.began_at, 1)
         return verdict
+
+    def kill_command(self) -> str:
+        """Return the command that kills the worker of the live run in progress, and of no other run."""
+        for run in reversed(self._live_runs()):
+            with suppress(DemoError):  # the worker of a run that has just started may have no event yet
+                if self._status(run) is dg.DagsterRunStatus.STARTED:
+                    return f"kill -9 {worker_pid(self.instance, run)} (run {run[:8]})"
+        return "its page in Dagster has the pid, in the line `Executing steps in process`"
 
     def show(self, verdict: Verdict) -> None:
         timeline = Table("seconds", "what happened", title="Timeline", title_justify="left")

@@ -6,6 +6,7 @@ Row by row as it happens, then the verdict; heartbeats are ticks of one row.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -33,7 +34,12 @@ _MAX_TICKS = 40
 
 
 def run_timeline(
-    settings: KafkaSettings, scenario: Scenario, *, json_file: Path | None, picture: Path | None
+    settings: KafkaSettings,
+    scenario: Scenario,
+    *,
+    json_file: Path | None,
+    picture: Path | None,
+    as_json: bool = False,
 ) -> TimelineVerdict:
     """Watch one stalled consumer on a topic of its own, show it, and judge it.
 
@@ -42,20 +48,22 @@ def run_timeline(
         scenario: the timeouts and how long to stall.
         json_file: where to write verdict and events.
         picture: where to draw them, as SVG.
+        as_json: print verdict and events on stdout as one JSON document, and all else on stderr.
 
     Raises:
         TimelineError: the consumer ended before its story did.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=as_json)
     _show_introduction(console, scenario)
     with temporary_topic(settings, scenario) as name:
         telling = Recording(scenario, tuple(_show_live(console, record_events(settings, name, scenario))))
     verdict = judge_recording(telling)
     _show_verdict(console, verdict)
+    document = {**verdict.as_json(), **telling.as_json()}
     if json_file is not None:
-        json_file.write_text(
-            json.dumps({**verdict.as_json(), **telling.as_json()}, indent=1) + "\n", encoding="utf-8"
-        )
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        sys.stdout.write(json.dumps(document) + "\n")
     if picture is not None:
         picture.write_text(draw_svg(telling), encoding="utf-8")
     return verdict

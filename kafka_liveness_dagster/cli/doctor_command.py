@@ -19,6 +19,7 @@ from kafka_liveness_dagster.cli.options import (
     GROUP,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
     spark_address,
     spark_option,
@@ -55,7 +56,7 @@ _WIDTH = 24
     help="The code location, as `dagster dev -f` takes it.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings and unknown results, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor(
     context: click.Context,

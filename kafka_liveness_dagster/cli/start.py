@@ -174,6 +174,18 @@ class GroupStart:
         if self.without:
             yield f"{join_some(self.without)}: no offset is known; auto_offset_reset decides"
 
+    def as_json(self, warning: str) -> dict[str, Any]:
+        """Return the group and its start offsets."""
+        offsets: dict[str, dict[str, int]] = {}
+        for tp, offset in sorted(self.offsets.items()):
+            offsets.setdefault(tp.topic, {})[str(tp.partition)] = offset
+        return {
+            "group": self.group_id,
+            "offsets": offsets,
+            "partitions_without_offset": list(map(str, self.without)),
+            "warnings": [warning] if warning else [],
+        }
+
     def commit(self) -> str:
         """Commit the offsets as the beginning of the group, and return an outcome.
 

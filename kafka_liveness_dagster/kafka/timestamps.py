@@ -7,6 +7,7 @@ hours. Joins no group and commits nothing.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,31 +108,73 @@ def timestamps(
     Partitions whose record did not come in time are left out. The offset itself may have no record: it may be
     a transaction's marker, or compacted away.
     """
+    with _reader(cluster, group_id, isolation) as client:
+        return _first_timestamps(client, offsets, time.monotonic() + READ_TIMEOUT_SECONDS)
+
+
+@contextmanager
+def _reader(cluster: Cluster, group_id: str, isolation: str = "read_committed") -> Iterator[Any]:
     settings = cluster.settings
     reader = settings.reader_config(group_id, "kafka-liveness/behind")
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = create_client(Consumer, config)
-    found: dict[TopicPartition, int] = {}
-    unheard = set(offsets)
-    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
-        client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
-        while unheard and (left := give_up_at - time.monotonic()) > 0:
-            heard: set[TopicPartition] = set()
-            for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
-                at = TopicPartition(message.topic(), message.partition())
-                if at in unheard - heard and not message.error():
-                    found[at] = message.timestamp()[1]
-                heard.add(at)
-            # Without the pause, records of the other partitions wait behind the rest of these
-            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
-            unheard -= heard
+        yield client
     except KafkaException as error:
         raise to_package_error(
             error, f"reading how old the records of {group_id} are", settings.bootstrap_servers
         ) from error
     finally:
         client.close()
+
+
+def _first_timestamps(
+    client: Any, offsets: Mapping[TopicPartition, int], give_up_at: float
+) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    unheard = set(offsets)
+    client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+    while unheard and (left := give_up_at - time.monotonic()) > 0:
+        heard: set[TopicPartition] = set()
+        for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
+            at = TopicPartition(message.topic(), message.partition())
+            if message.error() is None and message.offset() < offsets.get(at, 0):
+                continue  # of the assignment before this one
+            if at in unheard - heard and not message.error():
+                found[at] = message.timestamp()[1]
+            heard.add(at)
+        # Without the pause, records of the other partitions wait behind the rest of these
+        client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
+        unheard -= heard
+    return found
+
+
+def oldest_timestamps(
+    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange], seconds: float = READ_TIMEOUT_SECONDS
+) -> dict[OffsetRange, int]:
+    """Return the timestamp in milliseconds of the first record of each range.
+
+    One read serves all partitions, so ranges of one partition need several reads. Ranges whose record did not
+    come in time, and ranges without a record, are left out.
+
+    Args:
+        cluster: cluster of the partitions.
+        group_id: group that the reader names; nothing is joined or committed.
+        ranges: ranges whose first records the broker still has.
+        seconds: limit of all reads.
+    """
+    waiting: dict[TopicPartition, list[OffsetRange]] = {}
+    for one in sorted(ranges, key=lambda one: one.start):
+        waiting.setdefault(one.topic_partition, []).append(one)
+    give_up_at = time.monotonic() + seconds
+    found: dict[OffsetRange, int] = {}
+    with _reader(cluster, group_id) as client:
+        while waiting and time.monotonic() < give_up_at:
+            firsts = {tp: ranges.pop(0) for tp, ranges in waiting.items()}
+            starts = {tp: one.start for tp, one in firsts.items()}
+            known = _first_timestamps(client, starts, give_up_at)
+            found |= {firsts[tp]: at_ms for tp, at_ms in known.items() if at_ms > 0}
+            waiting = {tp: ranges for tp, ranges in waiting.items() if ranges}
     return found
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             ["audit", "etl", "--spark", SECRET, *NOBODY],
             ["doctor", "--spark", "sc://"],
         ],
-        "is no number of seconds": [
+        "is not a number of seconds": [
             ["status", "etl", "--watch", "nan", *NOBODY],
             ["timeline", "--session", "nan"],
         ],
@@ -123,7 +123,9 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
         "extra setting group.id='other' is refused": [
             ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "group.conf")]
         ],
-        "it is no UTF-8": [["status", "etl", *NOBODY, "--command-config", str(tmp_path / "latin.conf")]],
+        "the file is not UTF-8": [
+            ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "latin.conf")]
+        ],
     }
     commands = [words for several in asked.values() for words in several]
     child = [sys.executable, "-c", MANY]
