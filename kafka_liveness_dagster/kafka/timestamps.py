@@ -134,6 +134,9 @@ def _first_timestamps(
     found: dict[TopicPartition, int] = {}
     unheard = set(offsets)
     client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+    client.resume(
+        [KafkaTopicPartition(*tp) for tp in offsets]
+    )  # an assignment keeps the pause of the last one
     while unheard and (left := give_up_at - time.monotonic()) > 0:
         heard: set[TopicPartition] = set()
         for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):

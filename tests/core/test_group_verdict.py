@@ -70,8 +70,8 @@ def runs(*departures, dagster=True, **facts):
             runs(),
             [
                 (
-                    "the group has 10 offsets of lag, and no member. Fix: turn on the group's sensor, or launch "
-                    "its live job"
+                    "the group has 10 offsets of lag, and no member. Fix: turn on the group's sensor, or "
+                    "launch its live job"
                 )
             ],
             id="a check of health",
