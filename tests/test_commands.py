@@ -7,13 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import time
+from io import StringIO
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from kafka_liveness_dagster.cli import exit_codes, marks
+from kafka_liveness_dagster.audit.certificate import GroupCertificate
+from kafka_liveness_dagster.cli import audit_command, exit_codes, marks, status_output
 from kafka_liveness_dagster.cli.main import SECTIONS, main
 from kafka_liveness_dagster.cli.produce_progress import ProduceProgress
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -103,6 +106,18 @@ def test_the_json_of_the_services_is_one_document(tmp_path, monkeypatch):
     told = CliRunner().invoke(main, ["down", "--json"])
     assert (told.exit_code, json.loads(told.stdout)) == (0, {"stopped": []})
     assert CliRunner().invoke(main, ["down"]).stdout == "stopped: nothing ran\n"
+
+
+def test_a_pipe_gets_the_whole_table_of_an_audit(monkeypatch):
+    """No column is cut, whatever COLUMNS is."""
+    monkeypatch.setenv("COLUMNS", "40")
+    console = status_output.create_console()
+    console.file = StringIO()
+    certificate = GroupCertificate("etl", "sink", False, snapshot_id=None, partitions=())
+    console.print(audit_command.certificate_as_text(certificate), soft_wrap=True)
+    header = console.file.getvalue().splitlines()[0]
+    assert header.split()[:4] == ["partition", "log", "from", "committed"]
+    assert header.rstrip().endswith("written twice")
 
 
 # --- exit codes ---------------------------------------------------------------------------------------------
@@ -196,7 +211,7 @@ def test_progress_is_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
         with file.open("rb") as lines, ProduceProgress(lines, is_shown=True) as progress:
             for number, _ in enumerate(progress.lines, 1):
                 progress.update(number)
-            progress._refreshed_at = 0.0
+            time.sleep(0.2)  # longer than the interval of updates
             progress.update(2)
         shown = capsys.readouterr().err
         assert ("2 records, " in shown, "100%" in shown) == (is_terminal, is_terminal)

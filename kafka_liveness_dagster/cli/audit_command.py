@@ -1,6 +1,6 @@
-"""The command ``kafka-liveness audit``, and how a certificate looks to people and to programs.
+"""The command ``kafka-liveness audit``: print a certificate for people and for programs.
 
-Decides nothing.
+Decides nothing: ``audit.certificate`` does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
     """Import the sink, or the asset that has it, and return its ledger.
 
     Raises:
-        click.UsageError: there is no such sink, or it is no ledger.
+        click.UsageError: there is no such sink, or it has no ledger.
     """
     from kafka_liveness_dagster.spark.sink import SinkLedgerAdapter  # noqa: PLC0415
 
@@ -127,14 +127,17 @@ def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise click.UsageError(f"--sink {name} could not be imported ({summary_line(error)}).") from error
+        raise click.UsageError(
+            f"--sink {name} could not be imported ({summary_line(error)}). Fix: give MODULE:NAME, importable "
+            "from this folder."
+        ) from error
     finally:
         sys.path.remove("")
     sink = getattr(getattr(found, "settings", None), "sink", found)
     ledger = SinkLedgerAdapter.from_sink(sink)
     if ledger is None:
         raise click.UsageError(
-            f"--sink {name} is no sink with a ledger: it has neither ledger_commits() nor covered(). Fix: "
+            f"--sink {name} is not a sink with a ledger: it has neither ledger_commits() nor covered(). Fix: "
             "docs/sinks.md shows a sink that stores the ledger_text of each batch; without --sink both "
             "commit logs are audited."
         )
@@ -142,7 +145,7 @@ def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
 
 
 def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
-    """One object; offsets are half-open ranges ``[start, end)``."""
+    """Return one object; offsets are half-open ranges ``[start, end)``."""
     return {
         "group": found.group_id,
         "target": found.target,
@@ -171,7 +174,7 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
 
 
 def certificate_as_text(found: GroupCertificate) -> Group:
-    """The same for a terminal; the certificate is the last line."""
+    """Return the certificate for a terminal; the verdict is the last line."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -229,7 +232,7 @@ def _rows_json(found: RowComparison) -> dict[str, Any]:
 
 def _history_json(found: GroupCertificate) -> Iterator[str]:
     if not found.is_table and not any(p.state.ledger_entry is not None for p in found.partitions):
-        yield f"the rows go to the sink {found.target}, which was not queried: only both commit logs were"
+        yield f"the rows go to the sink {found.target}, which was not read: both commit logs were"
         return
     if not found.is_table:
         rows = sum(write.added_rows for write in found.history)

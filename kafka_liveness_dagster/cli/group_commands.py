@@ -1,4 +1,4 @@
-"""The commands about one group: ``status``, ``write-off``, ``move``, ``adopt``, ``start`` and ``replay``."""
+"""The commands for one group: ``status``, ``write-off``, ``move``, ``adopt``, ``start`` and ``replay``."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def health(
     failed = sum(verdict.severity is not Severity.FINE for verdict in verdicts)
     is_well = not (failed or not_begun)
     if as_json:
-        click.echo(json.dumps(_as_json(group, verdicts, is_well=is_well, not_begun=not_begun)))
+        click.echo(json.dumps(health_as_json(group, verdicts, is_well=is_well, not_begun=not_begun)))
     else:
         click.echo(f"group {group} is {_summary(verdicts, failed, not_begun=not_begun)}")
         for verdict in verdicts:
@@ -108,12 +108,18 @@ def _summary(verdicts: list[Verdict], failed: int, *, not_begun: str) -> str:
     return f"well: {len(verdicts)} checks passed"
 
 
-def _as_json(group: str, verdicts: list[Verdict], *, is_well: bool, not_begun: str) -> dict[str, object]:
+def health_as_json(
+    group: str, verdicts: list[Verdict], *, is_well: bool, not_begun: str
+) -> dict[str, object]:
+    """Return the verdict and the checks; ``not_begun`` is the reason of a group without commits."""
+    from kafka_liveness_dagster.core.health import Severity  # noqa: PLC0415  `--help` must not wait for it
+
+    failed = [one.message for one in verdicts if one.severity is not Severity.FINE]
     return {
         "group": group,
         "well": is_well,
         "begun": not not_begun,
-        "problems": [not_begun] if not_begun else [],
+        "problems": [not_begun] if not_begun else failed,
         "checks": [
             {"severity": one.severity.value, "message": one.message, "numbers": dict(one.numbers)}
             for one in verdicts

@@ -1,4 +1,4 @@
-"""The commands about topics: ``kafka-liveness topic create``, ``list``, ``describe``, and ``produce``."""
+"""The commands for topics: ``kafka-liveness topic create``, ``list``, ``describe``, and ``produce``."""
 
 from __future__ import annotations
 

@@ -405,7 +405,7 @@ def test_a_sink_that_is_a_ledger_is_certified(services, produce, rows, warm_spar
         world.group, *of_sink, "--table", "lake.shop.orders"
     )
     assert "could not be imported" in refused(world.group, "--sink", "nowhere:sink")
-    assert "is no sink with a ledger" in refused(world.group, "--sink", "json:dumps")
+    assert "is not a sink with a ledger" in refused(world.group, "--sink", "json:dumps")
 
 
 def test_several_targets_are_no_target(world, refused):
