@@ -94,7 +94,11 @@ def problems(
     return [
         *(_departure_text(gone, is_dagster_read=runs.is_dagster_read) for gone in runs.departures),
         *lost,
-        *(verdict.message for verdict in verdicts if verdict.severity is not Severity.FINE),
+        *(
+            verdict.message.partition(". Fix: ")[0]  # the next steps fit the runs in progress
+            for verdict in verdicts
+            if verdict.severity is not Severity.FINE
+        ),
     ]
 
 
@@ -113,12 +117,15 @@ def next_steps(
 
 
 def _live_steps(partitions: Sequence[PartitionSnapshot], members: int, runs: GroupRuns) -> Iterator[str]:
-    # Rule 1: a live run is on its way
+    # Rule 1: only Dagster has the reason of a departure
+    if runs.departures and not runs.is_dagster_read:
+        yield "set DAGSTER_HOME to the instance of the run to see why the run left"
+    # Rule 2: a live run is on its way
     if runs.starting:
         are = "is" if len(runs.starting) == 1 else "are"
         yield f"live run {', '.join(runs.starting)} {are} starting"
         return
-    # Rule 2: a run left its partitions behind, or records wait and no member reads them
+    # Rule 3: a run left its partitions behind, or records wait and no member reads them
     if runs.departures or (total_lag(partitions) and not members):
         yield _SENSOR_STARTS
 
@@ -130,10 +137,10 @@ def _pending_steps(group_id: str, partitions: Sequence[PartitionSnapshot], runs:
         for span in p.outstanding:
             is_expired = expiry(span, p.log_start, p.log_end) is Expiry.EXPIRED and span in p.unprocessed
             (expired if is_expired else waiting).append(OffsetRange(*p.topic_partition, *span))
-    # Rule 3: a backfill is at work
+    # Rule 4: a backfill is at work
     if waiting and runs.catching_up:
         yield f"run {', '.join(runs.catching_up)} processes pending ranges"
-    # Rule 4: pending ranges have partitions to backfill, or get them from the sensor
+    # Rule 5: pending ranges have partitions to backfill, or get them from the sensor
     elif waiting:
         asset = runs.crash_lag_asset or "the group's crash lag asset"
         count = len(waiting) if runs.partitions_to_backfill is None else runs.partitions_to_backfill
@@ -141,7 +148,7 @@ def _pending_steps(group_id: str, partitions: Sequence[PartitionSnapshot], runs:
             yield f"launch a backfill of {_count(count, 'partition')} of {asset}"
         else:
             yield f"the group's sensor adds {_count(len(waiting), 'partition')} to {asset} to backfill"
-    # Rule 5: no backfill can read deleted records
+    # Rule 6: no backfill can read deleted records
     if expired:
         yield f"write off what has expired: kafka-liveness write-off {group_id} {expired[0]} --reason …"
 

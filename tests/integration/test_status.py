@@ -181,9 +181,7 @@ def test_status_as_a_table_says_the_same(owing, run):
     """The verdict, the numbers, the next step, the partitions, and each pending range with size and age."""
     told = run("status", owing.group).stdout
     verdict, numbers, step = told.splitlines()[:3]
-    assert verdict.startswith(
-        f"group {owing.group} is not well: the group has 50 pending offsets, and no member"
-    )
+    assert verdict == (f"group {owing.group} is not well: the group has 50 pending offsets, and no member")
     assert numbers == "lag 0, 50 offsets pending, members: 0"
     assert step == "next: launch a backfill of 1 partition of the group's crash lag asset"
     assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
