@@ -35,7 +35,7 @@ from kafka_liveness_dagster.core.departures import GroupState
 from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
-from kafka_liveness_dagster.core.group_verdict import GroupRuns
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
 from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -473,11 +473,13 @@ def test_verdicts_as_json():
         AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120, outstanding=(Span(70, 90),)
     )
     found = GroupStatus("etl", (PartitionStatus(seen, CatchUpCommitMetadata(), ()),), ())
+    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),))
     report = StatusReport(
-        found, GroupRuns(), oldest_ms={OffsetRange(*AT, 70, 90): 1_000}, now_seconds=41.0
+        found, runs, oldest_ms={OffsetRange(*AT, 70, 90): 1_000}, now_seconds=41.0
     ).as_json()
-    assert set(report) - set(found.as_json()) == {"well", "begun", "problems", "next_steps"}
+    assert set(report) - set(found.as_json()) == {"well", "begun", "problems", "next_steps", "live_runs"}
     [partition] = report["partitions"]
+    assert report["live_runs"] == [{"run": RUN, "run_id": "0badcafe-1111", "pid": 4242}]
     assert partition["first_log"]["run_state"] == "running"
     assert partition["pending"] == [
         {

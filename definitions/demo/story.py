@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from rich.console import Console
 from rich.table import Table
 
 from definitions.demo.stage import DemoError, Stage, messages, worker_pid
@@ -23,6 +22,7 @@ from definitions.demo.verdict import TABLE, Verdict, catalog_of, compare, read_t
 from definitions.feed import TOPIC, OrdersFeed
 from definitions.orders import orders
 from kafka_liveness_dagster.audit.audit import GroupAudit
+from kafka_liveness_dagster.cli.status_output import create_console
 from kafka_liveness_dagster.core.offsets import intersection
 from kafka_liveness_dagster.core.partition_keys import parse_key
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -32,7 +32,10 @@ from kafka_liveness_dagster.runs.tags import CAUSE_TAG
 from kafka_liveness_dagster.spark.connect.session import close, connect
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.console import Console
 
     from kafka_liveness_dagster.audit.certificate import GroupCertificate
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -71,7 +74,7 @@ def tell(
     Raises:
         DemoError: a step did not happen in time; says which and where its log is.
     """
-    console = Console(stderr=as_json)
+    console = create_console(stderr=as_json)
     with Stage() as stage:
         story = _Story(stage, console, backlog)
         verdict = story.run()
@@ -94,6 +97,16 @@ def tell(
             while True:
                 signal.pause()
     return verdict
+
+
+def drain_seconds(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> float:
+    """Return the seconds from the first step's start to the last materialization of these runs."""
+    times: dict[dg.DagsterEventType, list[float]] = {
+        kind: [entry.timestamp for run in run_ids for entry in instance.all_logs(run, of_type=kind)]
+        for kind in (dg.DagsterEventType.STEP_START, dg.DagsterEventType.ASSET_MATERIALIZATION)
+    }
+    begun, ended = times.values()
+    return max(ended, default=0.0) - min(begun, default=0.0)
 
 
 @dataclass
@@ -137,7 +150,10 @@ class _Story:
             with suppress(DemoError):  # the worker of a run that has just started may have no event yet
                 if self._status(run) is dg.DagsterRunStatus.STARTED:
                     return f"kill -9 {worker_pid(self.instance, run)} (run {run[:8]})"
-        return "its page in Dagster has the pid, in the line `Executing steps in process`"
+        return (
+            f"once a live run works, export DAGSTER_HOME='{self.stage.dagster_home}', then\n"
+            "         kill -9 $(kafka-liveness status orders-etl --json | jq '.live_runs[0].pid')"
+        )
 
     def show(self, verdict: Verdict) -> None:
         timeline = Table("seconds", "what happened", title="Timeline", title_justify="left")
@@ -262,13 +278,9 @@ class _Story:
         self._now("waiting for the backfill")
         self.stage.wait_until("the backfill ended", lambda: self._backfill_ended(backfill), 4 * _MINUTES)
         runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
-        said = [entry for run in runs for entry in messages(self.instance, run.run_id)]
-        begun = min((at for at, text in said if "still owed" in text), default=0.0)
-        ended = max((at for at, text in said if text.startswith("committed ")), default=begun)
-        self._happened(
-            f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)"
-        )
-        return ended - begun
+        seconds = drain_seconds(self.instance, [run.run_id for run in runs])
+        self._happened(f"the backfill is done: crash lag drained in {seconds:.1f} s by {len(runs)} run(s)")
+        return seconds
 
     def _backfill_ended(self, backfill_id: str) -> bool:
         backfill = self.instance.get_backfill(backfill_id)
@@ -295,7 +307,9 @@ class _Story:
         return [run.run_id for run in reversed(found) if run.status is not dg.DagsterRunStatus.QUEUED]
 
     def _commits(self, run: str) -> list[tuple[float, str]]:
-        return [(at, text) for at, text in messages(self.instance, run) if text.startswith("committed ")]
+        return [
+            (at, text) for at, text in messages(self.instance, run) if text.lower().startswith("committed ")
+        ]
 
     def _status(self, run_id: str) -> dg.DagsterRunStatus | None:
         run = self.instance.get_run_by_id(run_id)

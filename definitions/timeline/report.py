@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -20,11 +20,13 @@ from definitions.timeline.events import Recording, Scenario, TimelineEvent, What
 from definitions.timeline.picture import draw_svg
 from definitions.timeline.recorder import record_events, temporary_topic
 from definitions.timeline.verdict import TimelineVerdict, judge_recording
+from kafka_liveness_dagster.cli.status_output import create_console
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
+    from rich.console import Console
     from typing_extensions import Self
 
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
@@ -53,7 +55,7 @@ def run_timeline(
     Raises:
         TimelineError: the consumer ended before its story did.
     """
-    console = Console(highlight=False, stderr=as_json)
+    console = create_console(stderr=as_json)
     _show_introduction(console, scenario)
     with temporary_topic(settings, scenario) as name:
         telling = Recording(scenario, tuple(_show_live(console, record_events(settings, name, scenario))))

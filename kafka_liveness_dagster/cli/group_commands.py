@@ -112,23 +112,22 @@ def status(
         with lazy_session(spark) as session:
             ledger = _read_ledger(table, session) if table else None
             read = functools.partial(group_status.group_status, cluster, group, topics, ledger=ledger)
+            read_report = functools.partial(status_output.StatusReport.read, cluster, read)
             if watch is not None:
                 with contextlib.suppress(KeyboardInterrupt):
-                    status_output.watch_status(
-                        lambda: status_output.StatusReport.read(cluster, read()), watch
-                    )
+                    status_output.watch_status(read_report, watch)
                 return
             try:
-                found = read()
+                if prometheus:
+                    text = status_output.prometheus_text(cluster, read(), by_partition=by_partition)
+                    click.echo(text, nl=False)
+                    return
+                report = read_report()
             except group_status.NoSuchGroupError as error:
                 if prometheus:
                     raise CommandError(str(error)) from error
                 _show_not_begun(group, str(error), as_json=as_json)
                 context.exit(NOT_WELL)
-        if prometheus:
-            click.echo(status_output.prometheus_text(cluster, found, by_partition=by_partition), nl=False)
-            return
-        report = status_output.StatusReport.read(cluster, found)
     if as_json:
         click.echo(json.dumps(report.as_json()))
     else:

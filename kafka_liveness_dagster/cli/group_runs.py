@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.departures import RunFate, departures
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.group_verdict import Departure, GroupRuns
+from kafka_liveness_dagster.core.group_verdict import Departure, GroupRuns, LiveRun
+from kafka_liveness_dagster.core.process_status import ProcessStatus, process_status
 from kafka_liveness_dagster.core.run_ids import short_run_id
 
 if TYPE_CHECKING:
@@ -25,17 +26,19 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 
-def find_runs(cluster: Cluster, found: GroupStatus) -> GroupRuns:
-    """Return the runs of a group.
+def find_runs(cluster: Cluster, found: GroupStatus) -> tuple[GroupRuns, bool]:
+    """Return the runs of a group, and whether they are of the same moment as its status.
 
-    Without ``DAGSTER_HOME``, or if Dagster cannot be read, only Kafka's members and commits are known.
+    The sensor's observation reads Kafka again. If a run joined or committed in between, the departures do not
+    fit the owners in the status. Without ``DAGSTER_HOME``, or if Dagster cannot be read,
+    only Kafka's members and commits are known.
     """
     if not os.environ.get("DAGSTER_HOME"):
-        return _runs_by_kafka(found)
+        return _runs_by_kafka(found), True
     try:
         return _runs_by_dagster(cluster, found)
     except KafkaLivenessError as error:
-        return _runs_by_kafka(found, str(error))
+        return _runs_by_kafka(found, str(error)), True
 
 
 def _runs_by_kafka(found: GroupStatus, unread_reason: str = "") -> GroupRuns:
@@ -44,7 +47,7 @@ def _runs_by_kafka(found: GroupStatus, unread_reason: str = "") -> GroupRuns:
     return GroupRuns(tuple(map(Departure, _not_in_good_order(left))), unread_reason=unread_reason)
 
 
-def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> GroupRuns:
+def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> tuple[GroupRuns, bool]:
     from kafka_liveness_dagster.cli.crash_lag_assets import open_instance  # noqa: PLC0415  Dagster takes a second
     from kafka_liveness_dagster.runs.storage import storage_errors  # noqa: PLC0415
     from kafka_liveness_dagster.sensor.observation import GroupObservation  # noqa: PLC0415
@@ -53,15 +56,20 @@ def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> GroupRuns:
     with storage_errors("the status reads them only"):
         instance = open_instance()
         if instance is None:
-            return _runs_by_kafka(found)
+            return _runs_by_kafka(found), True
         with instance:
             observed = GroupObservation.read(cluster, instance, found.group_id, topics)
             asset, partitions = _crash_lag(instance, found.group_id, observed)
     seen = observed.snapshot
     left = _not_in_good_order(seen.owners_without_member)
     gone = {one.run for one in left}
-    return GroupRuns(
+    owners = {p.snapshot.topic_partition: p.snapshot.live_metadata for p in found.partitions}
+    is_same_moment = {member.member_id for member in seen.members} == {
+        one.member.member_id for one in found.members
+    } and all(p.live_metadata == owners[p.topic_partition] for p in seen.partitions)
+    runs = GroupRuns(
         tuple(Departure(one, _seconds_since_end(observed, one.run)) for one in left),
+        live=tuple(_live_run(run) for run in observed.live_in_progress),
         starting=tuple(
             run
             for run, known in seen.runs.items()
@@ -76,6 +84,7 @@ def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> GroupRuns:
         partitions_to_backfill=partitions,
         is_dagster_read=True,
     )
+    return runs, is_same_moment
 
 
 def _crash_lag(
@@ -95,6 +104,20 @@ def _crash_lag(
     done = instance.get_materialized_partitions(asset)
     open_keys = [key for key in keys if key not in done and is_key(key)]
     return asset.to_user_string(), len(observed.still_pending(open_keys))
+
+
+def _live_run(run: dg.DagsterRun) -> LiveRun:
+    from kafka_liveness_dagster.runs import proc  # noqa: PLC0415  Dagster takes a second
+    from kafka_liveness_dagster.runs.tags import heartbeat_of  # noqa: PLC0415
+
+    process = heartbeat_of(run).process
+    here = proc.this_namespace()
+    is_here = (
+        process is not None
+        and here is not None
+        and process_status(process, here, proc.pid_entry(process.pid)) is ProcessStatus.ALIVE
+    )
+    return LiveRun(short_run_id(run.run_id), run.run_id, process.pid if process and is_here else None)
 
 
 def _not_in_good_order(left: Sequence[MemberLeft]) -> list[MemberLeft]:

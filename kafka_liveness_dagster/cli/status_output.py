@@ -6,7 +6,7 @@ The metrics are those of the sensor, by the same names. Judges nothing: ``core.g
 from __future__ import annotations
 
 import time
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ def prometheus_text(cluster: Cluster, found: GroupStatus, *, by_partition: bool 
 
 
 _NO_WIDTH = 1_000_000
+_MAX_READS = 3  # until Kafka and Dagster show the same moment
 _WARNING = {Expiry.NEARLY: "about to expire", Expiry.PARTLY: "partly expired", Expiry.EXPIRED: "expired"}
 _COLUMNS = (
     "complete to: every offset below it is processed; done beyond: processed above the first pending offset"
@@ -98,17 +99,22 @@ class StatusReport:
     now_seconds: float
 
     @classmethod
-    def read(cls, cluster: Cluster, found: GroupStatus) -> StatusReport:
-        """Read the runs of a group, and the age of its pending records.
+    def read(cls, cluster: Cluster, read_status: Callable[[], GroupStatus]) -> StatusReport:
+        """Read a group, its runs, and the age of its pending records.
 
         Raises:
+            NoSuchGroupError: the group has no member and no commit.
             BrokerUnreachableError: no broker responds.
             KafkaRefusedError: the broker refuses the request.
         """
         from kafka_liveness_dagster.cli.group_runs import find_runs  # noqa: PLC0415  confluent_kafka stays lazy
         from kafka_liveness_dagster.kafka.timestamps import oldest_timestamps  # noqa: PLC0415
 
-        runs = find_runs(cluster, found)
+        for _ in range(_MAX_READS):
+            found = read_status()
+            runs, is_same_moment = find_runs(cluster, found)
+            if is_same_moment:
+                break
         kept = [one for one, p in pending_ranges(found) if one.start >= p.snapshot.log_start]
         ages = oldest_timestamps(cluster, found.group_id, kept) if kept else {}
         return cls(found, runs, oldest_ms=ages, now_seconds=time.time())
@@ -164,6 +170,7 @@ class StatusReport:
             "begun": True,
             "problems": self.problems,
             "next_steps": self.next_steps,
+            "live_runs": [asdict(run) for run in self.runs.live],
             **told,
         }
 
@@ -239,9 +246,9 @@ def _now(read_report: Callable[[], StatusReport]) -> Group | Text:
         return Text(str(error), "yellow")
 
 
-def create_console() -> Console:
+def create_console(*, stderr: bool = False) -> Console:
     """Return a console with the terminal's width; a pipe or a file has none, so nothing is cut or folded."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=stderr)
     if not console.is_terminal:
         console.width = _NO_WIDTH
     return console

@@ -44,10 +44,26 @@ class Departure:
 
 
 @dataclass(frozen=True)
+class LiveRun:
+    """A live run in progress.
+
+    Attributes:
+        run: its 8 hex digits.
+        run_id: its id in Dagster.
+        pid: process of the run, if it works on this host; its end ends the run.
+    """
+
+    run: str
+    run_id: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
 class GroupRuns:
     """The runs of a group.
 
     Attributes:
+        live: live runs in progress.
         departures: runs that left the group, except in good order.
         starting: live runs in progress that are no members yet.
         catching_up: catch-up runs in progress.
@@ -59,6 +75,7 @@ class GroupRuns:
 
     departures: tuple[Departure, ...] = ()
     _: KW_ONLY
+    live: tuple[LiveRun, ...] = ()
     starting: tuple[str, ...] = ()
     catching_up: tuple[str, ...] = ()
     crash_lag_asset: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import socket
 import sys
@@ -21,9 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import status_output
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.process_status import HeartbeatTag
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.kafka.group_status import group_status
-from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.runs import proc
+from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.telemetry.metrics import GROUP, PARTITION, TOPIC, prometheus_name
 from tests.integration.kafka_group import NO_SPARK, join
 from tests.waiting import wait_for
@@ -197,7 +201,7 @@ def test_status_as_a_table_says_the_same(owing, run):
 def test_status_cuts_no_word_where_there_is_no_room(owing, columns):
     """In a pipe a line for each partition; on a narrow terminal several lines, with long names folded."""
     cluster = owing.kafka.cluster()
-    report = status_output.StatusReport.read(cluster, group_status(cluster, owing.group))
+    report = status_output.StatusReport.read(cluster, lambda: group_status(cluster, owing.group))
     console = status_output.create_console()
     console.file = StringIO()
     if columns:
@@ -264,9 +268,36 @@ def test_dagster_tells_why_a_run_is_gone(crashed, run, instance):
     assert f"crashed {mark}" in told
     assert "next: the group's sensor starts the next live run" in told
     waits = short_run_id(add_run(instance, w, dg.DagsterRunStatus.STARTING))
+    at_work = add_run(instance, w, dg.DagsterRunStatus.STARTED)
+    here = HeartbeatTag(short_run_id(at_work), 1, proc.process(os.getpid()))
+    instance.add_run_tags(at_work, {PROCESS_TAG: here.encode()})
+    told = run("status", w.group, "--json").stdout
+    pids = {one["run_id"]: one["pid"] for one in json.loads(told)["live_runs"]}
+    assert pids[at_work] == os.getpid()
+    assert list(pids.values()).count(None) == 1, "the one that waits has no process"
+    instance.report_run_canceled(instance.get_run_by_id(at_work))
     told = run("status", w.group).stdout
     assert f"next: live run {waits} is starting" in told
     assert "the group's sensor starts" not in told
+
+
+def test_a_run_that_takes_over_between_two_reads(crashed, run, instance, monkeypatch):
+    """Kafka is read twice, for the status and for Dagster's runs: both show the same moment."""
+    w, read, times = crashed, GroupObservation.read.__func__, []
+
+    def takes_over(cls, *words, **settings):
+        if not times:
+            release_as(w, str(uuid4()))
+        times.append(1)
+        return read(cls, *words, **settings)
+
+    dead = add_run(instance, w, dg.DagsterRunStatus.STARTED)
+    release_as(w, dead)
+    instance.report_run_failed(instance.get_run_by_id(dead))
+    monkeypatch.setattr(GroupObservation, "read", classmethod(takes_over))
+    told = run("status", w.group).stdout
+    assert len(times) == 2
+    assert f"running {short_run_id(dead)}" not in told
 
 
 def test_dagster_that_cannot_be_read_is_named(crashed, run, monkeypatch, tmp_path):
