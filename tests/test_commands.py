@@ -101,6 +101,20 @@ def test_every_command_has_json(name):
     assert "--json" in {option for one in LEAVES[name].params for option in one.opts}
 
 
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_option_has_help_and_shows_its_default(name):
+    """A flag has no default to show, and a file has none."""
+    context = click.Context(LEAVES[name])
+    options = [one for one in LEAVES[name].params if isinstance(one, click.Option)]
+    assert [one.name for one in options if not one.help] == []
+    assert [
+        one.name
+        for one in options
+        if isinstance(one.get_default(context), (str, int, float))
+        and not (one.is_flag or "[default: " in one.get_help_record(context)[1])
+    ] == []
+
+
 def test_the_json_of_the_services_is_one_document(tmp_path, monkeypatch):
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
     told = CliRunner().invoke(main, ["down", "--json"])

@@ -241,7 +241,13 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool, as_json:
 @click.option(
     "--stall", type=_SECONDS, default=36.0, show_default=True, help="Time of the first batch, in seconds."
 )
-@click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
+@click.option(
+    "--protocol",
+    type=click.Choice(["classic", "consumer"]),
+    default="classic",
+    show_default=True,
+    help="Group protocol; consumer is KIP-848's.",
+)
 @bootstrap_servers_option
 @command_config_option
 @click.option(

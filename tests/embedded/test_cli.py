@@ -70,6 +70,13 @@ def test_our_errors_are_a_message_and_exit_code_1(home):
     assert "Traceback" not in up.stderr
 
 
+def test_a_broker_that_does_not_respond_is_exit_code_3():
+    """Nothing on stdout, so that a script takes it for no verdict."""
+    told = subprocess.run([*CLI, "status", "etl", *NOBODY], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (3, "")
+    assert "Traceback" not in told.stderr
+
+
 def test_the_doctor_tells_the_remedy_of_each_failure(home):
     """Without services each line that fails says which command helps; the exit code is 1."""
     doctor = subprocess.run([*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False)
