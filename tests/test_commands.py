@@ -36,6 +36,7 @@ from kafka_liveness_dagster.spark.errors import (
     SparkNotRespondingError,
     SparkUnreachableError,
     StorageError,
+    TableSchemaError,
     TableUnreadableError,
 )
 
@@ -171,6 +172,7 @@ def test_every_command_that_reads_kafka_is_tested():
         (DataExpiredError, 1, 3),
         (InvalidSettingError, 1, 2),
         (NoSuchGroupError, 1, 2),
+        (TableSchemaError, 1, 2),
         (TopicNotFoundError, 1, 1),
         (TopicRecreatedError, 1, 1),
         (JarsError, 1, 1),

@@ -94,4 +94,5 @@ def exit_code_of(error: KafkaLivenessError, *, reads_only: bool = False) -> int:
         )
     if isinstance(error, no_response):
         return NO_RESPONSE
-    return USAGE if reads_only and isinstance(error, InvalidSettingError) else NOT_WELL
+    wrong_words = (InvalidSettingError, spark.TableSchemaError)
+    return USAGE if reads_only and isinstance(error, wrong_words) else NOT_WELL

@@ -10,10 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.departures import RunFate, departures
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
 from kafka_liveness_dagster.core.group_verdict import Departure, GroupRuns, LiveRun
 from kafka_liveness_dagster.core.process_status import ProcessStatus, process_status
 from kafka_liveness_dagster.core.run_ids import short_run_id
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,15 +31,23 @@ def find_runs(cluster: Cluster, found: GroupStatus) -> tuple[GroupRuns, bool]:
     """Return the runs of a group, and whether they are of the same moment as its status.
 
     The sensor's observation reads Kafka again. If a run joined or committed in between, the departures do not
-    fit the owners in the status. Without ``DAGSTER_HOME``, or if Dagster cannot be read,
-    only Kafka's members and commits are known.
+    fit the owners in the status. Without ``DAGSTER_HOME``, or if Dagster cannot be read, only Kafka's members
+    and commits are known.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
     """
     if not os.environ.get("DAGSTER_HOME"):
         return _runs_by_kafka(found), True
     try:
         return _runs_by_dagster(cluster, found)
+    except (BrokerUnreachableError, KafkaRefusedError):
+        raise
     except KafkaLivenessError as error:
         return _runs_by_kafka(found, str(error)), True
+    except Exception as error:  # noqa: BLE001 - an error of Dagster, which the status shows; Kafka is read
+        return _runs_by_kafka(found, summary_line(error)), True
 
 
 def _runs_by_kafka(found: GroupStatus, unread_reason: str = "") -> GroupRuns:

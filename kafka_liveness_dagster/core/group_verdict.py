@@ -107,7 +107,12 @@ def problems(
     """
     missing = [OffsetRange(*p.topic_partition, *span) for p in partitions for span in p.missing_rows]
     lost = [f"the table lacks {sum(r.size for r in missing):,} committed offsets"] if missing else []
-    verdicts = health_probe(partitions, members, open_transactions=open_transactions)
+    verdicts = health_probe(
+        partitions,
+        members,
+        allow_no_member=bool(runs.catching_up) and not total_lag(partitions),
+        open_transactions=open_transactions,
+    )
     return [
         *(_departure_text(gone, is_dagster_read=runs.is_dagster_read) for gone in runs.departures),
         *lost,

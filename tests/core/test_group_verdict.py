@@ -42,6 +42,21 @@ def runs(*departures, dagster=True, **facts):
         pytest.param(seen(), 1, runs(), [], id="well"),
         pytest.param(seen(120, PENDING), 1, runs(), [], id="pending, and a member works"),
         pytest.param(
+            seen(120, PENDING),
+            0,
+            runs(),
+            ["the group has 50 pending offsets, and no member"],
+            id="no backfill",
+        ),
+        pytest.param(seen(120, PENDING), 0, runs(catching_up=("0badcafe",)), [], id="a backfill works"),
+        pytest.param(
+            seen(130, PENDING),
+            0,
+            runs(catching_up=("0badcafe",)),
+            ["the group has 10 offsets of lag and 50 pending offsets, and no member"],
+            id="a backfill reads no lag",
+        ),
+        pytest.param(
             seen(), 1, runs(gone()), ["run fdeff1df crashed 40 s ago; it had orders:3"], id="killed"
         ),
         pytest.param(
