@@ -17,15 +17,16 @@ from rich.console import Console
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
 from kafka_liveness_dagster.cli.audit_command import certificate_as_text
-from kafka_liveness_dagster.cli.status_output import show_status
+from kafka_liveness_dagster.cli.status_output import StatusReport, show_status
 from kafka_liveness_dagster.core.commit_metadata import (
     CatchUpCommitMetadata,
     GroupOrigin,
     LiveCommitMetadata,
     OwnerState,
 )
+from kafka_liveness_dagster.core.group_verdict import GroupRuns
 from kafka_liveness_dagster.core.ledger import LedgerEntry
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, difference
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
@@ -36,7 +37,8 @@ from website.prose import MAX_COLUMNS
 DOCS = Path(__file__).parents[1] / "docs"
 OUTPUT = re.compile(r"^```\n\$ (kafka-liveness (?:audit|status).*?)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ROW = re.compile(r"(partition|\S+:\d+)  ")
-LEFT_OUT = {"audit": {"log", "from", "committed"}, "status": {"log", "done above"}}
+LEFT_OUT = {"audit": {"log", "from", "committed"}, "status": {"log", "complete to", "done beyond"}}
+NOW, AGE = 1_795_812_600.0, 20.0
 
 
 def outputs(page):
@@ -171,7 +173,13 @@ def tutorial_status(run, rows):
         for n, (log_end, committed, *pending) in enumerate(rows)
     ]
     member = MemberStatus(MemberDescription("m", "a client", "/127.0.0.1", partitions=()), (run,))
-    return GroupStatus("orders-etl", tuple(found), (member,))
+    status = GroupStatus("orders-etl", tuple(found), (member,))
+    pending = [
+        OffsetRange(*p.snapshot.topic_partition, *span) for p in found for span in p.snapshot.outstanding
+    ]
+    return StatusReport(
+        status, GroupRuns(), oldest_seconds=dict.fromkeys(pending, NOW - AGE), now_seconds=NOW
+    )
 
 
 def tutorial_page():
@@ -192,7 +200,7 @@ def test_an_output_of_the_page_is_the_programs(page, found):
     """A line with `…` alone stands for all lines after it."""
     results = list(found())
     for (command, shown), result in zip(outputs(page), results, strict=True):
-        is_status = isinstance(result, GroupStatus)
+        is_status = isinstance(result, StatusReport)
         text = printed(show_status(result) if is_status else certificate_as_text(result))
         expected = as_on_page(text, LEFT_OUT[command.split()[1]])
         begin, mark, rest = shown.partition("\n…\n")

@@ -14,7 +14,7 @@ import pytest
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport, RunState
-from kafka_liveness_dagster.core.run_ids import instance_id_for_run
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run, short_run_id
 from kafka_liveness_dagster.core.timeouts import MaxRuntimeReachedError
 from kafka_liveness_dagster.runs.run_context import _run_state, run_context_of
 from kafka_liveness_dagster.runs.tags import (
@@ -300,6 +300,35 @@ def test_a_run_has_a_place_in_each_of_its_groups():
             [PLACE],
             "kafka-liveness.another.00c0ffee",
         )
+
+
+@pytest.mark.parametrize(
+    ("later", "died"),
+    [
+        pytest.param([], FIRST, id="the first run has died"),
+        pytest.param([(UUID(int=2), FAILED)], str(UUID(int=2)), id="its successor died last"),
+        pytest.param([(UUID(int=2), FAILED), (UUID(int=3), FAILED)], str(UUID(int=3)), id="two successors"),
+    ],
+)
+def test_the_log_names_the_run_that_died_last(later, died):
+    """The instance id names the first run of the membership, which may be over for days."""
+    with dg.instance_for_test() as instance:
+        instance.add_run(dg.DagsterRun(job_name="once", run_id=FIRST, status=FAILED))
+        for run_id, status in later:
+            run = instance.add_run(
+                dg.DagsterRun(job_name="once", run_id=str(run_id), tags={instance_id_tag("g"): PLACE})
+            )
+            instance.report_dagster_event(
+                dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "once"), run.run_id
+            )
+            instance.report_run_failed(run)
+            assert instance.get_run_by_id(run.run_id).status is status
+        repeated = {"job_name": "once", "run_id": str(UUID(int=4)), "tags": {instance_id_tag("g"): PLACE}}
+        instance.add_run(dg.DagsterRun(**repeated, status=WAITS))
+        assert takes(instance, [PLACE], times=1)[0] == [PLACE]
+        newest = instance.get_runs(limit=1)[0].run_id
+        log = " ".join(entry.user_message for entry in instance.all_logs(newest))
+    assert f"took over the group membership of dead run {short_run_id(died)} " in log
 
 
 def takes(instance, places, times, group="g"):

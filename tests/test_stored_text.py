@@ -21,6 +21,8 @@ from definitions.timeline.verdict import judge_recording
 from kafka_liveness_dagster.audit.certificate import GroupCertificate, PartitionCertificate
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
 from kafka_liveness_dagster.cli.audit_command import certificate_as_json
+from kafka_liveness_dagster.cli.health_command import health_as_json
+from kafka_liveness_dagster.cli.status_output import StatusReport
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
     CatchUpCommitMetadata,
@@ -33,9 +35,10 @@ from kafka_liveness_dagster.core.departures import GroupState
 from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
-from kafka_liveness_dagster.core.health import OpenTransaction
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
+from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, PartitionSnapshot
@@ -464,6 +467,40 @@ def test_status_as_json():
     }
 
 
+def test_verdicts_as_json():
+    """What ``status`` adds to the commit logs, and ``health``."""
+    seen = PartitionSnapshot(
+        AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120, outstanding=(Span(70, 90),)
+    )
+    found = GroupStatus("etl", (PartitionStatus(seen, CatchUpCommitMetadata(), ()),), ())
+    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),))
+    report = StatusReport(
+        found, runs, oldest_seconds={OffsetRange(*AT, 70, 90): 1.0}, now_seconds=41.0
+    ).as_json()
+    assert set(report) - set(found.as_json()) == {"well", "begun", "problems", "next_steps", "live_runs"}
+    [partition] = report["partitions"]
+    assert report["live_runs"] == [{"run": RUN, "run_id": "0badcafe-1111", "pid": 4242}]
+    assert partition["first_log"]["run_state"] == "running"
+    assert partition["pending"] == [
+        {
+            "start": 70,
+            "end": 90,
+            "offsets": 20,
+            "expiry": "safe",
+            "oldest_record_at": "1970-01-01T00:00:01.000+00:00",
+            "age_seconds": 40.0,
+        }
+    ]
+    health = health_as_json("etl", [Verdict(Severity.FINE, "members: 1")], is_well=True, not_begun="")
+    assert health == {
+        "group": "etl",
+        "well": True,
+        "begun": True,
+        "problems": [],
+        "checks": [{"severity": "fine", "message": "members: 1", "numbers": {}}],
+    }
+
+
 def test_audit_as_json():
     """``kafka-liveness audit --json``."""
     facts = PartitionState(
@@ -538,7 +575,8 @@ def test_the_other_commands_as_json():
     up = {"bootstrap_servers", "spark_remote", "catalog_uri", "warehouse", "catalog_name"}
     assert set(Services.__dataclass_fields__) == up
     assert in_sources(r'json\.dumps\((\{"topic": .*\})\)') == {
-        '{"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}'
+        '{"topic": name, "topic_id": topic_id, "partitions": logs, "config": config}',
+        '{"topic": name, "partitions": count}',
     }
     told = Recording(
         Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "orders:3:70-100"),)

@@ -32,6 +32,7 @@ from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.group_verdict import GroupRuns
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
@@ -607,33 +608,41 @@ def test_declarations():
 KAFKA = ("--bootstrap-servers", "--command-config")
 COMMANDS = {
     "": ("--version",),
-    "adopt": ("GROUP", "TABLE", "--topic", *KAFKA, "--spark", "--yes"),
+    "adopt": ("GROUP", "TABLE", "--topic", *KAFKA, "--spark", "--yes", "--json"),
     "audit": ("GROUP", "--topic", "--table", "--sink", *KAFKA, "--spark", "--deep", "--json"),
-    "demo": ("--json-file", "--keep"),
+    "demo": ("--json-file", "--keep", "--json"),
     "doctor": (
         *KAFKA, "--spark", "--group", "--probe-catalog", "-m", "--module-name", "-f", "--python-file",
         "--strict", "--json",
     ),
-    "down": (),
-    "health": ("GROUP", "--topic", "--max-lag", "--max-pending", *KAFKA),
-    "jars": (),
-    "move": ("GROUP", "TABLE", *KAFKA),
-    "produce": ("TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", *KAFKA),
-    "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA),
-    "start": ("GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes"),
+    "down": ("--json",),
+    "init": ("NAME", "--topic", "--table", "--group", "--json"),
+    "health": (
+        "GROUP", "--topic", "--max-lag", "--max-pending", "--allow-no-member", "--json", *KAFKA,
+    ),
+    "jars": ("--json",),
+    "move": ("GROUP", "TABLE", *KAFKA, "--json"),
+    "produce": (
+        "TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", "--json", *KAFKA,
+    ),
+    "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA, "--json"),
+    "start": (
+        "GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes", "--json",
+    ),
     "status": (
         "GROUP", "--topic", *KAFKA, "--table", "--spark", "--json", "--prometheus", "--by-partition",
         "--watch",
     ),
     "timeline": (
         "--session", "--poll-interval", "--stall", "--protocol", *KAFKA, "--json-file", "--svg-file",
+        "--json",
     ),
     "topic": (),
-    "topic create": ("NAME", "--partitions", "--replication-factor", "--config", *KAFKA),
+    "topic create": ("NAME", "--partitions", "--replication-factor", "--config", "--json", *KAFKA),
     "topic describe": ("NAME", "--json", *KAFKA),
     "topic list": ("--json", *KAFKA),
     "up": ("--kafka-port", "--spark-port", "--spark-cores", "--json"),
-    "write-off": ("GROUP", "RANGE...", "--reason", "--asset", *KAFKA, "--yes"),
+    "write-off": ("GROUP", "RANGE...", "--reason", "--asset", *KAFKA, "--yes", "--json"),
 }  # fmt: skip
 MAX_SUMMARY = 45  # characters of a command's first line: more does not fit into the list of commands
 
@@ -681,9 +690,16 @@ def test_an_alias_of_a_command_works():
 def test_tables_of_commands():
     """The columns that ``status`` and ``audit`` print, and the words of ``status`` and ``doctor``."""
     nothing = GroupStatus("orders-etl", (), ())
-    assert status_output._partitions_table(nothing).columns == (
-        "partition", "log", "committed", "owner state", "lag", "pending", "done above", "both lanes",
+    report = status_output.StatusReport(nothing, GroupRuns(), oldest_seconds={}, now_seconds=0.0)
+    assert status_output._partitions_table(nothing, report.runs).columns == (
+        "partition", "log", "committed", "run", "lag", "pending", "complete to", "done beyond",
     )  # fmt: skip
+    assert status_output._pending_table(report).columns == (
+        "pending range",
+        "offsets",
+        "oldest record",
+        "retention",
+    )
     assert status_output._members_table(nothing).columns == (
         "member",
         "run",

@@ -65,7 +65,7 @@ def settings() -> str:
 
 def commands() -> str:
     """Every command, as its ``--help`` says it."""
-    return "\n\n".join(["# Commands", *_of_a_command(main, "kafka-liveness")])
+    return "\n\n".join(["# Command options", *_of_a_command(main, "kafka-liveness")])
 
 
 def events() -> str:

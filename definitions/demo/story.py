@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import dagster as dg
-from rich.console import Console
 from rich.table import Table
 
 from definitions.demo.stage import DemoError, Stage, messages, worker_pid
@@ -21,6 +22,7 @@ from definitions.demo.verdict import TABLE, Verdict, catalog_of, compare, read_t
 from definitions.feed import TOPIC, OrdersFeed
 from definitions.orders import orders
 from kafka_liveness_dagster.audit.audit import GroupAudit
+from kafka_liveness_dagster.cli.status_output import create_console
 from kafka_liveness_dagster.core.offsets import intersection
 from kafka_liveness_dagster.core.partition_keys import parse_key
 from kafka_liveness_dagster.kafka.admin import Cluster
@@ -30,7 +32,10 @@ from kafka_liveness_dagster.runs.tags import CAUSE_TAG
 from kafka_liveness_dagster.spark.connect.session import close, connect
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.console import Console
 
     from kafka_liveness_dagster.audit.certificate import GroupCertificate
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -44,7 +49,8 @@ _LOOK_AROUND = """
 All of it goes on running until Ctrl-C.
 Dagster  [bold]{stage.url}[/bold]
          /assets/orders: what each run did; /assets/orders_crash_lag: what was skipped, and the backfill;
-         /automation: the sensor. Kill a run worker of your own: pkill -9 -f 'dagster api execute_run'
+         /automation: the sensor
+Kill the live run yourself: {kill}
 Kafka    {stage.services.bootstrap_servers}
 Spark    {spark} (with its token: kafka-liveness up --json)
 In another shell: export KAFKA_LIVENESS_HOME='{stage.home}', then
@@ -54,33 +60,53 @@ In another shell: export KAFKA_LIVENESS_HOME='{stage.home}', then
          kafka-liveness produce orders --rate 100 FILE"""
 
 
-def tell(*, keep: bool = False, json_file: Path | None = None, backlog: int = _BACKLOG) -> Verdict:
+def tell(
+    *, keep: bool = False, json_file: Path | None = None, backlog: int = _BACKLOG, as_json: bool = False
+) -> Verdict:
     """Tell the story on fresh services and judge it; every process of it is gone afterwards.
 
     Args:
         keep: stay with the UI and the services running until Ctrl-C.
         json_file: where to write the verdict's figures.
         backlog: orders waiting when the worker is killed.
+        as_json: print the verdict on stdout as one JSON document, and all else on stderr.
 
     Raises:
         DemoError: a step did not happen in time; says which and where its log is.
     """
-    console = Console()
+    console = create_console(stderr=as_json)
     with Stage() as stage:
         story = _Story(stage, console, backlog)
         verdict = story.run()
         story.show(verdict)
         if json_file is not None:
             json_file.write_text(json.dumps(verdict.as_json(), indent=2) + "\n")
+        if as_json:
+            sys.stdout.write(json.dumps(verdict.as_json()) + "\n")
+            sys.stdout.flush()
         if keep:
             console.print(
-                _LOOK_AROUND.format(stage=stage, spark=stage.services.spark_remote.partition("/;")[0]),
+                _LOOK_AROUND.format(
+                    stage=stage,
+                    spark=stage.services.spark_remote.partition("/;")[0],
+                    kill=story.kill_command(),
+                ),
                 highlight=False,
                 soft_wrap=True,
             )
             while True:
                 signal.pause()
     return verdict
+
+
+def drain_seconds(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> float:
+    """Return the seconds from the first step's start to the last materialization of these runs."""
+    times: dict[dg.DagsterEventType, list[float]] = {
+        kind: [entry.timestamp for run in run_ids for entry in instance.all_logs(run, of_type=kind)]
+        for kind in (dg.DagsterEventType.STEP_START, dg.DagsterEventType.ASSET_MATERIALIZATION)
+    }
+    begun, ended = times.values()
+    return max(ended, default=0.0) - min(begun, default=0.0)
 
 
 @dataclass
@@ -117,6 +143,17 @@ class _Story:
         verdict.killed_in_the_middle_of = middle
         verdict.seconds = round(time.monotonic() - self.began_at, 1)
         return verdict
+
+    def kill_command(self) -> str:
+        """Return the command that kills the worker of the live run in progress, and of no other run."""
+        for run in reversed(self._live_runs()):
+            with suppress(DemoError):  # the worker of a run that has just started may have no event yet
+                if self._status(run) is dg.DagsterRunStatus.STARTED:
+                    return f"kill -9 {worker_pid(self.instance, run)} (run {run[:8]})"
+        return (
+            f"once a live run works, export DAGSTER_HOME='{self.stage.dagster_home}', then\n"
+            "         kill -9 $(kafka-liveness status orders-etl --json | jq '.live_runs[0].pid')"
+        )
 
     def show(self, verdict: Verdict) -> None:
         timeline = Table("seconds", "what happened", title="Timeline", title_justify="left")
@@ -241,13 +278,9 @@ class _Story:
         self._now("waiting for the backfill")
         self.stage.wait_until("the backfill ended", lambda: self._backfill_ended(backfill), 4 * _MINUTES)
         runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
-        said = [entry for run in runs for entry in messages(self.instance, run.run_id)]
-        begun = min((at for at, text in said if "requested; pending: " in text), default=0.0)
-        ended = max((at for at, text in said if text.startswith("Committed ")), default=begun)
-        self._happened(
-            f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)"
-        )
-        return ended - begun
+        seconds = drain_seconds(self.instance, [run.run_id for run in runs])
+        self._happened(f"the backfill is done: crash lag drained in {seconds:.1f} s by {len(runs)} run(s)")
+        return seconds
 
     def _backfill_ended(self, backfill_id: str) -> bool:
         backfill = self.instance.get_backfill(backfill_id)
@@ -274,7 +307,9 @@ class _Story:
         return [run.run_id for run in reversed(found) if run.status is not dg.DagsterRunStatus.QUEUED]
 
     def _commits(self, run: str) -> list[tuple[float, str]]:
-        return [(at, text) for at, text in messages(self.instance, run) if text.startswith("Committed ")]
+        return [
+            (at, text) for at, text in messages(self.instance, run) if text.lower().startswith("committed ")
+        ]
 
     def _status(self, run_id: str) -> dg.DagsterRunStatus | None:
         run = self.instance.get_run_by_id(run_id)

@@ -6,11 +6,12 @@ Row by row as it happens, then the verdict; heartbeats are ticks of one row.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,11 +20,13 @@ from definitions.timeline.events import Recording, Scenario, TimelineEvent, What
 from definitions.timeline.picture import draw_svg
 from definitions.timeline.recorder import record_events, temporary_topic
 from definitions.timeline.verdict import TimelineVerdict, judge_recording
+from kafka_liveness_dagster.cli.status_output import create_console
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
+    from rich.console import Console
     from typing_extensions import Self
 
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
@@ -33,7 +36,12 @@ _MAX_TICKS = 40
 
 
 def run_timeline(
-    settings: KafkaSettings, scenario: Scenario, *, json_file: Path | None, picture: Path | None
+    settings: KafkaSettings,
+    scenario: Scenario,
+    *,
+    json_file: Path | None,
+    picture: Path | None,
+    as_json: bool = False,
 ) -> TimelineVerdict:
     """Watch one stalled consumer on a topic of its own, show it, and judge it.
 
@@ -42,20 +50,22 @@ def run_timeline(
         scenario: the timeouts and how long to stall.
         json_file: where to write verdict and events.
         picture: where to draw them, as SVG.
+        as_json: print verdict and events on stdout as one JSON document, and all else on stderr.
 
     Raises:
         TimelineError: the consumer ended before its story did.
     """
-    console = Console(highlight=False)
+    console = create_console(stderr=as_json)
     _show_introduction(console, scenario)
     with temporary_topic(settings, scenario) as name:
         telling = Recording(scenario, tuple(_show_live(console, record_events(settings, name, scenario))))
     verdict = judge_recording(telling)
     _show_verdict(console, verdict)
+    document = {**verdict.as_json(), **telling.as_json()}
     if json_file is not None:
-        json_file.write_text(
-            json.dumps({**verdict.as_json(), **telling.as_json()}, indent=1) + "\n", encoding="utf-8"
-        )
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        sys.stdout.write(json.dumps(document) + "\n")
     if picture is not None:
         picture.write_text(draw_svg(telling), encoding="utf-8")
     return verdict

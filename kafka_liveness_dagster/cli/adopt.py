@@ -6,7 +6,7 @@ Must not change a row: the table gets one snapshot without rows whose ledger nam
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.ledger import encode_entries
@@ -87,6 +87,14 @@ class Adoption:
         for topic, groups in self.groups.items():
             others = sorted(groups - {self.group_id})
             yield f"{topic}: {format_count(self.offsets[topic], 'offset')} written by {', '.join(others)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the group, the table, and the rows of each topic."""
+        topics = {
+            topic: {"former_groups": sorted(groups - {self.group_id}), "offsets": self.offsets[topic]}
+            for topic, groups in self.groups.items()
+        }
+        return {"group": self.group_id, "table": self.table, "topics": topics}
 
     def adopt(self) -> Iterator[str]:
         """Copy the commits of a single former group, then name the new group in the table's ledger.

@@ -1,6 +1,6 @@
-"""The command ``kafka-liveness audit``, and how a certificate looks to people and to programs.
+"""The command ``kafka-liveness audit``: print a certificate for people and for programs.
 
-Decides nothing.
+Decides nothing: ``audit.certificate`` does.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from kafka_liveness_dagster.audit.certificate import SPAN_FINDINGS
+from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL, errors_as_exit_codes
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     TABLE,
     TOPIC,
-    ConnectionOptionError,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
     lazy_session,
     spark_option,
 )
-from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
+from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.offsets import size
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ _MAX_EXTERNAL_SHOWN = 6
 @command_config_option
 @spark_option
 @click.option("--deep", is_flag=True, help="Also compare all rows with all records.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def audit(
     context: click.Context,
@@ -82,8 +83,8 @@ def audit(
 
     --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
-    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: Kafka or Spark did
-    not respond.
+    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: invalid command
+    line, or nothing to audit; 3: Kafka, Spark or the catalog did not respond.
 
     \b
     Example:
@@ -92,33 +93,30 @@ def audit(
       kafka-liveness audit orders-database --sink definitions:orders
       kafka-liveness audit orders-etl --json | jq -e '.certified and .pending_offsets == 0'
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from rich.console import Console  # noqa: PLC0415  `--help` must not wait for it
-
-    from kafka_liveness_dagster.audit.audit import GroupAudit  # noqa: PLC0415
+    from kafka_liveness_dagster.audit.audit import GroupAudit  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli.status_output import create_console  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
-    try:
+    with errors_as_exit_codes(reads_only=True):
         sink_ledger = _sink_ledger(sink_name, table) if sink_name else None
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:
             found = GroupAudit(
                 cluster, group, session, topics=topics, table=table, sink_ledger=sink_ledger
             ).certificate(deep=deep)
-        told = json.dumps(certificate_as_json(found)) if as_json else certificate_as_text(found)
-    except KafkaLivenessError as error:
-        raise ConnectionOptionError(str(error)) from error
-    if isinstance(told, str):
-        click.echo(told)
+        shown = json.dumps(certificate_as_json(found)) if as_json else certificate_as_text(found)
+    if isinstance(shown, str):
+        click.echo(shown)
     else:
-        Console(highlight=False).print(told, soft_wrap=True)
-    context.exit(0 if found.is_certified else 1)
+        create_console().print(shown, soft_wrap=True)
+    context.exit(WELL if found.is_certified else NOT_WELL)
 
 
 def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
     """Import the sink, or the asset that has it, and return its ledger.
 
     Raises:
-        click.UsageError: there is no such sink, or it is no ledger.
+        click.UsageError: there is no such sink, or it has no ledger.
     """
     from kafka_liveness_dagster.spark.sink import SinkLedgerAdapter  # noqa: PLC0415
 
@@ -129,14 +127,17 @@ def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        raise click.UsageError(f"--sink {name} could not be imported ({summary_line(error)}).") from error
+        raise click.UsageError(
+            f"--sink {name} could not be imported ({summary_line(error)}). Fix: give MODULE:NAME, importable "
+            "from this folder."
+        ) from error
     finally:
         sys.path.remove("")
     sink = getattr(getattr(found, "settings", None), "sink", found)
     ledger = SinkLedgerAdapter.from_sink(sink)
     if ledger is None:
         raise click.UsageError(
-            f"--sink {name} is no sink with a ledger: it has neither ledger_commits() nor covered(). Fix: "
+            f"--sink {name} is not a sink with a ledger: it has neither ledger_commits() nor covered(). Fix: "
             "docs/sinks.md shows a sink that stores the ledger_text of each batch; without --sink both "
             "commit logs are audited."
         )
@@ -144,7 +145,7 @@ def _sink_ledger(name: str, table: str | None) -> SinkLedger[Any]:
 
 
 def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
-    """One object; offsets are half-open ranges ``[start, end)``."""
+    """Return one object; offsets are half-open ranges ``[start, end)``."""
     return {
         "group": found.group_id,
         "target": found.target,
@@ -173,7 +174,7 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
 
 
 def certificate_as_text(found: GroupCertificate) -> Group:
-    """The same for a terminal; the certificate is the last line."""
+    """Return the certificate for a terminal; the verdict is the last line."""
     from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -231,7 +232,7 @@ def _rows_json(found: RowComparison) -> dict[str, Any]:
 
 def _history_json(found: GroupCertificate) -> Iterator[str]:
     if not found.is_table and not any(p.state.ledger_entry is not None for p in found.partitions):
-        yield f"the rows go to the sink {found.target}, which was not queried: only both commit logs were"
+        yield f"the rows go to the sink {found.target}, which was not read: both commit logs were"
         return
     if not found.is_table:
         rows = sum(write.added_rows for write in found.history)

@@ -1,4 +1,4 @@
-"""The crash lag assets that a Dagster instance knows, each with its consumer group.
+"""Find the crash lag assets of a Dagster instance, each with its consumer group.
 
 Reads the instance's events. Loads no code location, and writes nothing.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _KEY_SUFFIX = "_crash_lag"
-_MAX_EVENTS = 10  # somebody may have reported a materialization by hand, without metadata
+_MAX_EVENTS = 10  # a materialization reported by hand may lack the metadata
 
 
 def open_instance() -> dg.DagsterInstance | None:
@@ -39,13 +39,13 @@ def open_instance() -> dg.DagsterInstance | None:
 def crash_lag_asset(
     instance: dg.DagsterInstance, group_id: str, asset: str | None, outcome: str
 ) -> dg.AssetKey:
-    """The crash lag asset of a group.
+    """Return the crash lag asset of a group.
 
     Args:
-        instance: whose assets are searched.
-        group_id: of the live lane.
-        asset: its name, where a person gave one; else the group must have exactly one.
-        outcome: what the error says of what was not done.
+        instance: instance to search.
+        group_id: the live lane's group.
+        asset: name of the asset; None if the group must have exactly one.
+        outcome: sentence of the error on the work that was not done.
 
     Raises:
         InvalidSettingError: the instance has no such asset, or the group has several.
@@ -72,11 +72,11 @@ def crash_lag_asset(
 
 
 def _find_assets(instance: dg.DagsterInstance) -> dict[dg.AssetKey, str | None]:
-    """Each crash lag asset with its group; None where its events name none.
+    """Return each crash lag asset with its group; None if its events name none.
 
-    The live asset counts for its crash lag asset, which has no event before the first crash. Assets of
-    complete windows have the same metadata; their materializations have a partition, those of a live asset
-    never have one.
+    Before the first crash, a crash lag asset has no event; then the live asset's events name the group.
+    Assets of complete windows have the same metadata, but their materializations have a partition. Those of a
+    live asset never have one.
     """
     known: dict[dg.AssetKey, str | None] = {}
     for key in instance.all_asset_keys():

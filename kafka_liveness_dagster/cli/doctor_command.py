@@ -1,6 +1,6 @@
-"""The command ``kafka-liveness doctor``, and how what it finds looks to people and to programs.
+"""The command ``kafka-liveness doctor``: print its findings for people and for programs.
 
-Decides nothing.
+Decides nothing: the rules in ``doctor`` do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
     spark_address,
     spark_option,
@@ -55,7 +57,7 @@ _WIDTH = 24
     help="The code location, as `dagster dev -f` takes it.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings and unknown results, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -72,16 +74,18 @@ def doctor(
 ) -> None:
     """Check a deployment and advise on settings.
 
-    Kafka's limits and what keeps commits and records, Spark's versions, settings and catalogs; for embedded
-    services Java and the jars. With --group also how near its backlog is to being deleted. Dagster's
-    instance, which DAGSTER_HOME names, and its daemon; with -m or -f the groups of a code location, their
-    sensors and the periods that these keep, and the executor. What is not named is not looked at, and is a ?
-    in the list.
+    Checks Kafka's limits and its retention of commits and records, and Spark's versions, settings and
+    catalogs. For embedded services it also checks Java and the jars. With --group it checks how near the
+    group's backlog is to being deleted. DAGSTER_HOME selects the Dagster instance, whose daemon is checked,
+    too. With -m or -f it checks the groups of a code location, their sensors and intervals, and the executor.
+    A part that you do not name is not checked, and has a ? in the list.
 
-    A line for each: ok, warn, FAIL, or ? where it could not be asked, with the right that it takes. Joins
-    nothing, commits nothing, writes nothing. Only --probe-catalog writes: it creates a table
-    kafka_liveness_probe_…, in a namespace of its own or in NAMESPACE, writes batches to it, and drops it.
-    Exit code 1 when a check fails.
+    Prints a line for each check: ok, warn, FAIL, or ? if it could not be checked, with the missing right.
+    Joins nothing, commits nothing, writes nothing. Only --probe-catalog writes: it creates a table
+    kafka_liveness_probe_…, in its own namespace or in NAMESPACE, writes batches to it, and drops it.
+
+    Exit code 0: no check failed; 1: a check failed, for example because Kafka or Spark did not respond; 2:
+    invalid command line.
 
     \b
     Example:
@@ -90,7 +94,7 @@ def doctor(
       DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
     """  # noqa: D301, E501  click's own mark: do not rewrap what follows
     if module and file:
-        raise click.UsageError("-m and -f both name the code location: choose one")
+        raise click.UsageError("-m and -f both name the code location. Fix: choose one.")
     found = []
     kafka = partial(kafka_settings, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]
@@ -108,7 +112,7 @@ def doctor(
     else:
         click.echo(", ".join(f"{number} {name}" for name, number in numbers.items()))
     bad = [Outcome.FAIL, *([Outcome.WARN, Outcome.UNKNOWN] if strict else [])]
-    context.exit(1 if any(counts[outcome] for outcome in bad) else 0)
+    context.exit(NOT_WELL if any(counts[outcome] for outcome in bad) else WELL)
 
 
 def _check_services(

@@ -1,10 +1,10 @@
-"""Close crash lag by hand: record it in Dagster first, then in the catch-up commit log.
+"""Write off crash lag by hand: record it in Dagster first, then in the catch-up commit log.
 
-Nothing is written of a range that is not pending. An event that stands without its commit says so in a second
-event; a commit without its event there is not.
+Writes nothing for a range that is not pending. If the commit fails, a second event records that; no commit is
+without its event.
 
-A partition whose offsets are done, but that a later run failed to process again, is closed in Dagster alone:
-the former rows stay, and no commit log changes.
+A partition whose offsets are done, but that a later run failed to reprocess, is closed in Dagster alone: the
+former rows stay, and no commit log changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -39,10 +39,12 @@ _KEPT_MESSAGE = "closed, earlier rows kept"
 
 @dataclass(frozen=True)
 class ForgiveRequest:
-    """What is to be written off: the pending part of the ranges asked for; ``expired`` of it exists no more.
+    """The ranges to write off, and the partitions to close.
 
     Attributes:
-        kept_keys: partitions of offsets that are done, to be closed with the rows that are there.
+        ranges: the pending parts of the named ranges.
+        expired: the parts of them that the broker has deleted.
+        kept_keys: partitions whose offsets are done, to close with their existing rows.
     """
 
     group_id: str
@@ -54,11 +56,11 @@ class ForgiveRequest:
 
     @property
     def size(self) -> int:
-        """How many offsets, an upper bound on records."""
+        """The number of offsets, an upper bound of the number of records."""
         return sum(r.size for r in self.ranges)
 
     def lines(self) -> list[str]:
-        """A line for each range, with what is left of its data, and for each partition that is closed."""
+        """Return a line for each range with the state of its data, and for each partition to close."""
         pending = [f"{r}: {r.size:,} offsets pending, {self._remaining_data(r)}" for r in self.ranges]
         return [
             *pending,
@@ -67,16 +69,26 @@ class ForgiveRequest:
 
     @property
     def question(self) -> str:
-        """What a person has to say yes to."""
+        """The question of the confirmation."""
         if not self.ranges:
             return "Close these partitions and keep the former rows?"
         return f"Count {format_count(self.size, 'offset')} as done, unprocessed?"
 
     @property
     def outcome(self) -> str:
-        """What was done."""
+        """The outcome in one line."""
         forgiven = [f"{self.size:,} offsets written off"] if self.ranges else []
         return "; ".join([*forgiven, *(f"closed {key}" for key in self.kept_keys)])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the group, and its ranges and partitions that are closed."""
+        return {
+            "group": self.group_id,
+            "reason": self.reason,
+            "written_off": [str(r) for r in self.ranges],
+            "offsets": self.size,
+            "closed_partitions": list(self.kept_keys),
+        }
 
     def _remaining_data(self, one: OffsetRange) -> str:
         gone = size(intersection([one.span], [r.span for r in self.expired if r.overlaps(one)]))
@@ -88,14 +100,14 @@ class ForgiveRequest:
 def validate(
     kafka: KafkaSettings, group_id: str, ranges: Sequence[str], reason: str, record: DagsterRecord
 ) -> ForgiveRequest:
-    """Read and check what is to be written off; writes nothing.
+    """Read and check the ranges to write off; write nothing.
 
     Args:
-        kafka: the cluster.
-        group_id: of the live lane.
+        kafka: settings of the cluster.
+        group_id: the live lane's group.
         ranges: pending ranges, or partitions of the crash lag asset.
-        reason: in a person's words.
-        record: knows the partitions.
+        reason: reason of the write-off, for people.
+        record: record in Dagster, with the asset's partitions.
 
     Raises:
         InvalidSettingError: a range is mistyped, is not pending (``NotPendingError``), or is done already; no
@@ -153,39 +165,38 @@ def validate(
 
 @dataclass(frozen=True)
 class DagsterRecord:
-    """Where it is written who forgave what: a crash lag asset in Dagster, or nowhere."""
+    """The crash lag asset in Dagster that gets the events of a write-off; empty without Dagster."""
 
     instance: dg.DagsterInstance | None
     asset: dg.AssetKey | None
 
     @classmethod
     def find(cls, group_id: str, asset: str | None) -> DagsterRecord:
-        """The crash lag asset named, else the one that Dagster knows of this group.
+        """Return the named crash lag asset, or the only one of this group in Dagster.
 
         Raises:
-            InvalidSettingError: it cannot be told which, or there is no Dagster to write to.
+            InvalidSettingError: no asset or several assets fit, or there is no Dagster to write to.
         """
         if (instance := open_instance()) is None:
             if asset is not None:
                 raise InvalidSettingError(
-                    f"--asset {asset} needs Dagster: set DAGSTER_HOME to the instance that has it; nothing "
-                    "was written"
+                    f"--asset {asset} needs Dagster. Nothing was written. Fix: set DAGSTER_HOME to the "
+                    "instance that has the asset."
                 )
             return cls(None, None)
         outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
         return cls(instance, crash_lag_asset(instance, group_id, asset, outcome=outcome))
 
     def require_closable(self, key: str) -> None:
-        """Whether the partition of a replay can be closed.
+        """Check that the partition of a replay can be closed.
 
         Raises:
-            InvalidSettingError: Dagster has no such partition, or it is materialized, or a run is at work on
-                it.
+            InvalidSettingError: Dagster has no such partition, it is materialized, or a run processes it.
         """
         if self.instance is None or self.asset is None:
             raise InvalidSettingError(
-                f"{key} is the partition of a replay, which only Dagster knows: set DAGSTER_HOME to the "
-                "instance that has it; nothing was written"
+                f"{key} is the partition of a replay, and needs Dagster. Nothing was written. Fix: set "
+                "DAGSTER_HOME to the instance that has the partition."
             )
         name = self.asset.to_user_string()
         if key not in self._partitions():
@@ -194,7 +205,7 @@ class DagsterRecord:
                 "the asset."
             )
         if (status := self._status(key)) in {"MATERIALIZED", "IN_PROGRESS"}:
-            why = "it is materialized" if status == "MATERIALIZED" else "a run is at work on it"
+            why = "it is materialized" if status == "MATERIALIZED" else "a run is processing it"
             raise InvalidSettingError(
                 f"Partition {key} of {name} cannot be closed: {why}. Nothing was written."
             )
@@ -206,17 +217,17 @@ class DagsterRecord:
         return self._status(key) == "FAILED" and key in self.instance.get_materialized_partitions(self.asset)
 
     def describe(self, request: ForgiveRequest) -> str:
-        """Where it will be written."""
+        """Return where Dagster will record the write-off."""
         if self.asset is not None and not request.ranges:
             return f"a materialization of {self.asset.to_user_string()} will record it"
         if self.asset is None:
-            return "DAGSTER_HOME is not set: Dagster will have no event of who wrote it off, and why"
+            return "DAGSTER_HOME is not set: Dagster will get no event with the user and the reason"
         keys = [key for r in request.ranges for key in self._keys_of(r)]
         on = f", partitions {', '.join(keys)} (materialize them afterwards: they end at once)" if keys else ""
         return f"an event of {self.asset.to_user_string()} will record it{on}"
 
     def write(self, request: ForgiveRequest, outcome: str) -> None:
-        """One event for each range and partition that holds some of it."""
+        """Report one event for each range and each partition that overlaps it."""
         if self.instance is None or self.asset is None:
             return
         for r in request.ranges:
@@ -226,7 +237,7 @@ class DagsterRecord:
                 )
 
     def close(self, request: ForgiveRequest) -> None:
-        """Materialize the partitions that are kept as they are: nothing of them is failed or missing then."""
+        """Materialize the partitions that keep their rows, so that none is failed or missing."""
         if self.instance is None or self.asset is None:
             return
         for key in request.kept_keys:
@@ -248,10 +259,7 @@ class DagsterRecord:
         return list(self.instance.get_dynamic_partitions(self.asset.to_python_identifier()))
 
     def _status(self, key: str) -> str:
-        """``FAILED``, ``MATERIALIZED``, ``IN_PROGRESS``.
-
-        Empty for a partition that no run has been asked for.
-        """
+        """Return ``FAILED``, ``MATERIALIZED`` or ``IN_PROGRESS``; empty for a partition without a run."""
         if self.instance is None or self.asset is None:
             return ""
         partitions = dg.DynamicPartitionsDefinition(name=self.asset.to_python_identifier())
@@ -283,10 +291,10 @@ class DagsterRecord:
 
 
 def write_off(kafka: KafkaSettings, request: ForgiveRequest, record: DagsterRecord) -> None:
-    """Write the event, then the catch-up commit log; then close the partitions that are kept as they are.
+    """Write the event, then the catch-up commit log; then close the partitions that keep their rows.
 
     Raises:
-        CommitRefusedError: the broker refused; the ranges stay pending, and a second event says so.
+        CommitRefusedError: the broker refused; the ranges stay pending, and a second event records that.
     """
     if request.ranges:
         second = CatchUpCommitLog(kafka, request.group_id, _CLIENT_ID)
@@ -302,7 +310,7 @@ def write_off(kafka: KafkaSettings, request: ForgiveRequest, record: DagsterReco
 
 
 def _event_metadata(asked: ForgiveRequest, one: OffsetRange) -> dict[str, str | int]:
-    """Return the metadata of each event: which range of which group, and who closed it, when and why."""
+    """Return the metadata of an event: the group, the range, and the user, time and reason."""
     return {
         "group": asked.group_id,
         "range": str(one),

@@ -1,4 +1,4 @@
-"""The commands about one group: ``status``, ``write-off``, ``move``, ``adopt``, ``start`` and ``replay``."""
+"""The commands for one group: ``status``, ``write-off``, ``move``, ``adopt``, ``start`` and ``replay``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL, CommandError, errors_as_exit_codes
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     MOMENT,
@@ -20,9 +21,12 @@ from kafka_liveness_dagster.cli.options import (
     Seconds,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
     lazy_session,
+    show_lines,
     spark_option,
+    yes_option,
 )
 
 if TYPE_CHECKING:
@@ -41,11 +45,11 @@ _REFRESH_INTERVAL = Seconds(min=0.2)
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @bootstrap_servers_option
 @command_config_option
-@click.option("--table", type=TABLE, help="catalog.namespace.table: query it too for what is processed.")
+@click.option("--table", type=TABLE, help="catalog.namespace.table: also read its processed offsets.")
 @spark_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.option(
-    "--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, a series for each topic."
+    "--prometheus", is_flag=True, help="Print gauges in Prometheus' text format, one series per topic."
 )
 @click.option("--by-partition", is_flag=True, help="With --prometheus: a series for each partition.")
 @click.option(
@@ -55,7 +59,9 @@ _REFRESH_INTERVAL = Seconds(min=0.2)
     flag_value=2.0,
     help="Refresh every 2 s, or every so many seconds, until Ctrl-C.",
 )
+@click.pass_context
 def status(
+    context: click.Context,
     group: str,
     *,
     topics: tuple[str, ...],
@@ -70,16 +76,21 @@ def status(
 ) -> None:
     """Show lag, crash lag and members of a group.
 
-    Reads both commit logs of consumer group GROUP. "pending" is its crash lag: ranges that no lane has
-    processed. "both lanes" is KIP-333's committed(): every offset before it is processed, in either lane.
-    "done above" is what the catch-up lane processed beyond the first pending offset. Pending ranges that
-    expired, or lie in the oldest tenth of a log that the broker is already deleting, are marked.
+    The first line is the verdict: well, or what is wrong, by the checks of `health`. Then come the next
+    steps, a table of the partitions, and each pending range with its size and the age of its oldest record.
+    "pending" is crash lag: offsets that no lane has processed. "complete to" is KIP-333's committed(): every
+    offset before it is processed, in either lane. "done beyond" is what the catch-up lane processed above the
+    first pending offset. Pending ranges that expired, or lie in the oldest tenth of a log that the broker is
+    already deleting, are marked.
+
+    If DAGSTER_HOME is set, the runs of that instance are read too: a killed run shows as crashed at once.
+    Without it, Kafka shows that a run is gone after its session timeout.
 
     All of it is by the commit logs, which a dropped or rolled back table does not change. With --table the
     table is queried too, and the rows that it lacks count as not processed. `audit` certifies the table.
 
-    Never joins, never commits. Exit code 1 when there is no such group, or its topic was created again: the
-    broker deletes a group's commits with the topic, so with --table the table is asked whose offsets it has.
+    Never joins, never commits. Exit code 0: well; 1: not well, or the group has not begun yet; 2: invalid
+    command line; 3: no response. --prometheus ends with 0 once it has printed the gauges.
 
     \b
     Example:
@@ -88,31 +99,47 @@ def status(
       kafka-liveness status orders-etl --json | jq '.partitions[] | select(.pending_offsets > 0)'
       kafka-liveness status orders-etl --prometheus > orders.tmp && mv orders.tmp orders.prom
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    from kafka_liveness_dagster.cli import status_output  # noqa: PLC0415
-    from kafka_liveness_dagster.kafka import group_status  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli import status_output  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.kafka import group_status  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
 
     if as_json + prometheus + (watch is not None) > 1:
-        raise click.UsageError("--json and --prometheus print once, --watch never ends: choose one")
+        raise click.UsageError("--json and --prometheus print once, and --watch never ends. Fix: choose one.")
     if by_partition and not prometheus:
-        raise click.UsageError("--by-partition is of --prometheus: all else shows each partition anyway")
-    cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
-    with lazy_session(spark) as session:
-        ledger = _read_ledger(table, session) if table else None
-        look = functools.partial(group_status.group_status, cluster, group, topics, ledger=ledger)
-        if watch is not None:
-            with contextlib.suppress(KeyboardInterrupt):
-                status_output.watch_status(look, watch)
-            return
-        found = look()
-    if prometheus:
-        from kafka_liveness_dagster.cli.status_output import prometheus_text  # noqa: PLC0415  needs an extra
-
-        click.echo(prometheus_text(cluster, found, by_partition=by_partition), nl=False)
-    elif as_json:
-        click.echo(json.dumps(found.as_json()))
+        raise click.UsageError("--by-partition needs --prometheus. Fix: leave it out, or add --prometheus.")
+    with errors_as_exit_codes(reads_only=True):
+        cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+        with lazy_session(spark) as session:
+            ledger = _read_ledger(table, session) if table else None
+            read = functools.partial(group_status.group_status, cluster, group, topics, ledger=ledger)
+            read_report = functools.partial(status_output.StatusReport.read, cluster, read)
+            if watch is not None:
+                with contextlib.suppress(KeyboardInterrupt):
+                    status_output.watch_status(read_report, watch)
+                return
+            try:
+                if prometheus:
+                    text = status_output.prometheus_text(cluster, read(), by_partition=by_partition)
+                    click.echo(text, nl=False)
+                    return
+                report = read_report()
+            except group_status.NoSuchGroupError as error:
+                if prometheus:
+                    raise CommandError(str(error)) from error
+                _show_not_begun(group, str(error), as_json=as_json)
+                context.exit(NOT_WELL)
+    if as_json:
+        click.echo(json.dumps(report.as_json()))
     else:
-        status_output.create_console().print(status_output.show_status(found))
+        status_output.create_console().print(status_output.show_status(report))
+    context.exit(WELL if report.is_well else NOT_WELL)
+
+
+def _show_not_begun(group: str, why: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"group": group, "well": False, "begun": False, "problems": [why]}))
+    else:
+        click.echo(f"group {group} is not well: it has not begun yet\n{why}")
 
 
 @click.command("write-off")
@@ -126,7 +153,8 @@ def status(
 )
 @bootstrap_servers_option
 @command_config_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
+@json_option
 def write_off(
     group: str,
     *,
@@ -136,6 +164,7 @@ def write_off(
     bootstrap_servers: str,
     command_config: TextIO | None,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Mark pending ranges as done, unprocessed.
 
@@ -159,13 +188,11 @@ def write_off(
     kafka = kafka_settings(bootstrap_servers, command_config)
     audit = by_hand.DagsterRecord.find(group, asset)
     asked = by_hand.validate(kafka, group, ranges, reason=reason, record=audit)
-    for line in asked.lines():
-        click.echo(line)
-    click.echo(audit.describe(asked))
+    show_lines((*asked.lines(), audit.describe(asked)), as_json=as_json)
     if not yes:
-        click.confirm(asked.question, abort=True)
+        click.confirm(asked.question, abort=True, err=as_json)
     by_hand.write_off(kafka, asked, audit)
-    click.echo(asked.outcome)
+    click.echo(json.dumps(asked.as_json()) if as_json else asked.outcome)
 
 
 @click.command()
@@ -173,13 +200,17 @@ def write_off(
 @click.argument("target", type=TEXT, metavar="TABLE")
 @bootstrap_servers_option
 @command_config_option
-def move(group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None) -> None:
+@json_option
+def move(
+    group: str, *, target: str, bootstrap_servers: str, command_config: TextIO | None, as_json: bool
+) -> None:
     """Set the table that holds the rows of a group.
 
-    From now on the rows of consumer group GROUP are in TABLE, or in the sink of that name. For a table that
-    was renamed or moved with its snapshots: a run that writes to another table than the group's commits are
-    about is refused, since two assets with one group would have a part of the records each. Nothing else is
-    changed: no row, no offset. A table without the snapshots lacks what was committed (on_missing_rows).
+    From now on the rows of consumer group GROUP are in TABLE, or in the sink of that name. Use this command
+    for a table that was renamed or moved with its snapshots. A run that writes to another table than the
+    group's commits name is refused, because two assets with one group would each get a part of the records.
+    The command changes no row and no offset. If TABLE lacks the snapshots, it lacks the committed rows
+    (on_missing_rows).
 
     Exit code 1 while the group has members: end the live runs first.
 
@@ -189,8 +220,12 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import move as move_module  # noqa: PLC0415  `--help` must not wait for it
 
-    for line in move_module.change_target(kafka_settings(bootstrap_servers, command_config), group, target):
-        click.echo(line)
+    moved = move_module.change_target(kafka_settings(bootstrap_servers, command_config), group, target)
+    if as_json:
+        click.echo(json.dumps({"group": group, "target": target, "former_targets": moved}))
+        return
+    for partition, former in moved.items():
+        click.echo(f"{partition}: {former} -> {target}")
 
 
 @click.command()
@@ -200,7 +235,8 @@ def move(group: str, *, target: str, bootstrap_servers: str, command_config: Tex
 @bootstrap_servers_option
 @command_config_option
 @spark_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
+@json_option
 def adopt(
     group: str,
     *,
@@ -210,6 +246,7 @@ def adopt(
     command_config: TextIO | None,
     spark: str,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Take over the rows of another group.
 
@@ -233,12 +270,12 @@ def adopt(
     cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
     with lazy_session(spark) as session:
         found = Adoption.read(cluster, session(), group, table=table, topics=topics)
-        for line in found.lines():
-            click.echo(line)
+        show_lines(found.lines(), as_json=as_json)
         if not yes:
-            click.confirm(f"Let group {group} take over these rows of {table}?", abort=True)
-        for line in found.adopt():
-            click.echo(line)
+            click.confirm(f"Let group {group} take over these rows of {table}?", abort=True, err=as_json)
+        show_lines(found.adopt(), as_json=as_json)
+    if as_json:
+        click.echo(json.dumps(found.as_json()))
 
 
 @click.command()
@@ -259,7 +296,8 @@ def adopt(
 @click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
 @bootstrap_servers_option
 @command_config_option
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
+@json_option
 def start(
     group: str,
     *,
@@ -270,6 +308,7 @@ def start(
     bootstrap_servers: str,
     command_config: TextIO | None,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Start a group where another engine stopped.
 
@@ -302,11 +341,11 @@ def start(
     if topics:
         offsets = {tp: offset for tp, offset in offsets.items() if tp.topic in topics}
     found = start_module.GroupStart.check(cluster, group, offsets)
-    for line in (*found.lines(), *([f"warning: {warning}"] if warning else [])):
-        click.echo(line)
+    show_lines((*found.lines(), *([f"warning: {warning}"] if warning else [])), as_json=as_json)
     if not yes:
-        click.confirm(f"Start group {group} at these offsets?", abort=True)
-    click.echo(found.commit())
+        click.confirm(f"Start group {group} at these offsets?", abort=True, err=as_json)
+    outcome = found.commit()
+    click.echo(json.dumps(found.as_json(warning)) if as_json else outcome)
 
 
 @click.command()
@@ -317,9 +356,10 @@ def start(
 @click.option(
     "--asset", type=TEXT, help="The group's crash lag asset, like orders_crash_lag, if it has several."
 )
-@click.option("--allow-expired", is_flag=True, help="Replay what the broker still has of the time window.")
+@click.option("--allow-expired", is_flag=True, help="Replay the records that the broker still has.")
 @bootstrap_servers_option
 @command_config_option
+@json_option
 def replay(
     group: str,
     *,
@@ -330,17 +370,19 @@ def replay(
     allow_expired: bool,
     bootstrap_servers: str,
     command_config: TextIO | None,
+    as_json: bool,
 ) -> None:
     """Add partitions that reprocess a time window.
 
-    For a transform that was fixed, or has a new column. Consumer group GROUP reprocesses the window with
-    today's transform. By the records' timestamps, of each partition from the first record that is not older
-    than --from to the first that is not older than --to. Pending ranges have partitions of their own, and the
-    live lane reads what is not committed. Nothing is processed before you materialize the partitions of the
-    crash lag asset: each replaces exactly its offsets' rows.
+    Use it after you fixed a transform, or added a column. Consumer group GROUP reprocesses the window with
+    the current transform. The records' timestamps decide: in each partition the window begins at the first
+    record that is not older than --from, and ends before the first that is not older than --to. Pending
+    ranges have their own partitions already, and the live lane reads offsets that are not committed. Nothing
+    is processed before you materialize the new partitions of the crash lag asset. Each replaces exactly the
+    rows of its offsets.
 
-    Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and nothing added, where the broker has
-    deleted records that may be of that time.
+    Needs DAGSTER_HOME, the instance that has the asset. Exit code 1, and no partition added, if the broker
+    has deleted records that may be of that time.
 
     \b
     Example:
@@ -350,12 +392,15 @@ def replay(
 
     kafka = kafka_settings(bootstrap_servers, command_config)
     found = by_hand.find_ranges(kafka, group, topics, begin=begin, end=end, allow_expired=allow_expired)
-    for line in by_hand.describe_window(found):
-        click.echo(line)
+    show_lines(by_hand.describe_window(found), as_json=as_json)
     added, keys = by_hand.add_partitions(group, asset, found.ranges)
     name = added.to_user_string()
+    if as_json:
+        ranges = list(map(str, found.ranges))
+        click.echo(json.dumps({"group": group, "asset": name, "partitions": keys, "ranges": ranges}))
+        return
     click.echo(
-        f"added to {name}, to be materialized in the UI or with `dg launch --assets {name} --partition …`:"
+        f"Added to {name}; materialize them in the UI or with `dg launch --assets {name} --partition …`:"
     )
     for key in keys:
         click.echo(f"  {key}")

@@ -1,6 +1,7 @@
-"""The command ``kafka-liveness``: one function per command, and none of them decides anything.
+"""Define the command ``kafka-liveness`` and the sections of its help; each command is one function.
 
-Importing this module imports neither pyspark, confluent_kafka nor dagster: ``--help`` answers at once.
+No command decides anything. Importing this module imports neither pyspark, confluent_kafka nor dagster, so
+``--help`` prints at once.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from kafka_liveness_dagster.cli import (
     doctor_command,
     group_commands,
     health_command,
+    init,
     topic_commands,
 )
+from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL, CommandError, errors_as_exit_codes
 from kafka_liveness_dagster.cli.options import (
     Seconds,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
@@ -36,27 +40,47 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def _require_writable(_: click.Context, __: click.Parameter, file: Path | None) -> Path | None:
-    """Refuse at the beginning what could not be written at the end."""
+    """Check a file before the work whose result it gets."""
     if file is not None and not os.access(file.parent, os.W_OK):
-        raise click.BadParameter(f"folder {file.parent} does not exist, or may not be written to")
+        raise click.BadParameter(f"Folder {file.parent} does not exist, or is not writable.")
     return file
 
 
+SECTIONS = {
+    "Services": ("up", "down", "jars"),
+    "Inspect": ("status", "health", "audit", "doctor", "timeline", "report"),
+    "Repair": ("replay", "write-off", "move", "adopt", "start"),
+    "Topics": ("topic", "produce"),
+    "Try it": ("demo", "init"),
+}
+"""The sections of the help, with their commands in order; a command that is not registered is left out."""
 _ALIASES = {"forgive": "write-off"}
 
 
 class _Group(click.Group):
-    """Shows our own errors as a message, without a traceback: they carry their numbers and their remedy."""
+    """The root command: lists commands by section, and ends each error with a message and an exit code."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name, or by its alias."""
         return super().get_command(ctx, _ALIASES.get(cmd_name, cmd_name))
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by section, with their summaries in one column."""
+        del ctx  # click's own signature
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            known = [(name, self.commands[name]) for name in names if name in self.commands]
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width)) for name, command in known
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        """Run a command; turn this package's errors into a message and an exit code."""
+        with errors_as_exit_codes():
             return super().invoke(ctx)
-        except KafkaLivenessError as error:
-            raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,13 +90,15 @@ def main() -> None:
 
     Start with `kafka-liveness up`: a real Kafka and a real Spark on this machine, nothing to install but
     Java.
+
+    Exit codes of all commands: 0 well or done; 1 not well or not done; 2 invalid command line; 3 no response.
     """
 
 
 @main.command()
-@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port; a free one unless given.")
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Kafka's port.  [default: a free one]")
 @click.option(
-    "--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port; a free one unless given."
+    "--spark-port", type=click.IntRange(1, 65535), help="Spark Connect's port.  [default: a free one]"
 )
 @click.option(
     "--spark-cores", type=click.IntRange(1), default=2, show_default=True, help="Spark tasks at once."
@@ -83,9 +109,9 @@ def main() -> None:
 def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_json: bool) -> None:
     """Start the embedded Kafka and Spark Connect.
 
-    They go on when this command ends, and keep topics, offsets and tables in .kafka_liveness (or in the
-    folder KAFKA_LIVENESS_HOME names). Once a machine about 110 MB of jars are downloaded. Calling it again is
-    harmless. A Spark that answers, but can run no job, is restarted.
+    The services keep running when this command ends. They keep topics, offsets and tables in .kafka_liveness
+    of this folder, or in the folder that KAFKA_LIVENESS_HOME names. The first start on a machine downloads
+    about 110 MB of jars. The command is idempotent. It restarts a Spark that responds but can run no job.
 
     \b
     Example:
@@ -120,26 +146,27 @@ def up(kafka_port: int | None, spark_port: int | None, spark_cores: int, *, as_j
 
 
 def _is_spark_dead(spark_remote: str) -> bool:
-    """Return whether a Spark that ran before can run no job. A busy one is left alone."""
+    """Return whether a Spark that ran before can run no job; a busy one may still run one."""
     from kafka_liveness_dagster.spark.connect.health import dead_reason_at  # noqa: PLC0415  takes half a second
 
     try:
         why = dead_reason_at(spark_remote)
     except KafkaLivenessError as error:
-        fix = "If it hangs, run `kafka-liveness down` and `kafka-liveness up`."
-        click.echo(f"Spark is busy or hangs, and was left alone. {fix} ({error})", err=True)
+        fix = "Fix: if it hangs, run `kafka-liveness down` and `kafka-liveness up`."
+        click.echo(f"Spark is busy or hangs, and was not restarted. {fix} ({error})", err=True)
         return False
     if why:
-        click.echo(f"{why} It is restarted.", err=True)
+        click.echo(f"{why} Restarting it.", err=True)
     return bool(why)
 
 
 @main.command()
-def down() -> None:
+@json_option
+def down(*, as_json: bool) -> None:
     """Stop the embedded services.
 
-    Topics, offsets and tables stay for the next `up`. From then on only `kafka-liveness up` starts them. Runs
-    and sensor ticks do not: a tick is skipped and names this command, a run fails with ServicesDownError.
+    Topics, offsets and tables stay for the next `up`. Until then runs and sensor ticks do not start the
+    services: a tick is skipped and names this command, and a run fails with ServicesDownError.
 
     \b
     Example:
@@ -147,15 +174,20 @@ def down() -> None:
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
 
-    click.echo(f"stopped: {', '.join(services.stop_services(until_up=True)) or 'nothing ran'}")
+    stopped = list(services.stop_services(until_up=True))
+    if as_json:
+        click.echo(json.dumps({"stopped": stopped}))
+    else:
+        click.echo(f"stopped: {', '.join(stopped) or 'nothing ran'}")
 
 
 @main.command()
-def jars() -> None:
+@json_option
+def jars(*, as_json: bool) -> None:
     """Print the folder of the jars for Spark.
 
-    Your Spark server needs them: Kafka's connector, Iceberg's runtime, Avro. They go with the pyspark that is
-    installed, and are downloaded if they are not there yet, 60 MB.
+    Your Spark server needs these jars: Kafka's connector, Iceberg's runtime and Avro, in the versions that
+    fit the installed pyspark. The command downloads missing jars, 60 MB.
 
     \b
     Example:
@@ -163,27 +195,29 @@ def jars() -> None:
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.embedded.jars import resolve_jars  # noqa: PLC0415  `--help` must not wait for it
 
-    click.echo(resolve_jars("spark"))
+    folder = resolve_jars("spark")
+    click.echo(json.dumps({"folder": str(folder)}) if as_json else folder)
 
 
 @main.command()
 @click.option("--json-file", type=_FILE, help="Write the verdict to this file, as JSON.")
-@click.option("--keep", is_flag=True, help="Stay with Dagster's UI and the services running until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep Dagster's UI and the services running until Ctrl-C.")
+@json_option
 @click.pass_context
-def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
+def demo(context: click.Context, json_file: Path | None, *, keep: bool, as_json: bool) -> None:
     """Show a crash and its backfill in two minutes.
 
-    Runs on a real Kafka, Spark, Iceberg and Dagster. Orders flow, the sensor starts the live run, the run
-    worker is killed in the middle of a batch, the live lane goes on at the log end, the skipped ranges become
-    partitions and are backfilled; at the end the table is compared with what was produced. Exit code 1 unless
-    nothing is lost and nothing is doubled.
+    Runs on a real Kafka, Spark, Iceberg and Dagster. Orders flow, the sensor starts the live run, and the
+    run worker is killed in the middle of a batch. The live lane continues at the log end. The skipped ranges
+    become partitions and are backfilled. At the end the table is compared with the produced orders. Exit code
+    1 if an order is lost or duplicated. With --json the progress goes to stderr.
 
-    About two minutes, longer when the jars are still to be downloaded. Its state is in .kafka_liveness/demo
-    of this folder, or in the folder KAFKA_LIVENESS_HOME names.
+    Takes about two minutes, and longer if the jars must be downloaded. The state is in .kafka_liveness/demo
+    of this folder, or in the folder that KAFKA_LIVENESS_HOME names.
 
-    KAFKA_BOOTSTRAP_SERVERS and SPARK_REMOTE name services of yours to tell it on. Topic `orders` and table
-    `lake.shop.orders` are made there, unless they exist, which is refused, and stay; pyiceberg reads the
-    table with its own settings of `lake`, in ~/.pyiceberg.yaml.
+    KAFKA_BOOTSTRAP_SERVERS and SPARK_REMOTE select your own services. There the command creates topic
+    `orders` and table `lake.shop.orders`, and keeps them; it refuses to run if they exist. pyiceberg reads
+    the table with its own settings of `lake`, in ~/.pyiceberg.yaml.
 
     \b
     Example:
@@ -192,19 +226,29 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     """  # noqa: D301, E501  click's own mark: do not rewrap what follows
     story = _import_example("definitions.demo.story")
     _raise_on_signals()
-    verdict = story.tell(keep=keep, json_file=json_file)
-    context.exit(0 if verdict.holds else 1)
+    verdict = story.tell(keep=keep, json_file=json_file, as_json=as_json)
+    context.exit(WELL if verdict.holds else NOT_WELL)
 
 
 @main.command()
 @click.option("--session", type=_SECONDS, default=2.0, show_default=True, help="Session timeout, in seconds.")
 @click.option(
-    "--poll-interval", type=_SECONDS, default=12.0, show_default=True, help="How long a batch may take."
+    "--poll-interval",
+    type=_SECONDS,
+    default=12.0,
+    show_default=True,
+    help="Longest time of a batch, in seconds.",
 )
 @click.option(
-    "--stall", type=_SECONDS, default=36.0, show_default=True, help="How long the first one does take."
+    "--stall", type=_SECONDS, default=36.0, show_default=True, help="Time of the first batch, in seconds."
 )
-@click.option("--protocol", type=click.Choice(["classic", "consumer"]), default="classic", show_default=True)
+@click.option(
+    "--protocol",
+    type=click.Choice(["classic", "consumer"]),
+    default="classic",
+    show_default=True,
+    help="Group protocol; consumer is KIP-848's.",
+)
 @bootstrap_servers_option
 @command_config_option
 @click.option(
@@ -220,6 +264,7 @@ def demo(context: click.Context, json_file: Path | None, *, keep: bool) -> None:
     callback=_require_writable,
     help="Draw the events in this file, as SVG.",
 )
+@json_option
 @click.pass_context
 def timeline(
     context: click.Context,
@@ -232,16 +277,19 @@ def timeline(
     command_config: TextIO | None,
     json_file: Path | None,
     picture: Path | None,
+    as_json: bool,
 ) -> None:
     """Show how a stalled consumer leaves its group.
 
-    KIP-62, second by second. The consumer polls a batch and stalls. Heartbeats go on; at the poll interval it
-    leaves its group; when it polls again it joins again and is given the uncommitted batch again. The op, the
-    watchdog, librdkafka and the broker each tell what they saw. Exit code 1 unless it was so. The defaults
-    are a session timeout of 10 s, a poll interval of 1 min and a stall of 3 min, divided by 5.
+    KIP-62, second by second. The consumer polls a batch and stalls. Its heartbeats continue. At the poll
+    interval it leaves its group. Its next poll joins again and gets the uncommitted batch again. The op, the
+    watchdog, librdkafka and the broker each report their events. Exit code 1 if one of them differs. The
+    defaults are a session timeout of 10 s, a poll interval of 1 min and a stall of 3 min, divided by 5. With
+    --json the progress goes to stderr.
 
-    Topic and group, both timeline-…, are made for it and deleted afterwards; a login needs all rights on
-    these names. An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol consumer).
+    The command creates a topic and a group, both timeline-…, and deletes them afterwards; a login needs all
+    rights on these names. An ordinary broker allows session timeouts from 6 s (from 45 s with --protocol
+    consumer).
 
     \b
     Example:
@@ -259,9 +307,8 @@ def timeline(
         if is_embedded
         else kafka_settings(bootstrap_servers, command_config)
     )
-    context.exit(
-        0 if report.run_timeline(kafka, scenario, json_file=json_file, picture=picture).all_met else 1
-    )
+    verdict = report.run_timeline(kafka, scenario, json_file=json_file, picture=picture, as_json=as_json)
+    context.exit(WELL if verdict.all_met else NOT_WELL)
 
 
 main.add_command(doctor_command.doctor)
@@ -275,12 +322,13 @@ main.add_command(audit_command.audit)
 main.add_command(health_command.health)
 main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)
+main.add_command(init.init)
 
 
 def _raise_on_signals() -> None:
     """Make both signals raise KeyboardInterrupt; a shell ignores SIGINT for background jobs."""
-    for asked_to_end in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked_to_end, signal.default_int_handler)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
 
 
 def _import_example(module: str) -> Any:
@@ -293,6 +341,6 @@ def _import_example(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"it needs {error.name}: pip install 'kafka-liveness-dagster[ui]'"
+        raise CommandError(
+            f"The command needs {error.name}. Fix: pip install 'kafka-liveness-dagster[ui]'."
         ) from error

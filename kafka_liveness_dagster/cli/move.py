@@ -1,6 +1,6 @@
-"""Who says that a group's rows are in another table now? A person does, with ``kafka-liveness move``.
+"""Record that a group's rows are in another table: ``kafka-liveness move``, for a table that was renamed.
 
-A run whose table is not the one of the group's commits is refused; a table that was renamed is the same one.
+Must not change a row or an offset.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 
-def change_target(kafka: KafkaSettings, group_id: str, target: str) -> list[str]:
-    """Have the catch-up commit log say ``target``; gives what to tell.
+def change_target(kafka: KafkaSettings, group_id: str, target: str) -> dict[str, str]:
+    """Write the table's name to the catch-up commit log; return the former name of each changed partition.
 
     Raises:
-        InvalidSettingError: the name has a blank, the group is at work, or its commits name no other table.
+        InvalidSettingError: the name has a blank, the group has members, or its commits name no other table.
     """
     check_group_id(group_id)
     if not target or any(map(str.isspace, target)):
         raise InvalidSettingError(
-            f"{target!r} is no table: wanted catalog.namespace.table, or the name of a sink"
+            f"{target!r} is not a table: wanted catalog.namespace.table, or the name of a sink. Nothing was "
+            "changed."
         )
     cluster = Cluster(kafka)
     if members := cluster.members(group_id):
         raise InvalidSettingError(
-            f"group {group_id} has {format_count(len(members), 'member')} ({members[0].client_id}): they "
-            "write to the table of its commits. End the live runs, then say it again; nothing was changed"
+            f"Group {group_id} has {format_count(len(members), 'member')} ({members[0].client_id}), which "
+            "write to the former table. Nothing was changed. Fix: end the live runs, then repeat the command."
         )
     second = CatchUpCommitLog(kafka, group_id, "kafka-liveness/move")
     try:
@@ -41,6 +42,6 @@ def change_target(kafka: KafkaSettings, group_id: str, target: str) -> list[str]
         second.close()
     if not moved:
         raise InvalidSettingError(
-            f"no commit of group {group_id} is about another table than {target}: nothing was changed"
+            f"No commit of group {group_id} names another table than {target}. Nothing was changed."
         )
-    return [f"{tp}: {was} -> {target}" for tp, was in sorted(moved.items())]
+    return {str(tp): former for tp, former in sorted(moved.items())}

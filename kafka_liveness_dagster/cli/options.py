@@ -1,7 +1,7 @@
 """Check the arguments of a command, and connect it to Kafka and Spark. Starts nothing.
 
-Arguments are checked before any request: some texts end the process in Kafka's client library. Imports
-neither it nor Dagster: ``--help`` answers at once.
+Checks arguments before any request, because some texts end the process in Kafka's client library. Imports
+neither that library nor Dagster at its import, so ``--help`` prints at once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from kafka_liveness_dagster.cli.exit_codes import NotRunningError
 from kafka_liveness_dagster.core import names
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import NameRule, display
 from kafka_liveness_dagster.core.partition_keys import parse_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from click import Context, Parameter
     from pyspark.sql import SparkSession
@@ -32,7 +33,7 @@ _DAY_SECONDS = 86_400
 
 
 class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
-    """A text of one kind, or one word; a secret is not shown."""
+    """A text that a rule accepts, or one other word; errors do not show a secret."""
 
     def __init__(
         self, name: str, kind: NameRule, or_else: str | None = None, *, is_secret: bool = False
@@ -44,9 +45,9 @@ class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it 
 
     def convert(self, value: str, param: Parameter | None, ctx: Context | None) -> str:
         if value != self._alternative and not self._rule.matches(value):
-            told = "" if self._is_secret else f"{display(value)}: "
+            shown = "" if self._is_secret else f"{display(value)}: "
             self.fail(
-                f"{told}wanted "
+                f"{shown}wanted "
                 f"{self._rule.description}{f', or {self._alternative}' if self._alternative else ''}",
                 param,
                 ctx,
@@ -55,7 +56,7 @@ class _NamedText(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it 
 
 
 class _Range(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
-    """A crash lag range, as Dagster's partitions are called."""
+    """A crash lag range, in the form of the crash lag asset's partition keys."""
 
     name = "range"
 
@@ -68,7 +69,7 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it take
 
 
 class Seconds(click.FloatRange):
-    """A time that ends: ``nan`` and ``inf`` are floats to click, and in no range and every one."""
+    """A finite number of seconds, at most a day: click's range check lets ``nan`` pass."""
 
     def __init__(self, **limits: Any) -> None:
         super().__init__(max=_DAY_SECONDS, **limits)
@@ -76,12 +77,12 @@ class Seconds(click.FloatRange):
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:  # noqa: D102 - click's
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{value!r} is no number of seconds", param, ctx)
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return found
 
 
 class _Moment(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
-    """A time as ISO 8601 has it; without an offset it is UTC."""
+    """A time in ISO 8601; UTC unless it has an offset."""
 
     name = "time"
 
@@ -110,12 +111,6 @@ RANGE = _Range()
 _QUIET_SECONDS = 60.0
 
 
-class ConnectionOptionError(click.ClickException):
-    """A question could not be asked: exit code 2, since the answer is neither yes nor no."""
-
-    exit_code = 2
-
-
 bootstrap_servers_option = click.option(
     "--bootstrap-servers",
     type=SERVERS,
@@ -128,6 +123,8 @@ command_config_option = click.option(
     type=click.File(encoding="utf-8"),
     help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 spark_option = click.option(
     "--spark",
     type=REMOTE,
@@ -137,8 +134,19 @@ spark_option = click.option(
 )
 
 
+def show_lines(lines: Iterable[str], *, as_json: bool) -> None:
+    """Print lines for people: on stdout, or on stderr if stdout gets a JSON document."""
+    for line in lines:
+        click.echo(line, err=as_json)
+
+
 def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> KafkaSettings:
-    """The Kafka named; the embedded one is looked at where it runs, and not started for it."""
+    """Return the settings of the cluster that the options name; the embedded broker is not started.
+
+    Raises:
+        click.BadParameter: ``--command-config`` is invalid.
+        NotRunningError: the embedded broker does not run.
+    """
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
     from kafka_liveness_dagster.kafka.settings import KafkaSettings  # noqa: PLC0415
@@ -147,14 +155,13 @@ def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> Kaf
         try:
             return KafkaSettings.from_properties(bootstrap_servers, command_config or ())
         except (InvalidSettingError, UnicodeDecodeError) as error:
-            told = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-            raise click.BadParameter(told, param_hint="--command-config") from None
+            why = "the file is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise click.BadParameter(why, param_hint="--command-config") from None
     found = services.running_services()
     if found is None or not found.bootstrap_servers:
-        raise InvalidSettingError(
-            f"the embedded Kafka does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
-            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with "
-            "--bootstrap-servers"
+        raise NotRunningError(
+            f"The embedded Kafka does not run in {home_folder()}. Fix: run `kafka-liveness up`, or set "
+            "KAFKA_LIVENESS_HOME to the folder in which it runs, or name yours with --bootstrap-servers."
         )
     return KafkaSettings(found.bootstrap_servers)
 
@@ -163,8 +170,7 @@ def kafka_settings(bootstrap_servers: str, command_config: TextIO | None) -> Kaf
 def lazy_session(remote: str) -> Iterator[Callable[[], SparkSession]]:
     """Yield a function that opens a session at its first call; the session ends with the block.
 
-    No server is started for it. In the block Spark may take its time, as long as it says something now and
-    then.
+    Starts no server. A request has no time limit while Spark responds at least every 60 s.
     """
     opened: list[SparkSession] = []
     with ExitStack() as ends:
@@ -185,7 +191,11 @@ def lazy_session(remote: str) -> Iterator[Callable[[], SparkSession]]:
 
 
 def spark_address(remote: str) -> str:
-    """The Spark named; the embedded one is looked at where it runs."""
+    """Return the address of the Spark server that the option names; the embedded one is not started.
+
+    Raises:
+        NotRunningError: the embedded Spark does not run.
+    """
     from kafka_liveness_dagster.embedded import services  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.embedded.state import home_folder  # noqa: PLC0415
 
@@ -193,9 +203,8 @@ def spark_address(remote: str) -> str:
         return remote
     found = services.running_services()
     if found is None or not found.spark_remote:
-        raise InvalidSettingError(
-            f"the embedded Spark does not run in {home_folder()}: start it with `kafka-liveness up`; if it "
-            "was started in another folder, set KAFKA_LIVENESS_HOME to that one's; or name yours with "
-            "--spark"
+        raise NotRunningError(
+            f"The embedded Spark does not run in {home_folder()}. Fix: run `kafka-liveness up`, or set "
+            "KAFKA_LIVENESS_HOME to the folder in which it runs, or name yours with --spark."
         )
     return found.spark_remote

@@ -1,7 +1,6 @@
-"""Which offsets are of a window of time, and where are the partitions by which they are processed again?
+"""Find the offsets of a time window, and add the partitions that reprocess them to Dagster.
 
-Reads the group and the broker, and adds partitions to Dagster. Processes nothing: a backfill of the
-partitions does.
+Processes no record: a backfill of the partitions does.
 """
 
 from __future__ import annotations
@@ -36,22 +35,24 @@ def find_ranges(
     *,
     allow_expired: bool = False,
 ) -> ProcessedRanges:
-    """The processed offsets of a group whose timestamps lie from ``begin`` to before ``end``.
+    """Return the processed offsets of a group with timestamps from ``begin`` to before ``end``.
 
     Args:
-        kafka: the cluster.
-        group_id: of the live lane.
-        topics: only these; all that the group has commits of unless given.
-        begin: of the window.
-        end: of the window; None for all that is committed.
-        allow_expired: take what the broker still has of it.
+        kafka: settings of the cluster.
+        group_id: the live lane's group.
+        topics: topics to search; none for all that the group has commits of.
+        begin: begin of the window.
+        end: end of the window; None for all committed offsets.
+        allow_expired: whether to return what the broker still has, instead of raising.
 
     Raises:
         InvalidSettingError: the group has committed nothing, or nothing of the window.
         DataExpiredError: the broker has deleted records, maybe some of the window's.
     """
     if end is not None and end <= begin:
-        raise InvalidSettingError(f"--to {end.isoformat()} is not after --from {begin.isoformat()}")
+        raise InvalidSettingError(
+            f"--to {end.isoformat()} is not after --from {begin.isoformat()}. Nothing was added."
+        )
     until = None if end is None else _to_ms(end)
     try:
         found = processed_ranges(
@@ -63,16 +64,18 @@ def find_ranges(
             allow_expired=allow_expired,
         )
     except DataExpiredError as error:
-        remedy = "Nothing was added; to take what is left of the window, say --allow-expired, or begin later"
+        remedy = (
+            "Nothing was added. Fix: add --allow-expired to replay the remaining records, or begin later."
+        )
         raise DataExpiredError(f"{error}: the window begins at {begin.isoformat()}. {remedy}") from None
     if not found.ranges:
-        nothing = f"nothing that group {group_id} has processed is of that time"
+        nothing = f"Group {group_id} has processed no offset of that time. Nothing was added."
         raise InvalidSettingError("\n".join([nothing, *describe_window(found)]))
     return found
 
 
 def describe_window(found: ProcessedRanges) -> Iterator[str]:
-    """A line for each range, and what is left out."""
+    """Yield a line for each range, and for each reason why offsets are left out."""
     for r in found.ranges:
         yield f"{r}  {format_count(r.size, 'offset')}"
     for why in found.excluded_lines():
@@ -82,14 +85,15 @@ def describe_window(found: ProcessedRanges) -> Iterator[str]:
 def add_partitions(
     group_id: str, asset: str | None, ranges: Sequence[OffsetRange]
 ) -> tuple[dg.AssetKey, list[str]]:
-    """Add a partition of the crash lag asset for each; gives the asset and the keys.
+    """Add a partition of the crash lag asset for each range; return the asset and the keys.
 
     Raises:
-        InvalidSettingError: there is no Dagster, it knows no such asset, or it cannot be told which is the
-            group's.
+        InvalidSettingError: there is no Dagster, or it has no crash lag asset or several of this group.
     """
     if (instance := open_instance()) is None:
-        raise InvalidSettingError("set DAGSTER_HOME to the instance that has the asset; nothing was added")
+        raise InvalidSettingError(
+            "A replay needs Dagster. Nothing was added. Fix: set DAGSTER_HOME to the instance with the asset."
+        )
     now = datetime.now(timezone.utc)
     keys = [replay_key(r, now) for r in ranges]
     with instance:

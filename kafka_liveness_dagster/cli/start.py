@@ -52,7 +52,7 @@ def read_checkpoint(folder: Path) -> tuple[Offsets, str]:
         folder: the query's ``checkpointLocation``, with the folders ``offsets`` and ``commits``.
 
     Raises:
-        InvalidSettingError: it is no checkpoint of a query that reads from Kafka.
+        InvalidSettingError: the folder is not a checkpoint of a query that reads from Kafka.
     """
     finished, planned = (
         sorted(int(file.name) for file in (folder / kind).glob("*") if file.name.isdecimal())
@@ -60,7 +60,7 @@ def read_checkpoint(folder: Path) -> tuple[Offsets, str]:
     )
     if not finished or not (file := folder / "offsets" / str(finished[-1])).is_file():
         raise InvalidSettingError(
-            f"{folder} is no checkpoint with a finished batch: wanted the folders offsets and commits. "
+            f"{folder} is not a checkpoint with a finished batch: wanted the folders offsets and commits. "
             "Nothing was changed. Fix: name the query's checkpointLocation, or a copy of it."
         )
     offsets: Offsets = {}
@@ -70,7 +70,7 @@ def read_checkpoint(folder: Path) -> tuple[Offsets, str]:
     later = [batch for batch in planned if batch > finished[-1]]
     warning = (
         f"batch {later[-1]} of the query was planned and is not recorded as finished: its rows may be in the "
-        "old table, and are read again"
+        "old table; its records are read again"
         if later
         else ""
     )
@@ -173,6 +173,18 @@ class GroupStart:
             yield f"{tp}: starts at {offset}, {self.log_bounds[tp][1] - offset:,} offsets to read"
         if self.without:
             yield f"{join_some(self.without)}: no offset is known; auto_offset_reset decides"
+
+    def as_json(self, warning: str) -> dict[str, Any]:
+        """Return the group and its start offsets."""
+        offsets: dict[str, dict[str, int]] = {}
+        for tp, offset in sorted(self.offsets.items()):
+            offsets.setdefault(tp.topic, {})[str(tp.partition)] = offset
+        return {
+            "group": self.group_id,
+            "offsets": offsets,
+            "partitions_without_offset": list(map(str, self.without)),
+            "warnings": [warning] if warning else [],
+        }
 
     def commit(self) -> str:
         """Commit the offsets as the beginning of the group, and return an outcome.

@@ -1,4 +1,4 @@
-"""The commands about topics: ``kafka-liveness topic create``, ``list``, ``describe``, and ``produce``."""
+"""The commands for topics: ``kafka-liveness topic create``, ``list``, ``describe``, and ``produce``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from kafka_liveness_dagster.cli.options import (
     TOPIC,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
 )
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from kafka_liveness_dagster.kafka.topics import ProducerRecord
 
@@ -29,19 +30,20 @@ _INTERNAL_PREFIX = "__"  # Kafka's own topics begin so
 def topic() -> None:
     """Create, list and describe topics.
 
-    The embedded broker comes without Kafka's own tools.
+    Replaces Kafka's own tools, which the embedded broker does not include.
     """
 
 
 @topic.command()
 @click.argument("name", type=TOPIC)
-@click.option("--partitions", type=click.IntRange(1, 100_000), help="The broker's default unless given.")
 @click.option(
-    "--replication-factor", type=click.IntRange(1, 32_767), help="The broker's default unless given."
+    "--partitions", type=click.IntRange(1, 100_000), help="Number of partitions.  [default: the broker's]"
 )
+@click.option("--replication-factor", type=click.IntRange(1, 32_767), help="Copies.  [default: the broker's]")
 @click.option(
     "--config", "config", multiple=True, metavar="NAME=VALUE", help="Like retention.ms=600000; repeatable."
 )
+@json_option
 @bootstrap_servers_option
 @command_config_option
 def create(
@@ -50,12 +52,14 @@ def create(
     partitions: int | None,
     replication_factor: int | None,
     config: tuple[str, ...],
+    as_json: bool,
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
     """Create topic NAME.
 
-    Its partitions are how many live runs can share the work. There may be more later, but not fewer.
+    The number of partitions limits how many live runs can share the work. You can add partitions later, but
+    not remove them.
 
     \b
     Example:
@@ -67,11 +71,14 @@ def create(
 
     given = {"partitions": partitions or -1, "replication_factor": replication_factor or -1}
     count = topics.create_topic(kafka, name, **given, config=settings)
-    click.echo(f"made topic {name} with {count} partition{'s' if count > 1 else ''}")
+    if as_json:
+        click.echo(json.dumps({"topic": name, "partitions": count}))
+    else:
+        click.echo(f"Created topic {name} with {count} partition{'s' if count > 1 else ''}")
 
 
 @topic.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+@json_option
 @bootstrap_servers_option
 @command_config_option
 def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
@@ -91,12 +98,12 @@ def list_(*, as_json: bool, bootstrap_servers: str, command_config: TextIO | Non
     for name in found:
         click.echo(name)
     if not found:
-        click.echo("no topics yet: kafka-liveness topic create NAME", err=True)
+        click.echo("The broker has no topic. Fix: kafka-liveness topic create NAME", err=True)
 
 
 @topic.command()
 @click.argument("name", type=TOPIC)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @bootstrap_servers_option
 @command_config_option
 def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config: TextIO | None) -> None:
@@ -135,32 +142,34 @@ def describe(name: str, *, as_json: bool, bootstrap_servers: str, command_config
 @click.command()
 @click.argument("topic", type=TOPIC)
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("--json-lines", "as_json", is_flag=True, help="Require JSON in each line; ignore empty lines.")
+@click.option("--json-lines", is_flag=True, help="Require JSON in each line; ignore empty lines.")
 @click.option("--key", type=TEXT, help="With --json-lines: the field that holds the record's key.")
 @click.option("--key-separator", type=TEXT, help="Text between key and value in each line.")
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True, max=1e6),
-    help="Records a second.  [default: no limit]",
+    help="Records per second.  [default: no limit]",
 )
+@json_option
 @bootstrap_servers_option
 @command_config_option
 def produce(
     topic: str,
     file: BinaryIO,
     *,
-    as_json: bool,
+    json_lines: bool,
     key: str | None,
     key_separator: str | None,
     rate: float | None,
+    as_json: bool,
     bootstrap_servers: str,
     command_config: TextIO | None,
 ) -> None:
     """Write lines of a file to a topic.
 
-    Each line of FILE, or of standard input, becomes a record of TOPIC, written once and in order; records of
-    one key go to one partition. On the embedded broker a missing topic is created. A malformed line ends the
-    command: the error names the line and the number of records in the topic.
+    Each line of FILE, or of standard input, becomes a record of TOPIC, written once and in order. Records
+    with one key go to one partition. The embedded broker creates a missing topic. A malformed line ends the
+    command: the error names the line and the number of records in the topic. A terminal shows the progress.
 
     \b
     Example:
@@ -168,44 +177,60 @@ def produce(
       echo 'ada:{"item": "tea"}' | kafka-liveness produce orders --key-separator :
       kafka-liveness produce orders --json-lines --key customer orders.jsonl
     """  # noqa: D301  click's own mark: do not rewrap what follows
-    if key is not None and not as_json:
-        raise click.UsageError(
-            "--key names a field of JSON: add --json-lines, or --key-separator for other lines"
-        )
-    if key is not None and key_separator is not None:
-        raise click.UsageError("--key and --key-separator both say where the key is: choose one")
-    if key_separator == "":
-        raise click.UsageError("--key-separator is empty: name what stands between key and value, like :")
+    _check_key_options(key, key_separator, json_lines=json_lines)
     kafka = kafka_settings(bootstrap_servers, command_config)
-    from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli.produce_progress import ProduceProgress  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.kafka import topics  # noqa: PLC0415
 
     if bootstrap_servers == "embedded":
         topics.create_missing_topics(kafka, [topic], lambda words: click.echo(words, err=True))
     producing = topics.RecordProducer(kafka, topic)
-    began_at = time.monotonic()
     sent = 0
-    why = None
-    try:
-        for record in _records(file, as_json=as_json, key=key, separator=key_separator):
-            producing.send(record)
-            sent += 1
-            if rate is not None and (ahead := began_at + sent / rate - time.monotonic()) > 0:
-                time.sleep(ahead)
-    except InvalidSettingError as error:
-        why = error
-    count = producing.flush()
-    words = ", ".join(f"{tp.partition}: {taken:,}" for tp, taken in sorted(producing.written.items()))
-    click.echo(f"{count:,} records to {topic}{f' (partition {words})' if words else ''}", err=True)
-    if why is not None:
-        raise why
+    ended_by: InvalidSettingError | click.Abort | None = None
+    with ProduceProgress(file, is_shown=not as_json) as progress:
+        try:
+            for record in _records(progress.lines, as_json=json_lines, key=key, separator=key_separator):
+                producing.send(record)
+                sent += 1
+                progress.update(sent)
+                if rate is not None and (ahead := sent / rate - progress.seconds) > 0:
+                    time.sleep(ahead)
+        except InvalidSettingError as error:
+            ended_by = error
+        except KeyboardInterrupt:  # the records that were sent by then are in the topic, and counted
+            ended_by = click.Abort()
+        count = producing.flush()
+        seconds = progress.seconds
+    partitions = {str(tp.partition): taken for tp, taken in sorted(producing.written.items())}
+    if as_json:
+        outcome = {"topic": topic, "records": count, "partitions": partitions, "seconds": round(seconds, 3)}
+        click.echo(json.dumps(outcome))
+    else:
+        shares = ", ".join(f"{partition}: {taken:,}" for partition, taken in partitions.items())
+        of = f" (partition {shares})" if shares else ""
+        speed = f"{count / max(seconds, 0.001):,.0f} per second"
+        click.echo(f"{count:,} records to {topic}{of} in {seconds:,.1f} s, {speed}", err=True)
+    if ended_by is not None:
+        raise ended_by
+
+
+def _check_key_options(key: str | None, key_separator: str | None, *, json_lines: bool) -> None:
+    if key is not None and not json_lines:
+        raise click.UsageError(
+            "--key needs JSON. Fix: add --json-lines, or use --key-separator for other lines."
+        )
+    if key is not None and key_separator is not None:
+        raise click.UsageError("--key and --key-separator exclude each other. Fix: choose one.")
+    if key_separator == "":
+        raise click.UsageError("--key-separator is empty. Fix: give the text between key and value, like :")
 
 
 def _records(
-    file: BinaryIO, *, as_json: bool, key: str | None, separator: str | None
+    lines: Iterable[bytes], *, as_json: bool, key: str | None, separator: str | None
 ) -> Iterator[ProducerRecord]:
     from kafka_liveness_dagster.kafka.topics import ProducerRecord  # noqa: PLC0415  `--help` must not wait for it
 
-    for number, raw in enumerate(file, 1):
+    for number, raw in enumerate(lines, 1):
         line = raw.rstrip(b"\r\n")
         if as_json:
             if line.strip():
@@ -214,7 +239,7 @@ def _records(
             before, found, value = line.partition(separator.encode())
             if not found:
                 raise InvalidSettingError(
-                    f"line {number} has no {separator!r} in it: nothing from it on was produced"
+                    f"Line {number} has no {separator!r} in it. It and all later lines were not produced."
                 )
             yield ProducerRecord(value, before)
         else:
@@ -226,7 +251,7 @@ def _parse_line(line: bytes, number: int) -> Any:
         return json.loads(line)
     except ValueError as error:
         raise InvalidSettingError(
-            f"line {number} is no JSON ({error}): nothing from it on was produced"
+            f"Line {number} is not JSON ({error}). It and all later lines were not produced."
         ) from None
 
 
@@ -234,7 +259,9 @@ def _key_of(value: Any, field: str | None, number: int) -> bytes | None:
     if field is None:
         return None
     if not isinstance(value, dict) or field not in value:
-        raise InvalidSettingError(f"line {number} has no field {field!r}: nothing from it on was produced")
+        raise InvalidSettingError(
+            f"Line {number} has no field {field!r}. It and all later lines were not produced."
+        )
     found = value[field]
     if found is None:
         return None

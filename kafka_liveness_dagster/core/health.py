@@ -17,7 +17,7 @@ lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transacti
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, log_end=120)
 >>> [verdict.message for verdict in health_probe([waits], members=0) if verdict.severity is not Severity.FINE]
-['50 offsets wait and the group has no member. Fix: switch on its sensor, or start the live job']
+["the group has 50 offsets of lag, and no member. Fix: turn on the group's sensor, or launch its live job"]
 """
 
 from __future__ import annotations
@@ -458,6 +458,7 @@ def health_probe(
     *,
     max_lag: int | None = None,
     max_pending: int | None = None,
+    allow_no_member: bool = False,
     open_transactions: Sequence[OpenTransaction] = (),
 ) -> list[Verdict]:
     """Return one verdict for each condition of a healthy group, fine ones included.
@@ -467,23 +468,32 @@ def health_probe(
         members: number of the group's members.
         max_lag: limit of the live lane's lag in offsets; None for no limit.
         max_pending: limit of pending crash lag in offsets; None for no limit.
+        allow_no_member: whether a group with lag or pending ranges may be without members.
         open_transactions: offsets that open transactions block.
     """
     return [
-        _readers_verdict(partitions, members),
+        _readers_verdict(partitions, members, allow_no_member=allow_no_member),
         with_open_transactions(lag_below(partitions, max_lag), open_transactions),
         _is_caught_up(partitions, max_pending),
         retention(partitions, INITIAL_OFFSETS),
     ]
 
 
-def _readers_verdict(partitions: Sequence[PartitionSnapshot], members: int) -> Verdict:
+def _readers_verdict(
+    partitions: Sequence[PartitionSnapshot], members: int, *, allow_no_member: bool
+) -> Verdict:
     if members:
         return Verdict(Severity.FINE, f"members: {members}")
-    if not (waits := total_lag(partitions)):
-        return Verdict(Severity.FINE, "no member, and no record waits")
-    remedy = "Fix: switch on its sensor, or start the live job"
-    return Verdict(Severity.ERROR, f"{waits:,} offsets wait and the group has no member. {remedy}")
+    lag = total_lag(partitions)
+    pending = sum(seen.pending_offsets for seen in partitions if not seen.paused)
+    if not (lag or pending):
+        return Verdict(Severity.FINE, "no member, and nothing to read")
+    counts = {"offsets of lag": lag, "pending offsets": pending}
+    waiting = " and ".join(f"{count:,} {noun}" for noun, count in counts.items() if count)
+    if allow_no_member:
+        return Verdict(Severity.FINE, f"no member, which is allowed: {waiting}")
+    remedy = "Fix: turn on the group's sensor, or launch its live job"
+    return Verdict(Severity.ERROR, f"the group has {waiting}, and no member. {remedy}")
 
 
 def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:

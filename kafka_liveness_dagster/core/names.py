@@ -112,6 +112,18 @@ def join_some(things: Sequence[object], max_items: int = 5) -> str:
     return ", ".join(map(str, things[:max_items])) + (f" and {more:,} more" if more > 0 else "")
 
 
+def format_duration(seconds: float) -> str:
+    """Return a duration with its largest fitting unit and three digits.
+
+    >>> format_duration(604_800), format_duration(5_400), format_duration(45), format_duration(0.25)
+    ('7 days', '1.5 h', '45 s', '0.25 s')
+    """
+    for unit, of in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * unit or (seconds >= unit and of != "days"):
+            return f"{seconds / unit:,.3g} {of}"
+    return f"{seconds:,.3g} s"
+
+
 def _is_url(text: str) -> bool:
     return text.startswith(("http://", "https://")) and _is_text(text)
 

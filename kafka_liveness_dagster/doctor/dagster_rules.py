@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
-from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule, format_duration
+from kafka_liveness_dagster.core.names import format_duration, join_some
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.commit_metadata import MAX_METADATA_BYTES
+from kafka_liveness_dagster.core.names import format_duration
 from kafka_liveness_dagster.core.timeouts import DEFAULT_SESSION_SECONDS
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule, format_duration
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, WARN, CheckResult, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -126,15 +126,3 @@ def run_rules(
         untold = next((one for one in facts if isinstance(one, Unavailable)), None)
         answer = rule.judge(*facts) if untold is None else UNKNOWN("not checked", untold.reason)
         yield Finding(area, rule.check, answer)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as text, in the largest unit that fits.
-
-    >>> format_duration(604_800), format_duration(5_400), format_duration(45), format_duration(0.25)
-    ('7 days', '1.5 h', '45 s', '0.25 s')
-    """
-    for unit, of in ((86_400, "days"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * unit or (seconds >= unit and of != "days"):
-            return f"{seconds / unit:,.3g} {of}"
-    return f"{seconds:,.3g} s"

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, CheckResult, Rule, format_duration
+from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, CheckResult, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -175,10 +175,11 @@ def group_status(
     if not (members or live or catch_up):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
-            f"Group {group_id!r} does not exist at {cluster.settings.bootstrap_servers}: it has no member, "
-            f"and nothing is committed{of}. A group begins with its first member. Commits of an empty group "
-            "expire (offsets.retention.minutes, 7 days by default), and the broker deletes them with their "
-            "topic. Fix: check the name; with --table the command also finds a topic that was recreated."
+            f"Group {group_id!r} has not begun yet: at {cluster.settings.bootstrap_servers} it has no "
+            f"member and no committed offset{of}. Commits of an empty group expire "
+            "(offsets.retention.minutes, 7 days by default), and the broker deletes them with their topic. "
+            "Fix: turn on the group's sensor, or launch its live job. If it ran before, check the name; "
+            "`kafka-liveness status` with --table finds a topic that was recreated."
         )
     named = set(topics) or {
         tp.topic for tp in chain(live, catch_up, *(member.partitions for member in members))

@@ -7,6 +7,7 @@ hours. Joins no group and commits nothing.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,40 +108,98 @@ def timestamps(
     Partitions whose record did not come in time are left out. The offset itself may have no record: it may be
     a transaction's marker, or compacted away.
     """
-    found = _first_records(cluster, group_id, offsets, isolation)
+    with _reader(cluster, group_id, isolation) as client:
+        found = _first_records(client, offsets, time.monotonic() + READ_TIMEOUT_SECONDS)
     return {tp: at_ms for tp, (_, at_ms) in found.items()}
 
 
-def _first_records(
-    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, int], isolation: str = "read_committed"
-) -> dict[TopicPartition, tuple[int, int]]:
-    """Return offset and timestamp of the records that ``timestamps`` finds."""
+@contextmanager
+def _reader(cluster: Cluster, group_id: str, isolation: str = "read_committed") -> Iterator[Any]:
+    """Open a consumer without a group for reads of single records, and close it."""
     settings = cluster.settings
     reader = settings.reader_config(group_id, "kafka-liveness/behind")
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = create_client(Consumer, config)
-    found: dict[TopicPartition, tuple[int, int]] = {}
-    unheard = set(offsets)
-    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
-        client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
-        while unheard and (left := give_up_at - time.monotonic()) > 0:
-            heard: set[TopicPartition] = set()
-            for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
-                at = TopicPartition(message.topic(), message.partition())
-                if at in unheard - heard and not message.error():
-                    found[at] = message.offset(), message.timestamp()[1]
-                heard.add(at)
-            # Without the pause, records of the other partitions wait behind the rest of these
-            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
-            unheard -= heard
+        yield client
     except KafkaException as error:
         raise to_package_error(
             error, f"reading the age of the records of {group_id}", settings.bootstrap_servers
         ) from error
     finally:
         client.close()
+
+
+def _first_records(
+    client: Any, offsets: Mapping[TopicPartition, int], give_up_at: float
+) -> dict[TopicPartition, tuple[int, int]]:
+    """Return offset and timestamp of the first record at or after each offset."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
+    unheard = set(offsets)
+    client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+    client.resume(
+        [KafkaTopicPartition(*tp) for tp in offsets]
+    )  # a new assignment keeps the pause of the last
+    while unheard and (left := give_up_at - time.monotonic()) > 0:
+        heard: set[TopicPartition] = set()
+        for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
+            at = TopicPartition(message.topic(), message.partition())
+            if message.error() is None and message.offset() < offsets.get(at, 0):
+                continue  # fetched for the assignment before this one
+            if at in unheard - heard and not message.error():
+                found[at] = message.offset(), message.timestamp()[1]
+            heard.add(at)
+        # Without the pause, records of the other partitions wait behind the rest of these
+        client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
+        unheard -= heard
     return found
+
+
+def _record_times(
+    cluster: Cluster, group_id: str, wanted: Iterable[tuple[OffsetRange, int]], seconds: float
+) -> dict[tuple[OffsetRange, int], float]:
+    """Return the timestamp, in seconds since the epoch, of the first record at each offset of a range.
+
+    One read has at most one offset of a partition, so several offsets of a partition need several reads.
+    Offsets whose record did not come in time, and ranges without a record, are left out.
+    """
+    waiting: dict[TopicPartition, list[tuple[OffsetRange, int]]] = {}
+    for one in sorted(wanted, key=lambda one: one[1]):
+        waiting.setdefault(one[0].topic_partition, []).append(one)
+    give_up_at = time.monotonic() + seconds
+    found: dict[tuple[OffsetRange, int], float] = {}
+    with _reader(cluster, group_id) as client:
+        while waiting and time.monotonic() < give_up_at:
+            asked = {tp: several.pop(0) for tp, several in waiting.items()}
+            starts = {tp: offset for tp, (_, offset) in asked.items()}
+            for tp, (offset, at_ms) in _first_records(client, starts, give_up_at).items():
+                r, at = asked[tp]
+                # The first record of an expired range is behind its end
+                if (offset < r.end or at > r.start) and at_ms > 0:
+                    found[r, at] = at_ms / 1000
+            waiting = {tp: several for tp, several in waiting.items() if several}
+    return found
+
+
+def oldest_timestamps(
+    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange], seconds: float = READ_TIMEOUT_SECONDS
+) -> dict[OffsetRange, float]:
+    """Return the timestamp of the first record of each range, in seconds since the epoch.
+
+    Ranges whose record did not come in time, and ranges without a record, are left out.
+
+    Args:
+        cluster: cluster of the partitions.
+        group_id: group that the reader names; nothing is joined or committed.
+        ranges: the ranges.
+        seconds: limit of all reads.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
+    """
+    found = _record_times(cluster, group_id, [(r, r.start) for r in ranges], seconds)
+    return {r: moment for (r, _), moment in found.items()}
 
 
 def event_times(
@@ -156,18 +215,8 @@ def event_times(
         KafkaRefusedError: the broker refuses the request.
     """
     largest = sorted(ranges, key=lambda r: -r.size)[:_MAX_MEASURED_PARTITIONS]
-    wanted = [(r, offset) for r in largest for offset in dict.fromkeys((r.start, r.end - 1))]
-    found: dict[tuple[OffsetRange, int], float] = {}
-    while wanted:  # a consumer reads a partition at one offset only, so one round for each end
-        of_round = {r.topic_partition: (r, offset) for r, offset in reversed(wanted)}
-        read = _first_records(cluster, group_id, {tp: offset for tp, (_, offset) in of_round.items()})
-        for tp, (offset, at_ms) in read.items():
-            r, wanted_offset = of_round[tp]
-            # Behind the log the consumer reads the first record; an expired range has none before its end
-            is_in_range = wanted_offset <= offset and (offset < r.end or wanted_offset > r.start)
-            if is_in_range and at_ms > 0:
-                found[r, wanted_offset] = at_ms / 1000
-        wanted = [one for one in wanted if one not in of_round.values()]
+    wanted = {(r, offset) for r in largest for offset in (r.start, r.end - 1)}
+    found = _record_times(cluster, group_id, wanted, READ_TIMEOUT_SECONDS)
     return {
         r: (found[r, r.start], found[r, r.end - 1])
         for r in largest

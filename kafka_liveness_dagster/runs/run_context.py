@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _STARTED_STATUSES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _WORKING_STATUSES = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+_MAX_CLAIMANTS = 20  # the newest; those that have not started are left out
 log = logging.getLogger("kafka_liveness_dagster")
 _warned: set[str] = set()  # ids of warned runs, because an op may create several consumers
 
@@ -94,14 +95,22 @@ def run_context_of(context: Context, *, away_seconds: float | None = None) -> Ru
         report_fence=lambda why: _tag_fence_report(storage, run, why),
         on_first_commit=lambda: _tag_first_commit(storage, run.run_id),
         claim_instance_id=lambda group_id, places: _claim_instance_id(
-            context.instance, run.run_id, instance_id_tag(group_id), group_instance_ids=places
+            context.instance,
+            run.run_id,
+            instance_id_tag(group_id),
+            group_instance_ids=places,
+            log=storage.log,
         ),
         catch_up_runs=lambda group_id: _count_catch_up_runs(context.instance, group_id),
     )
 
 
 def _claim_instance_id(
-    instance: dg.DagsterInstance, run_id: str, tag: str, group_instance_ids: Sequence[str]
+    instance: dg.DagsterInstance,
+    run_id: str,
+    tag: str,
+    group_instance_ids: Sequence[str],
+    log: logging.Logger,
 ) -> str | None:
     """Claim the first instance id of which no run works any more: neither its own, nor a later claimant.
 
@@ -119,12 +128,26 @@ def _claim_instance_id(
             for one in known
         ):
             add_tags(instance, run_id, {tag: place})
+            log.info(
+                "Took over the group membership of dead run %s without waiting for its session timeout",
+                short_run_id(_last_claimant(instance, run_id, {tag: place}) or first.dagster_run.run_id),
+            )
             return place
     this = instance.get_run_by_id(run_id)
     # Another member has replaced this one, or the tag is from the run that this one re-executes
     if this is not None and this.tags.get(tag):
         add_tags(instance, run_id, {tag: ""})
     return None
+
+
+def _last_claimant(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> str | None:
+    """Return the newest other run that started with these tags; None without one.
+
+    The instance id contains its first run only. A run that has not started has only copied the tags.
+    """
+    claimed = instance.get_run_records(dg.RunsFilter(tags=tags), limit=_MAX_CLAIMANTS)
+    others = (one.dagster_run.run_id for one in claimed if one.start_time is not None)
+    return next((other for other in others if other != run_id), None)
 
 
 def _count_catch_up_runs(instance: dg.DagsterInstance, group_id: str) -> int:

@@ -24,7 +24,23 @@ def log(end, *owed, start=0, mark=OwnerState.RUNNING):
     [
         pytest.param(log(70), 0, {}, {}, id="nobody, and nothing waits"),
         pytest.param(log(120), 1, {}, {}, id="somebody reads it"),
-        pytest.param(log(120), 0, {}, {"50 offsets wait": ERROR}, id="nobody reads it"),
+        pytest.param(log(120), 0, {}, {"50 offsets of lag, and no member": ERROR}, id="nobody reads it"),
+        pytest.param(
+            log(70, Span(0, 9)), 0, {}, {"9 pending offsets, and no member": ERROR}, id="nobody backfills it"
+        ),
+        pytest.param(
+            log(120, Span(0, 9)),
+            0,
+            {},
+            {"50 offsets of lag and 9 pending offsets, and no member": ERROR},
+            id="nobody does either",
+        ),
+        pytest.param(
+            log(120, Span(0, 9)), 0, {"allow_no_member": True}, {}, id="nobody has to, for the caller"
+        ),
+        pytest.param(
+            log(120, Span(0, 9), mark=OwnerState.PAUSED), 0, {}, {}, id="nobody is to, of a held partition"
+        ),
         pytest.param(log(120, mark=OwnerState.PAUSED), 0, {}, {}, id="nobody is to read it"),
         pytest.param(log(120), 1, {"max_lag": 50}, {}, id="as much as may wait"),
         pytest.param(log(120), 1, {"max_lag": 49}, {"above max_lag=49": WARNING}, id="more than may wait"),

@@ -70,6 +70,13 @@ def test_our_errors_are_a_message_and_exit_code_1(home):
     assert "Traceback" not in up.stderr
 
 
+def test_a_broker_that_does_not_respond_is_exit_code_3():
+    """Nothing on stdout, so that a script takes it for no verdict."""
+    told = subprocess.run([*CLI, "status", "etl", *NOBODY], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stdout) == (3, "")
+    assert "Traceback" not in told.stderr
+
+
 def test_the_doctor_tells_the_remedy_of_each_failure(home):
     """Without services each line that fails says which command helps; the exit code is 1."""
     doctor = subprocess.run([*CLI, "doctor"], stdout=subprocess.PIPE, text=True, check=False)
@@ -115,7 +122,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             ["audit", "etl", "--spark", SECRET, *NOBODY],
             ["doctor", "--spark", "sc://"],
         ],
-        "is no number of seconds": [
+        "is not a number of seconds": [
             ["status", "etl", "--watch", "nan", *NOBODY],
             ["timeline", "--session", "nan"],
         ],
@@ -123,7 +130,9 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
         "extra setting group.id='other' is refused": [
             ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "group.conf")]
         ],
-        "it is no UTF-8": [["status", "etl", *NOBODY, "--command-config", str(tmp_path / "latin.conf")]],
+        "the file is not UTF-8": [
+            ["status", "etl", *NOBODY, "--command-config", str(tmp_path / "latin.conf")]
+        ],
     }
     commands = [words for several in asked.values() for words in several]
     child = [sys.executable, "-c", MANY]

@@ -43,9 +43,9 @@ def audit(services):
 def refused(services):
     """Run the command where it cannot answer: what it says on stderr."""
 
-    def run(*words):
+    def run(*words, code=2):
         told = invoke(services, *words)
-        assert (told.exit_code, told.stdout) == (2, "")
+        assert (told.exit_code, told.stdout) == (code, "")
         return told.stderr
 
     return run
@@ -404,7 +404,7 @@ def test_a_sink_that_is_a_ledger_is_certified(services, produce, rows, warm_spar
         world.group, *of_sink, "--table", "lake.shop.orders"
     )
     assert "could not be imported" in refused(world.group, "--sink", "nowhere:sink")
-    assert "is no sink with a ledger" in refused(world.group, "--sink", "json:dumps")
+    assert "is not a sink with a ledger" in refused(world.group, "--sink", "json:dumps")
 
 
 def test_several_targets_are_no_target(world, refused):
@@ -421,20 +421,20 @@ def test_several_targets_are_no_target(world, refused):
 
 
 def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatch, tmp_path):
-    """Exit code 2, with what helps."""
+    """Exit code 2 for the command line, 3 for no response, with the fix."""
     assert "No offset of group 'nobody' is committed" in refused("nobody")
     world.grow_to(10)
     assert world.live() is None
     assert "wanted catalog.namespace.table" in refused(world.group, "--table", "orders")
     assert "has no catalog 'nowhere'" in refused(world.group, "--table", "nowhere.shop.orders")
-    assert "no Spark Connect server answered" in refused(world.group, "--spark", "sc://localhost:1")
+    assert "no Spark Connect server answered" in refused(world.group, "--spark", "sc://localhost:1", code=3)
     world.commit_externally(10)
     world.delete_offsets(of_catch_up_log=True)
     assert "names a target" in refused(world.group)
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))
-    assert "the embedded Spark does not run" in refused(
-        world.group, "--table", world.table, "--spark", "embedded"
+    assert "The embedded Spark does not run" in refused(
+        world.group, "--table", world.table, "--spark", "embedded", code=3
     )
     gone = CliRunner().invoke(main, ["audit", world.group])
-    assert gone.exit_code == 2
-    assert "the embedded Kafka does not run" in gone.stderr
+    assert gone.exit_code == 3
+    assert "The embedded Kafka does not run" in gone.stderr

@@ -176,7 +176,9 @@ def test_a_window_of_time_is_processed_again(timed, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        pytest.param(["--from", "2026-11-22T12:00Z"], "nothing that group", id="later than all"),
+        pytest.param(
+            ["--from", "2026-11-22T12:00Z"], "has processed no offset of that time", id="later than all"
+        ),
         pytest.param(
             ["--from", "2026-11-22T11:00Z", "--to", "2026-11-22T10:00Z"], "is not after", id="backwards"
         ),
@@ -220,7 +222,7 @@ def test_only_a_crash_lag_asset_of_the_group_gets_partitions(timed, tmp_path):
     for named in ([], ["--asset", ours]):
         code, said, keys = replay(timed, home, *window, *named)
         assert (code, len(keys) > 0) == (0, True), said
-        assert f"added to {ours}" in said
+        assert f"Added to {ours}" in said
 
 
 def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):

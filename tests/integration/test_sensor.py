@@ -204,9 +204,9 @@ def test_a_successor_takes_the_place_of_a_run_that_was_killed(story):
     third = story.launch_live()
     assert story.end(third) is dg.DagsterRunStatus.SUCCESS
     assert time.monotonic() - began_at < FOR_GOOD, "it would have waited for the session"
-    assert f"Took over the group membership of dead run {short_run_id(first)}" in "".join(
+    assert f"Took over the group membership of dead run {short_run_id(second)}" in "".join(
         story.log_messages(third)
-    )
+    ), "the run that died last, not the first one of this group.instance.id"
     assert story.live_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(third)))
     assert story.members() == (), "who is done leaves at once"
     assert story.offsets() == list(range(LAST))

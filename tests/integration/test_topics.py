@@ -34,7 +34,7 @@ def topic(run):
     """A topic of four partitions, made by the command."""
     name = f"orders-{uuid4().hex[:8]}"
     made = run("topic", "create", name, "--partitions", 4, "--config", "retention.ms=600000")
-    assert (made.exit_code, made.output) == (0, f"made topic {name} with 4 partitions\n")
+    assert (made.exit_code, made.output) == (0, f"Created topic {name} with 4 partitions\n")
     return name
 
 
@@ -121,10 +121,10 @@ def test_a_key_keeps_its_records_in_one_partition(run, services, topic):
 @pytest.mark.parametrize(
     ("words", "second", "why"),
     [
-        (("--json-lines",), "{", "line 2 is no JSON"),
-        (("--json-lines", "--key", "id"), '{"name": 1}', "line 2 has no field 'id'"),
-        (("--json-lines", "--key", "id"), "[1]", "line 2 has no field 'id'"),
-        (("--key-separator", '":'), "x", "line 2 has no '\":' in it"),
+        (("--json-lines",), "{", "Line 2 is not JSON"),
+        (("--json-lines", "--key", "id"), '{"name": 1}', "Line 2 has no field 'id'"),
+        (("--json-lines", "--key", "id"), "[1]", "Line 2 has no field 'id'"),
+        (("--key-separator", '":'), "x", "Line 2 has no '\":' in it"),
     ],
 )
 def test_a_line_that_is_none_ends_it_with_its_number(run, services, topic, words, second, why):  # noqa: PLR0917
@@ -133,7 +133,7 @@ def test_a_line_that_is_none_ends_it_with_its_number(run, services, topic, words
     assert told.exit_code == 1
     assert f"1 records to {topic}" in told.output
     assert f"{why}" in told.output
-    assert "nothing from it on was produced" in told.output
+    assert "It and all later lines were not produced." in told.output
     [[(_, value)]] = records(services, topic, 1).values()
     assert value.endswith(b"1}")
 

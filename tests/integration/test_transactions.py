@@ -202,7 +202,7 @@ def test_what_waits_behind_a_transaction_that_nobody_ends_is_told(world, transac
 
         def is_unwell():
             told = CliRunner().invoke(cli.main, ["health", *command[1:]], catch_exceptions=False)
-            return told.exit_code == 1 and re.search(waits, told.stderr)
+            return told.exit_code == 1 and re.search(waits, told.stdout)
 
         def measured():
             told = CliRunner().invoke(cli.main, [*command, "--prometheus"], catch_exceptions=False).output

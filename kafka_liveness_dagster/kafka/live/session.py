@@ -24,7 +24,7 @@ from kafka_liveness_dagster.core.commit_metadata import pending_before
 from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
-from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance, short_run_id
+from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance
 from kafka_liveness_dagster.kafka.catch_up.commit_log import no_room_error
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, CommitRefusedError, FencedError
 from kafka_liveness_dagster.kafka.live.member import POLL_SECONDS
@@ -355,9 +355,4 @@ def choose_group_instance_id(
             summary_line(error),
         )
         taken = None
-    if taken is not None:
-        gone = short_run_id(run_id_of_instance(taken) or "")
-        run_context.log.info(
-            "Took over the group membership of dead run %s without waiting for its session timeout", gone
-        )
     return taken or instance_id_for_run(run_context.run_id, uuid4().hex[:8])
