@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         ResourceKeys,
         Sensor,
     )
+    from kafka_liveness_dagster.spark.decode.json_column import from_json
     from kafka_liveness_dagster.spark.errors import (
         KafkaSourceError,
         RowsOutsideBatchError,
@@ -184,6 +185,7 @@ __all__ = [
     "UnreadableRecordError",
     "WriteConflictError",
     "build_group_sensor",
+    "from_json",
     "kafka_asset",
     "merge_ledger_texts",
 ]
@@ -235,6 +237,7 @@ _HOMES = {
         "settings.groups": (
             "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor"
         ),
+        "spark.decode.json_column": "from_json",
         "spark.errors": (
             "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError "
             "SparkNotRespondingError SparkUnreachableError StorageError TableSchemaError "

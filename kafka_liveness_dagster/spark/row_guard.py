@@ -75,7 +75,7 @@ def row_outside_ranges(error: PySparkException) -> str:
     The rest of the text is no place to look: an error of any kind may show the plan, in which a row's message
     stands too.
     """
-    said = _raised_row(error)
+    said = raised_message(error)
     return said.removeprefix(OUTSIDE_BATCH) if said.startswith(OUTSIDE_BATCH) else ""
 
 
@@ -92,11 +92,11 @@ def has_existing_rows(error: PySparkException) -> bool:
 
     Told like ``row_outside_ranges``.
     """
-    return _raised_row(error) == ROWS_EXIST
+    return raised_message(error) == ROWS_EXIST
 
 
-def _raised_row(error: PySparkException) -> str:
-    """What a row raised.
+def raised_message(error: PySparkException) -> str:
+    """Return the text of the ``raise_error`` that a row met; empty for another error.
 
     Where one side of a join failed it is the cause of an error that has no condition.
     """

@@ -276,9 +276,10 @@ class TableWrite:
             return unreadable
         if isinstance(error, AnalysisException) and (replaced := self._table_replaced_error()):
             return replaced
+        bad = self.make_frame.bad_json(error) if isinstance(self.make_frame, TransformedBatch) else ""
         return SparkFailedError(
-            f"Spark could not write {describe(self.ranges)} to {self.table.name} ({summarize(error)}): the "
-            "table has all of the batch or nothing, no offset of it was committed, and it comes again; "
+            f"Spark could not write {describe(self.ranges)} to {self.table.name} "
+            f"({bad or summarize(error)}): the table has all of the batch or nothing, no offset of it was committed, and it comes again; "
             "mend the transform or what the reason names, the server's log has the rest"
         )
 

@@ -1,0 +1,567 @@
+"""Test a transform in seconds: a local Spark, no Kafka, and no Spark Connect server to start.
+
+The first call starts a Java process for this Python process, which ends with it. A transform gets a
+DataFrame of the same API, columns and types as in production, and its rows pass the checks of a batch. Never
+joins a group, and never writes a table.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime as dt
+import itertools
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from pyspark.conf import SparkConf
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    _parse_datatype_string,
+)
+
+from kafka_liveness_dagster.assets.definitions import KafkaAsset
+from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.offsets import OffsetRange
+from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, find_failing_offsets
+from kafka_liveness_dagster.settings.groups import Batching
+from kafka_liveness_dagster.settings.transform import signature_of
+from kafka_liveness_dagster.spark.connect.session import close, connect
+from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoders
+from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError
+from kafka_liveness_dagster.spark.ranges import ranges_condition
+from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
+from kafka_liveness_dagster.spark.sink import SinkWrite
+from kafka_liveness_dagster.spark.table import schema as table_schema
+from kafka_liveness_dagster.spark.table.schema_check import (
+    column_ddl,
+    diff_schema,
+    require_row_columns,
+    require_supported_types,
+)
+from kafka_liveness_dagster.spark.table.table import IcebergTable, TableShape
+from kafka_liveness_dagster.spark.table.write import TableWrite, WriteAttempt
+from kafka_liveness_dagster.spark.transform import TransformedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from kafka_liveness_dagster.spark.sink import Replacement
+
+__all__ = ["DeadLetter", "Record", "Result", "batch", "run", "session"]
+
+FIRST_TIMESTAMP = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
+"""The timestamp of a record that has none: a constant, so that tests give the same rows each day."""
+_KEY_AND_VALUE = 2
+_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
+_COLUMNS = StructType(  # as Spark's Kafka source gives them, in its order
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
+_SPARK_SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half of the start
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.warehouse.dir": "warehouse",
+    "spark.local.dir": "local",
+    "spark.ui.enabled": "false",
+    # Spark would compute a batch of literals while it plans: an error in a row came before the write
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
+}
+_FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
+_STOP_SECONDS = 10.0
+_TABLE = "lake.test.rows"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as Kafka has it. All but the value has a default.
+
+    Attributes:
+        value: bytes, text, or a dict or list, which becomes JSON. None is a tombstone.
+        key: the same forms.
+        headers: a dict, or pairs if a name occurs twice: names, and bytes, text or None.
+        timestamp: without a time zone it is UTC. Default: :data:`FIRST_TIMESTAMP`.
+        partition: of its topic.
+        offset: default: one more than the partition's record before it; the first is 0.
+        topic: default: the asset's first topic, or the one that ``batch`` gets.
+    """
+
+    value: Any = None
+    key: Any = None
+    headers: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
+    timestamp: dt.datetime = FIRST_TIMESTAMP
+    partition: int = 0
+    offset: int | None = None
+    topic: str | None = None
+
+
+class DeadLetter(NamedTuple):
+    """A record that the run would set aside.
+
+    Attributes:
+        error: the reason, as the table of dead letters has it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    error: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one batch.
+
+    Attributes:
+        rows: the rows that the batch would write, sorted by topic, partition and offset.
+        dead_letters: the records that it would set aside, sorted in the same way.
+        schema: names and types of the rows' columns.
+    """
+
+    rows: list[Row]
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    schema: StructType = field(default_factory=StructType)
+
+
+def batch(records: Iterable[Any], *, topic: str = "orders", include_headers: bool = False) -> DataFrame:
+    """Return a batch of these records, with the columns and types that a transform gets from Kafka.
+
+    Args:
+        records: each a :class:`Record`, a pair of key and value, or a value alone: bytes, text, None, or a
+            dict or list, which becomes JSON.
+        topic: the topic of records that name none.
+        include_headers: whether the batch has the column ``headers``, as with the asset's setting.
+
+    Raises:
+        InvalidSettingError: a record has another form, or an offset occurs twice.
+        JavaNotFoundError: there is no Java 17 or newer.
+
+    Example::
+
+        batch = testing.batch(['{"id": 1}', {"id": 2}, ("a key", b"no JSON")])
+        assert batch.count() == 3
+    """
+    return _frame(_with_offsets(records, topic), include_headers=include_headers)
+
+
+def run(
+    transform: KafkaAsset | Callable[..., Any],
+    records: Iterable[Any],
+    *,
+    table_columns: str | StructType | None = None,
+    on_bad_record: Literal["raise", "dead_letter"] | None = None,
+    context: Any = None,
+    **arguments: Any,
+) -> Result:
+    """Process these records as one batch, with the checks and errors of a run, and return its rows.
+
+    Like a run it checks that the rows keep topic, partition and offset, and that they belong to the batch. It
+    checks that a table can take their columns, and warns (``UserWarning``) if the transform turns bad values
+    into NULLs. It cannot check the table's own properties, other writers, or timeouts.
+
+    Args:
+        transform: what ``@kl.kafka_asset`` decorates; or the function alone, with default settings.
+        records: see :func:`batch`.
+        table_columns: columns of the table, if it exists already: DDL, or a ``StructType``. Rows have to fit
+            them. Default: the batch creates the table.
+        on_bad_record: default: the asset's setting.
+        context: given to a transform that takes ``context``; default: ``dg.build_asset_context()``.
+        **arguments: further arguments of the transform, such as its resources, by name.
+
+    Raises:
+        TransformError: the transform raised, or returned no DataFrame.
+        TableSchemaError: the rows lack topic, partition or offset, or do not fit the table.
+        RowsOutsideBatchError: a row's offset is not in the batch.
+        SparkFailedError: Spark could not compute a row.
+        BadRecordError: more records fail than ``max_dead_letters``.
+        InvalidSettingError: a record has another form, or an argument is missing.
+        JavaNotFoundError: there is no Java 17 or newer.
+
+    Example::
+
+        result = testing.run(orders, ['{"id": 1}', "no JSON"])
+        assert [row.id for row in result.rows] == [1]
+        assert result.dead_letters[0].offset == 1
+    """
+    asset = transform.settings if isinstance(transform, KafkaAsset) else None
+    function = transform.settings.transform if isinstance(transform, KafkaAsset) else transform
+    inputs = () if asset is None else tuple(asset.arguments.get("ins", ()))
+    all_records = _with_offsets(records, "orders" if asset is None else asset.topics[0])
+    if not all_records:
+        raise InvalidSettingError("A batch has at least one record. Fix: give testing.run some records.")
+    decoders: set[str] = set()
+    frame = _LocalBatch(
+        _bound(function, inputs, context, arguments),
+        session(),
+        _ranges(all_records),
+        options={},
+        records=_frame(all_records, include_headers=asset is not None and asset.include_headers),
+        on_rows=lambda rows: decoders.update(lax_decoders(rows)),
+    )
+    name = _TABLE if asset is None else asset.target
+    if asset is not None and asset.sink is not None:
+        write: _LocalWrite | _LocalSinkWrite = _LocalSinkWrite(asset.sink, frame)
+    else:
+        write = _LocalWrite.of(name, frame, _as_columns(table_columns))
+    batching = Batching() if asset is None else asset.batching
+    chosen = on_bad_record or batching.on_bad_record
+    try:
+        result = write.collect()
+    except (TransformError, SparkFailedError) as failed:
+        if chosen == "raise" or isinstance(write, _LocalSinkWrite):
+            raise
+        result = _without_bad_records(write, failed, batching.max_dead_letters)
+    for warning in sorted(decoders):
+        warnings.warn(warning, UserWarning, stacklevel=2)
+    return result
+
+
+_lock = threading.Lock()
+_session: SparkSession | None = None
+
+
+def session() -> SparkSession:
+    """Return the local Spark session, of the same API as in production; the first call starts it.
+
+    Its time zone is UTC. Settings that are changed stay changed for later tests:
+    ``testing.session().conf.set("spark.sql.session.timeZone", "Europe/Berlin")``.
+
+    Raises:
+        JavaNotFoundError: there is no Java 17 or newer.
+    """
+    global _session  # noqa: PLW0603 - one Java process for all tests of this process
+    with _lock:
+        if _session is None:
+            _session = _start()
+        active: Any = ConnectSession._active_session  # noqa: SLF001 - Spark parses a type that is text by it
+        active.session = _session
+        return _session
+
+
+def _start() -> SparkSession:
+    java_home = str(find_java().parent.parent)
+    folder = tempfile.mkdtemp(prefix="kafka-liveness-testing-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    settings = SparkConf(loadDefaults=False)
+    for name, value in _SPARK_SETTINGS.items():
+        settings.set(name, value)
+    token = uuid.uuid4().hex
+    ours = {
+        "JAVA_HOME": java_home,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(str(Path(one).resolve()) for one in sys.path),  # for Python functions
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+    }
+    before = dict(os.environ)
+    try:
+        for name in before:
+            if name.startswith(_FOREIGN_VARIABLES):
+                del os.environ[name]
+        os.environ.update(ours)
+        with Path(folder, "spark.log").open("wb") as log:
+            gateway = launch_gateway(settings, {"cwd": folder, "stdout": log, "stderr": log})
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    gateway.jvm.org.apache.spark.sql.classic.SparkSession.builder().getOrCreate()
+    server = getattr(gateway.jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    found = connect(f"sc://localhost:{getattr(server, 'MODULE$').localPort()}/;token={token}")
+
+    def stop() -> None:
+        close(found)
+        with suppress(Exception):
+            gateway.shutdown()
+        gateway.proc.stdin.close()  # Java ends with it, also when this process is killed
+        with suppress(Exception):
+            gateway.proc.wait(_STOP_SECONDS)
+
+    atexit.register(stop)
+    return found
+
+
+def _with_offsets(records: Iterable[Any], topic: str) -> list[Record]:
+    found: list[Record] = []
+    next_offset: dict[tuple[str, int], int] = {}
+    for given in records:
+        one = _as_record(given)
+        where = (one.topic or topic, one.partition)
+        offset = next_offset.get(where, 0) if one.offset is None else one.offset
+        if any((r.topic, r.partition, r.offset) == (*where, offset) for r in found):
+            raise InvalidSettingError(
+                f"Offset {offset} of {where[0]}:{where[1]} occurs twice. Fix: give each record its own "
+                "offset, or leave the offsets out."
+            )
+        next_offset[where] = offset + 1
+        found.append(
+            Record(one.value, one.key, one.headers, one.timestamp, one.partition, offset, topic=where[0])
+        )
+    return found
+
+
+def _as_record(given: Any) -> Record:
+    if isinstance(given, Record):
+        return given
+    if isinstance(given, tuple):
+        if len(given) != _KEY_AND_VALUE:
+            raise InvalidSettingError(
+                f"{given!r} is no record. Fix: give a pair of key and value, or a testing.Record."
+            )
+        return Record(key=given[0], value=given[1])
+    return Record(given)
+
+
+def _as_bytes(given: Any) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, (dict, list)):
+        return json.dumps(given).encode()
+    raise InvalidSettingError(
+        f"{given!r} is no value of a record. Fix: give bytes, text, None, or a dict or list for JSON."
+    )
+
+
+def _frame(records: Sequence[Record], *, include_headers: bool) -> DataFrame:
+    columns = StructType([*_COLUMNS, *([StructField("headers", _HEADERS)] if include_headers else [])])
+    rows = []
+    for one in records:
+        when = one.timestamp if one.timestamp.tzinfo else one.timestamp.replace(tzinfo=dt.timezone.utc)
+        row: tuple[Any, ...] = (
+            _as_bytes(one.key),
+            _as_bytes(one.value),
+            one.topic,
+            one.partition,
+            one.offset,
+            when,
+            0,  # the producer's time
+        )
+        pairs = one.headers.items() if isinstance(one.headers, Mapping) else one.headers
+        rows.append((*row, [(name, _as_bytes(value)) for name, value in pairs]) if include_headers else row)
+    return session().createDataFrame(rows, columns)
+
+
+def _ranges(records: Sequence[Record]) -> tuple[OffsetRange, ...]:
+    by_partition = sorted((str(one.topic), one.partition, int(one.offset or 0)) for one in records)
+    ranges = []
+    for (topic, partition), group in itertools.groupby(by_partition, key=lambda one: one[:2]):
+        offsets = [offset for _, _, offset in group]
+        ranges.append(OffsetRange(topic, partition, offsets[0], offsets[-1] + 1))
+    return tuple(ranges)
+
+
+def _bound(
+    function: Callable[..., Any], inputs: Sequence[str], context: Any, arguments: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the transform as a function of its batch alone, as a run gives it its arguments."""
+    wanted = signature_of(function, inputs)
+    names = [one.name for one in wanted.parameters]
+    if [*names] != [name for name in names if name in arguments] or (unknown := {*arguments} - {*names}):
+        missing = [name for name in names if name not in arguments]
+        problem = f"lacks {', '.join(missing)}" if missing else f"has no {', '.join(sorted(unknown))}"
+        raise InvalidSettingError(
+            f"The call of transform {getattr(function, '__qualname__', function)!s} {problem}. Fix: give "
+            "testing.run each further argument of the transform by its name."
+        )
+    if wanted.context and context is None:
+        import dagster as dg  # noqa: PLC0415 - a context is rarely needed
+
+        context = dg.build_asset_context()
+    return wanted.bind(function, context, arguments)
+
+
+def _as_columns(columns: str | StructType | None) -> StructType | None:
+    if isinstance(columns, str):
+        session()  # which parses it
+        columns = cast("StructType", _parse_datatype_string(columns))
+    if columns is not None and not isinstance(columns, StructType):
+        raise InvalidSettingError(
+            f"table_columns is {columns!r}. Fix: give DDL like 'topic STRING, partition INT, offset "
+            "BIGINT', or a StructType."
+        )
+    return columns
+
+
+@dataclass(frozen=True)
+class _LocalBatch(TransformedBatch):
+    """A batch whose records come from a test.
+
+    Attributes:
+        records: all of them.
+    """
+
+    records: DataFrame = field(kw_only=True)
+
+    def _read(self, ranges: Sequence[OffsetRange]) -> DataFrame:
+        return self.records.where(ranges_condition(ranges))
+
+
+class _LocalTable(IcebergTable):
+    """A table that exists in a test's arguments only, or not yet."""
+
+    columns: StructType | None = None
+    local_name = ""
+
+    @property
+    def quoted(self) -> str:
+        return f"`{self.local_name}`"
+
+    def shape(self, session: SparkSession) -> TableShape | None:  # noqa: ARG002 - the session has no catalog
+        return None if self.columns is None else TableShape(self.columns, is_by_kafka_partition=True)
+
+    def refresh(self, session: SparkSession) -> None:
+        pass
+
+    def unsupported_types_error(self, why: str) -> Any:
+        shown = why.replace(f"`spark_catalog`.`default`.{self.quoted}", f"`{self.name}`")
+        return super().unsupported_types_error(shown)
+
+
+class _LocalWrite(TableWrite):
+    """A write of a batch to a table, without the write."""
+
+    result: Result
+
+    @classmethod
+    def of(cls, name: str, frame: _LocalBatch, columns: StructType | None) -> _LocalWrite:
+        table = _LocalTable(name)
+        object.__setattr__(table, "columns", columns)
+        return cls(
+            frame.session,
+            table,
+            frame.ranges,
+            make_frame=frame,
+            may_go_on=lambda: None,
+            may_replace=lambda: None,
+            max_attempts=1,
+        )
+
+    def collect(self) -> Result:
+        """Return the rows; raises the errors of a write."""
+        self.execute_with_retries(self.prepare())
+        return self.result
+
+    def _next_attempt(self) -> Callable[[], int]:
+        self._attempt = WriteAttempt(self)
+        rows = self.make_frame()
+        require_row_columns(rows, f"the rows for {self.table.name}")
+        schema = rows.schema
+        shape = self.table.shape(self.session)
+        if shape is None:
+            require_supported_types(schema.fields, self.table.name)
+        else:
+            self._check_columns(rows, shape.columns)
+        guarded = require_rows_in_ranges(rows, self.ranges)
+
+        def collect() -> int:
+            self.result = Result(_sorted(guarded.collect()), schema=schema)
+            return len(self.result.rows)
+
+        return collect
+
+    def _check_columns(self, rows: DataFrame, columns: StructType) -> None:
+        """Check the rows against the columns of the table, as a batch with new columns is checked."""
+        found = diff_schema(rows, columns, self.table.name)
+        local = f"kafka_liveness_{uuid.uuid4().hex[:8]}"
+        object.__setattr__(self.table, "local_name", local)
+        self.session.sql(f"CREATE TABLE `{local}` ({', '.join(map(column_ddl, columns))}) USING parquet")
+        try:
+            complete = table_schema.with_missing_columns(rows, found)
+            table_schema.dry_run_write(self.table, complete, found, columns)
+        finally:
+            self.session.sql(f"DROP TABLE `{local}`")
+
+
+class _LocalSinkWrite:
+    """A write of a batch to a custom sink, without the sink."""
+
+    def __init__(self, sink: Any, frame: _LocalBatch) -> None:
+        self._sink, self._frame = sink, frame
+
+    def collect(self) -> Result:
+        """Return the rows; raises the errors of a write."""
+        found: list[Result] = []
+
+        def sink(replacement: Replacement, /) -> int:
+            found.append(Result(_sorted(replacement.rows.collect()), schema=replacement.rows.schema))
+            return len(found[0].rows)
+
+        sink.__qualname__ = getattr(self._sink, "__qualname__", type(self._sink).__name__)
+        write = SinkWrite(sink, self._frame.ranges, self._frame, may_go_on=lambda: None)
+        write.execute_with_retries(write.prepare())
+        return found[0]
+
+
+def _without_bad_records(write: _LocalWrite, failed: Exception, max_dead_letters: int) -> Result:
+    """Return the rows without the records that fail alone, which a run would set aside."""
+    frame = cast("_LocalBatch", write.make_frame)
+    why = find_failing_offsets(write, frame, write.ranges, max_offsets=max_dead_letters)
+    if not why:
+        raise failed
+    if len(why) > max_dead_letters:
+        handler = DeadLetterHandler(max_dead_letters, run="")
+        raise handler.too_many_error(Batch(tuple(write.ranges), deadline_seconds=0.0), why) from failed
+    bad = frame._read([*why]).collect()  # noqa: SLF001 - of this module
+    by_offset = {(part.topic, part.partition, part.start): reason for part, reason in why.items()}
+    letters = [
+        DeadLetter(r.topic, r.partition, r["offset"], _bytes(r.key), _bytes(r.value), error)
+        for r in _sorted(bad)
+        if (error := by_offset.get((r.topic, r.partition, r["offset"]), ""))
+    ]
+    left = Batch(tuple(write.ranges), deadline_seconds=0.0, skipped=tuple(why)).processed
+    if not left:
+        return Result([], letters)
+    columns = cast("_LocalTable", write.table).columns
+    rest = _LocalWrite.of(write.table.name, cast("_LocalBatch", frame.for_ranges(left)), columns).collect()
+    return Result(rest.rows, letters, rest.schema)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _sorted(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
