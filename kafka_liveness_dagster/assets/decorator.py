@@ -114,7 +114,7 @@ def kafka_asset(
             after its first batch and at its end, too. Each materialization reports what is new since the one
             before.
         include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a
-            string) and ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
+            string) and ``value`` (binary), null where it has none. Spark's ``includeHeaders``.
         complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the
             sensor materializes a partition when every record of the hour is in the table.
         completeness: which hour is the first one, in which time zone, and how late its records may come.

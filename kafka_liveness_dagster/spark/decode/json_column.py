@@ -3,9 +3,9 @@
 No record passes through this process, but one that Spark refused: its wrong field is named here.
 
 Spark's own ``from_json`` has no strict mode. PERMISSIVE turns a wrong value into NULL. FAILFAST accepts an
-empty value, text after the JSON, and several documents as an array, and its error names no field. So each
-value is parsed inside of a wrapper whose parts are counted afterwards, in PERMISSIVE mode with a column for
-what does not fit. (Spark 4.1.3)
+empty value and text after the JSON, and its error names no field. So each value is parsed inside of a
+wrapper whose parts are counted afterwards. The mode is PERMISSIVE, with a column for values that do not fit.
+(Spark 4.1.3)
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-_RECORD, _CORRUPT, _VALUE = "kafka_liveness_record", "kafka_liveness_corrupt", "value"
+_RECORD = "kafka_liveness_record"
+_CORRUPT = "kafka_liveness_corrupt"
+_VALUE = "value"
 _END = "kafka_liveness_end"
 _BEFORE = f'{{"{_RECORD}":{{"{_VALUE}":['
 _AFTER = f'],"{_END}":[]}}}}'

@@ -116,7 +116,8 @@ class _Reader:
         return found, is_nullable or len(parts) > 1
 
     def _read_object(self, schema: dict[str, Any], where: str, depth: int) -> DataType:
-        properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
+        properties = schema.get("properties") or {}
+        others = schema.get("additionalProperties", True)
         required = schema.get("required") or []
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise _error(where, "has properties or required of another form", "Write an object, and a list")
@@ -154,7 +155,7 @@ class _Reader:
 def _type_of(schema: dict[str, Any], where: str) -> tuple[str, bool]:
     """Return the single type of a part, and whether the part may be null."""
     names = schema.get("type", "object" if "properties" in schema else None)
-    types = {names} if isinstance(names, str) else {*map(str, names)} if isinstance(names, list) else set()
+    types = {*map(str, names)} if isinstance(names, list) else {str(names)}
     only = types - {"null"}
     if only == {"integer", "number"}:
         only = {"number"}

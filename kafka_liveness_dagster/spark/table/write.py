@@ -279,8 +279,9 @@ class TableWrite:
         bad = self.make_frame.bad_json(error) if isinstance(self.make_frame, TransformedBatch) else ""
         return SparkFailedError(
             f"Spark could not write {describe(self.ranges)} to {self.table.name} "
-            f"({bad or summarize(error)}): the table has all of the batch or nothing, no offset of it was committed, and it comes again; "
-            "mend the transform or what the reason names, the server's log has the rest"
+            f"({bad or summarize(error)}): the table has all of the batch or nothing, no offset of it was "
+            "committed, and it comes again; mend the transform or what the reason names, the server's log "
+            "has the rest"
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:

@@ -1,53 +1,20 @@
-"""Test a transform in seconds: a local Spark, no Kafka, and no Spark Connect server to start.
-
-The first call starts a Java process for this Python process, which ends with it. A transform gets a
-DataFrame of the same API, columns and types as in production, and its rows pass the checks of a batch. Never
-joins a group, and never writes a table.
-"""
+"""Run a transform on one batch, with the checks and errors of a run. Never writes its rows to a table."""
 
 from __future__ import annotations
 
-import atexit
-import datetime as dt
-import itertools
-import json
-import os
-import shutil
-import sys
-import tempfile
-import threading
 import uuid
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from pyspark.conf import SparkConf
-from pyspark.java_gateway import launch_gateway
-from pyspark.sql.connect.session import SparkSession as ConnectSession
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-    _parse_datatype_string,
-)
+from pyspark.sql.types import StructType, _parse_datatype_string
 
 from kafka_liveness_dagster.assets.definitions import KafkaAsset
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.embedded.jars import find_java
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, find_failing_offsets
 from kafka_liveness_dagster.settings.groups import Batching
 from kafka_liveness_dagster.settings.transform import signature_of
-from kafka_liveness_dagster.spark.connect.session import close, connect
 from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoders
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError
 from kafka_liveness_dagster.spark.ranges import ranges_condition
@@ -63,76 +30,18 @@ from kafka_liveness_dagster.spark.table.schema_check import (
 from kafka_liveness_dagster.spark.table.table import IcebergTable, TableShape
 from kafka_liveness_dagster.spark.table.write import TableWrite, WriteAttempt
 from kafka_liveness_dagster.spark.transform import TransformedBatch
+from kafka_liveness_dagster.testing.local_spark import session
+from kafka_liveness_dagster.testing.records import frame_of, ranges_of, with_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.spark.sink import Replacement
 
-__all__ = ["DeadLetter", "Record", "Result", "batch", "run", "session"]
-
-FIRST_TIMESTAMP = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
-"""The timestamp of a record that has none: a constant, so that tests give the same rows each day."""
-_KEY_AND_VALUE = 2
-_HEADERS = ArrayType(StructType().add("key", StringType()).add("value", BinaryType()))
-_COLUMNS = StructType(  # as Spark's Kafka source gives them, in its order
-    [
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("timestamp", TimestampType()),
-        StructField("timestampType", IntegerType()),
-    ]
-)
-_SPARK_SETTINGS = {
-    "spark.master": "local[2]",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # half of the start
-    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
-    "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.grpc.binding.port": "0",
-    "spark.sql.artifact.isolation.enabled": "true",
-    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.warehouse.dir": "warehouse",
-    "spark.local.dir": "local",
-    "spark.ui.enabled": "false",
-    # Spark would compute a batch of literals while it plans: an error in a row came before the write
-    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
-}
-_FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
-_STOP_SECONDS = 10.0
 _TABLE = "lake.test.rows"
-
-
-@dataclass(frozen=True)
-class Record:
-    """A record as Kafka has it. All but the value has a default.
-
-    Attributes:
-        value: bytes, text, or a dict or list, which becomes JSON. None is a tombstone.
-        key: the same forms.
-        headers: a dict, or pairs if a name occurs twice: names, and bytes, text or None.
-        timestamp: without a time zone it is UTC. Default: :data:`FIRST_TIMESTAMP`.
-        partition: of its topic.
-        offset: default: one more than the partition's record before it; the first is 0.
-        topic: default: the asset's first topic, or the one that ``batch`` gets.
-    """
-
-    value: Any = None
-    key: Any = None
-    headers: Mapping[str, Any] | Sequence[tuple[str, Any]] = ()
-    timestamp: dt.datetime = FIRST_TIMESTAMP
-    partition: int = 0
-    offset: int | None = None
-    topic: str | None = None
 
 
 class DeadLetter(NamedTuple):
@@ -163,27 +72,6 @@ class Result:
     rows: list[Row]
     dead_letters: list[DeadLetter] = field(default_factory=list)
     schema: StructType = field(default_factory=StructType)
-
-
-def batch(records: Iterable[Any], *, topic: str = "orders", include_headers: bool = False) -> DataFrame:
-    """Return a batch of these records, with the columns and types that a transform gets from Kafka.
-
-    Args:
-        records: each a :class:`Record`, a pair of key and value, or a value alone: bytes, text, None, or a
-            dict or list, which becomes JSON.
-        topic: the topic of records that name none.
-        include_headers: whether the batch has the column ``headers``, as with the asset's setting.
-
-    Raises:
-        InvalidSettingError: a record has another form, or an offset occurs twice.
-        JavaNotFoundError: there is no Java 17 or newer.
-
-    Example::
-
-        batch = testing.batch(['{"id": 1}', {"id": 2}, ("a key", b"no JSON")])
-        assert batch.count() == 3
-    """
-    return _frame(_with_offsets(records, topic), include_headers=include_headers)
 
 
 def run(
@@ -228,16 +116,16 @@ def run(
     asset = transform.settings if isinstance(transform, KafkaAsset) else None
     function = transform.settings.transform if isinstance(transform, KafkaAsset) else transform
     inputs = () if asset is None else tuple(asset.arguments.get("ins", ()))
-    all_records = _with_offsets(records, "orders" if asset is None else asset.topics[0])
+    all_records = with_offsets(records, "orders" if asset is None else asset.topics[0])
     if not all_records:
         raise InvalidSettingError("A batch has at least one record. Fix: give testing.run some records.")
     decoders: set[str] = set()
     frame = _LocalBatch(
         _bound(function, inputs, context, arguments),
         session(),
-        _ranges(all_records),
+        ranges_of(all_records),
         options={},
-        records=_frame(all_records, include_headers=asset is not None and asset.include_headers),
+        records=frame_of(all_records, include_headers=asset is not None and asset.include_headers),
         on_rows=lambda rows: decoders.update(lax_decoders(rows)),
     )
     name = _TABLE if asset is None else asset.target
@@ -256,141 +144,6 @@ def run(
     for warning in sorted(decoders):
         warnings.warn(warning, UserWarning, stacklevel=2)
     return result
-
-
-_lock = threading.Lock()
-_session: SparkSession | None = None
-
-
-def session() -> SparkSession:
-    """Return the local Spark session, of the same API as in production; the first call starts it.
-
-    Its time zone is UTC. Settings that are changed stay changed for later tests:
-    ``testing.session().conf.set("spark.sql.session.timeZone", "Europe/Berlin")``.
-
-    Raises:
-        JavaNotFoundError: there is no Java 17 or newer.
-    """
-    global _session  # noqa: PLW0603 - one Java process for all tests of this process
-    with _lock:
-        if _session is None:
-            _session = _start()
-        active: Any = ConnectSession._active_session  # noqa: SLF001 - Spark parses a type that is text by it
-        active.session = _session
-        return _session
-
-
-def _start() -> SparkSession:
-    java_home = str(find_java().parent.parent)
-    folder = tempfile.mkdtemp(prefix="kafka-liveness-testing-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    settings = SparkConf(loadDefaults=False)
-    for name, value in _SPARK_SETTINGS.items():
-        settings.set(name, value)
-    token = uuid.uuid4().hex
-    ours = {
-        "JAVA_HOME": java_home,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(str(Path(one).resolve()) for one in sys.path),  # for Python functions
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
-    }
-    before = dict(os.environ)
-    try:
-        for name in before:
-            if name.startswith(_FOREIGN_VARIABLES):
-                del os.environ[name]
-        os.environ.update(ours)
-        with Path(folder, "spark.log").open("wb") as log:
-            gateway = launch_gateway(settings, {"cwd": folder, "stdout": log, "stderr": log})
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    gateway.jvm.org.apache.spark.sql.classic.SparkSession.builder().getOrCreate()
-    server = getattr(gateway.jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
-    found = connect(f"sc://localhost:{getattr(server, 'MODULE$').localPort()}/;token={token}")
-
-    def stop() -> None:
-        close(found)
-        with suppress(Exception):
-            gateway.shutdown()
-        gateway.proc.stdin.close()  # Java ends with it, also when this process is killed
-        with suppress(Exception):
-            gateway.proc.wait(_STOP_SECONDS)
-
-    atexit.register(stop)
-    return found
-
-
-def _with_offsets(records: Iterable[Any], topic: str) -> list[Record]:
-    found: list[Record] = []
-    next_offset: dict[tuple[str, int], int] = {}
-    for given in records:
-        one = _as_record(given)
-        where = (one.topic or topic, one.partition)
-        offset = next_offset.get(where, 0) if one.offset is None else one.offset
-        if any((r.topic, r.partition, r.offset) == (*where, offset) for r in found):
-            raise InvalidSettingError(
-                f"Offset {offset} of {where[0]}:{where[1]} occurs twice. Fix: give each record its own "
-                "offset, or leave the offsets out."
-            )
-        next_offset[where] = offset + 1
-        found.append(
-            Record(one.value, one.key, one.headers, one.timestamp, one.partition, offset, topic=where[0])
-        )
-    return found
-
-
-def _as_record(given: Any) -> Record:
-    if isinstance(given, Record):
-        return given
-    if isinstance(given, tuple):
-        if len(given) != _KEY_AND_VALUE:
-            raise InvalidSettingError(
-                f"{given!r} is no record. Fix: give a pair of key and value, or a testing.Record."
-            )
-        return Record(key=given[0], value=given[1])
-    return Record(given)
-
-
-def _as_bytes(given: Any) -> bytes | None:
-    if given is None or isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, (dict, list)):
-        return json.dumps(given).encode()
-    raise InvalidSettingError(
-        f"{given!r} is no value of a record. Fix: give bytes, text, None, or a dict or list for JSON."
-    )
-
-
-def _frame(records: Sequence[Record], *, include_headers: bool) -> DataFrame:
-    columns = StructType([*_COLUMNS, *([StructField("headers", _HEADERS)] if include_headers else [])])
-    rows = []
-    for one in records:
-        when = one.timestamp if one.timestamp.tzinfo else one.timestamp.replace(tzinfo=dt.timezone.utc)
-        row: tuple[Any, ...] = (
-            _as_bytes(one.key),
-            _as_bytes(one.value),
-            one.topic,
-            one.partition,
-            one.offset,
-            when,
-            0,  # the producer's time
-        )
-        pairs = one.headers.items() if isinstance(one.headers, Mapping) else one.headers
-        rows.append((*row, [(name, _as_bytes(value)) for name, value in pairs]) if include_headers else row)
-    return session().createDataFrame(rows, columns)
-
-
-def _ranges(records: Sequence[Record]) -> tuple[OffsetRange, ...]:
-    by_partition = sorted((str(one.topic), one.partition, int(one.offset or 0)) for one in records)
-    ranges = []
-    for (topic, partition), group in itertools.groupby(by_partition, key=lambda one: one[:2]):
-        offsets = [offset for _, _, offset in group]
-        ranges.append(OffsetRange(topic, partition, offsets[0], offsets[-1] + 1))
-    return tuple(ranges)
 
 
 def _bound(
@@ -519,7 +272,8 @@ class _LocalSinkWrite:
     """A write of a batch to a custom sink, without the sink."""
 
     def __init__(self, sink: Any, frame: _LocalBatch) -> None:
-        self._sink, self._frame = sink, frame
+        self._sink = sink
+        self._frame = frame
 
     def collect(self) -> Result:
         """Return the rows; raises the errors of a write."""
@@ -546,11 +300,10 @@ def _without_bad_records(write: _LocalWrite, failed: Exception, max_dead_letters
         raise handler.too_many_error(Batch(tuple(write.ranges), deadline_seconds=0.0), why) from failed
     bad = frame._read([*why]).collect()  # noqa: SLF001 - of this module
     by_offset = {(part.topic, part.partition, part.start): reason for part, reason in why.items()}
-    letters = [
-        DeadLetter(r.topic, r.partition, r["offset"], _bytes(r.key), _bytes(r.value), error)
-        for r in _sorted(bad)
-        if (error := by_offset.get((r.topic, r.partition, r["offset"]), ""))
-    ]
+    letters = []
+    for row in _sorted(bad):
+        offset = (row["topic"], row["partition"], row["offset"])
+        letters.append(DeadLetter(*offset, _bytes(row["key"]), _bytes(row["value"]), by_offset[offset]))
     left = Batch(tuple(write.ranges), deadline_seconds=0.0, skipped=tuple(why)).processed
     if not left:
         return Result([], letters)
