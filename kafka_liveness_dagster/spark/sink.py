@@ -300,8 +300,9 @@ class SinkWrite:
                 raise unreadable from error
             if isinstance(self.make_frame, TransformedBatch) and (bad := self.make_frame.bad_json(error)):
                 raise SparkFailedError(
-                    f"Spark could not write {describe(self.ranges)} to {sink_name(self.sink)} ({bad}). No offset "
-                    "of it was committed, and the batch is retried. Fix: correct the schema of from_json."
+                    f"Spark could not write {describe(self.ranges)} to {sink_name(self.sink)} ({bad}). No "
+                    "offset of it was committed, and the batch is retried. Fix: correct the schema of "
+                    "from_json."
                 ) from error
             raise
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
