@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.conf import SparkConf
+from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.state import ServiceNotStartedError
 from kafka_liveness_dagster.spark.connect.session import close, connect
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ _SPARK_SETTINGS = {
 }
 _FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _STOP_SECONDS = 10.0
+_LOG_CHARS = 1_000
 _lock = threading.Lock()
 _session: SparkSession | None = None
 
@@ -61,6 +64,7 @@ def session() -> SparkSession:
 
     Raises:
         JavaNotFoundError: there is no Java 17 or newer.
+        ServiceNotStartedError: Java ended before Spark was ready.
     """
     global _session  # noqa: PLW0603 - one Java process for all tests of this process
     with _lock:
@@ -94,6 +98,12 @@ def _start() -> SparkSession:
         os.environ.update(ours)
         with Path(folder, "spark.log").open("wb") as log:
             gateway = launch_gateway(settings, {"cwd": folder, "stdout": log, "stderr": log})
+    except PySparkRuntimeError as error:
+        end = Path(folder, "spark.log").read_text(errors="replace").strip()[-_LOG_CHARS:]
+        raise ServiceNotStartedError(
+            f"Spark for tests did not start. Its log ends with: {end}\nFix: check JAVA_HOME, the memory of "
+            "this machine, and the reason in the log."
+        ) from error
     finally:
         os.environ.clear()
         os.environ.update(before)

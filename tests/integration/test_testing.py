@@ -257,6 +257,20 @@ def test_values_that_become_null_are_named():
     assert strict.rows[0].o.a == 1
 
 
+def test_a_spark_that_does_not_start_shows_the_end_of_its_log(tmp_path):
+    code = (
+        "from kafka_liveness_dagster.testing import local_spark\n"
+        "local_spark._SPARK_SETTINGS['spark.driver.memory'] = '1k'\n"
+        "try: local_spark.session()\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    printed = subprocess.check_output([sys.executable, "-c", code], env=env, text=True)
+    assert printed.startswith("ServiceNotStartedError Spark for tests did not start. Its log ends with: ")
+    assert "heap" in printed
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_spark_ends_with_its_process_and_leaves_nothing(tmp_path):
     """However the process ends; a Spark of the user's own in it does not matter."""
     code = (
