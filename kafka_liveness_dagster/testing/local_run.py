@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import uuid
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+import dagster as dg
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from kafka_liveness_dagster.assets.definitions import KafkaAsset
@@ -125,6 +128,7 @@ def run(
         session(),
         ranges_of(all_records),
         options={},
+        passthrough_errors=(dg.Failure, dg.RetryRequested),  # as in a run, which they end
         records=frame_of(all_records, include_headers=asset is not None and asset.include_headers),
         on_rows=lambda rows: decoders.update(lax_decoders(rows)),
     )
@@ -151,17 +155,15 @@ def _bound(
 ) -> Callable[..., Any]:
     """Return the transform as a function of its batch alone, as a run gives it its arguments."""
     wanted = signature_of(function, inputs)
-    names = [one.name for one in wanted.parameters]
-    if [*names] != [name for name in names if name in arguments] or (unknown := {*arguments} - {*names}):
-        missing = [name for name in names if name not in arguments]
-        problem = f"lacks {', '.join(missing)}" if missing else f"has no {', '.join(sorted(unknown))}"
+    names = {one.name for one in wanted.parameters}
+    if names != {*arguments}:
+        missing = ", ".join(sorted(names - {*arguments}))
+        problem = f"lacks {missing}" if missing else f"has no {', '.join(sorted({*arguments} - names))}"
         raise InvalidSettingError(
             f"The call of transform {getattr(function, '__qualname__', function)!s} {problem}. Fix: give "
             "testing.run each further argument of the transform by its name."
         )
     if wanted.context and context is None:
-        import dagster as dg  # noqa: PLC0415 - a context is rarely needed
-
         context = dg.build_asset_context()
     return wanted.bind(function, context, arguments)
 
@@ -169,7 +171,8 @@ def _bound(
 def _as_columns(columns: str | StructType | None) -> StructType | None:
     if isinstance(columns, str):
         session()  # which parses it
-        columns = cast("StructType", _parse_datatype_string(columns))
+        with suppress(PySparkException):  # it stays text, which is refused
+            columns = cast("StructType", _parse_datatype_string(columns))
     if columns is not None and not isinstance(columns, StructType):
         raise InvalidSettingError(
             f"table_columns is {columns!r}. Fix: give DDL like 'topic STRING, partition INT, offset "

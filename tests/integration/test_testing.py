@@ -179,6 +179,8 @@ def test_rows_are_checked_against_a_table_that_exists():
         testing.run(numbers, ["1"], table_columns=f"{TABLE}, note STRING NOT NULL")
     with pytest.raises(kl.InvalidSettingError, match="table_columns is 7"):
         testing.run(numbers, ["1"], table_columns=7)
+    with pytest.raises(kl.InvalidSettingError, match="table_columns is 'id LONGISH'"):
+        testing.run(numbers, ["1"], table_columns="id LONGISH")
 
 
 class Rates(dg.ConfigurableResource):
@@ -206,6 +208,14 @@ def test_a_transform_gets_its_other_arguments():
         testing.run(priced, ["1"])
     with pytest.raises(kl.InvalidSettingError, match="has no rate"):
         testing.run(numbers, ["1"], rate=1)
+
+
+def test_an_error_that_dagster_acts_on_keeps_its_class():
+    def failing(batch):
+        raise dg.Failure(str(batch.columns))
+
+    with pytest.raises(dg.Failure, match="timestampType"):
+        testing.run(failing, ["1"])
 
 
 def test_an_asset_with_a_sink_is_tested_without_the_sink():
