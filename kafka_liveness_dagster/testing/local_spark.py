@@ -13,17 +13,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from pyspark.conf import SparkConf
-from pyspark.errors import PySparkRuntimeError
-from pyspark.java_gateway import launch_gateway
+from py4j.java_gateway import GatewayParameters, JavaGateway
+from pyspark.serializers import UTF8Deserializer, read_int
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-from kafka_liveness_dagster.embedded.jars import find_java
+from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
 from kafka_liveness_dagster.embedded.state import ServiceNotStartedError
 from kafka_liveness_dagster.spark.connect.session import close, connect
 
@@ -52,6 +52,7 @@ _SPARK_SETTINGS = {
 _FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 _STOP_SECONDS = 10.0
 _LOG_CHARS = 1_000
+_POLL_SECONDS = 0.05
 _lock = threading.Lock()
 _session: SparkSession | None = None
 
@@ -76,37 +77,10 @@ def session() -> SparkSession:
 
 
 def _start() -> SparkSession:
-    java_home = str(find_java().parent.parent)
-    folder = tempfile.mkdtemp(prefix="kafka-liveness-testing-")
+    folder = Path(tempfile.mkdtemp(prefix="kafka-liveness-testing-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    settings = SparkConf(loadDefaults=False)
-    for name, value in _SPARK_SETTINGS.items():
-        settings.set(name, value)
     token = uuid.uuid4().hex
-    ours = {
-        "JAVA_HOME": java_home,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join(str(Path(one).resolve()) for one in sys.path),  # for Python functions
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
-    }
-    before = dict(os.environ)
-    try:
-        for name in before:
-            if name.startswith(_FOREIGN_VARIABLES):
-                del os.environ[name]
-        os.environ.update(ours)
-        with Path(folder, "spark.log").open("wb") as log:
-            gateway = launch_gateway(settings, {"cwd": folder, "stdout": log, "stderr": log})
-    except PySparkRuntimeError as error:
-        end = Path(folder, "spark.log").read_text(errors="replace").strip()[-_LOG_CHARS:]
-        raise ServiceNotStartedError(
-            f"Spark for tests did not start. Its log ends with: {end}\nFix: check JAVA_HOME, the memory of "
-            "this machine, and the reason in the log."
-        ) from error
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    process, gateway = _launch(folder, token)
     gateway.jvm.org.apache.spark.sql.classic.SparkSession.builder().getOrCreate()
     server = getattr(gateway.jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
     found = connect(f"sc://localhost:{getattr(server, 'MODULE$').localPort()}/;token={token}")
@@ -115,9 +89,55 @@ def _start() -> SparkSession:
         close(found)
         with suppress(Exception):  # Java may have ended already
             gateway.shutdown()
-        gateway.proc.stdin.close()  # which ends Java
+        cast("IO[bytes]", process.stdin).close()  # which ends Java
         with suppress(subprocess.TimeoutExpired):
-            gateway.proc.wait(_STOP_SECONDS)
+            process.wait(_STOP_SECONDS)
 
     atexit.register(stop)
     return found
+
+
+def _launch(folder: Path, token: str) -> tuple[subprocess.Popen[bytes], JavaGateway]:
+    """Start Java, and connect to its gateway.
+
+    Not by pyspark's ``launch_gateway``: it forks with Python code in the child, which sometimes dies if gRPC
+    has a channel in this process (grpcio 1.85, pyspark 4.1.3).
+    """
+    address = folder / "gateway"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
+    environment = kept | {
+        "JAVA_HOME": str(find_java().parent.parent),
+        "SPARK_HOME": str(pyspark_folder()),
+        "SPARK_CONNECT_MODE": "0",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
+        "PYSPARK_PIN_THREAD": "false",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(str(Path(one).resolve()) for one in sys.path),  # for Python functions
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(address),
+    }
+    settings = [word for name, value in _SPARK_SETTINGS.items() for word in ("--conf", f"{name}={value}")]
+    command = [str(pyspark_folder() / "bin" / "spark-submit"), *settings, "pyspark-shell"]
+    with (folder / "spark.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,  # Ctrl-C ends the tests first, and they end Spark
+        )
+    while not address.exists():
+        if process.poll() is not None:
+            end = (folder / "spark.log").read_text(errors="replace").strip()[-_LOG_CHARS:]
+            raise ServiceNotStartedError(
+                f"Spark for tests did not start. Its log ends with: {end}\nFix: check JAVA_HOME, the memory "
+                "of this machine, and the reason in the log."
+            )
+        time.sleep(_POLL_SECONDS)
+    with address.open("rb") as info:
+        port = read_int(info)
+        secret = UTF8Deserializer().loads(info)
+    parameters = GatewayParameters(port=port, auth_token=secret, auto_convert=True)
+    return process, JavaGateway(gateway_parameters=parameters)
