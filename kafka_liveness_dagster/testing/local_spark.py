@@ -100,8 +100,8 @@ def _start() -> SparkSession:
 def _launch(folder: Path, token: str) -> tuple[subprocess.Popen[bytes], JavaGateway]:
     """Start Java, and connect to its gateway.
 
-    Not by pyspark's ``launch_gateway``: it forks with Python code in the child, which sometimes dies if gRPC
-    has a channel in this process (grpcio 1.85, pyspark 4.1.3).
+    pyspark's ``launch_gateway`` does not fit, because it runs Python code in a forked child. That child
+    sometimes died if gRPC had a channel in this process (grpcio 1.85, pyspark 4.1.3).
     """
     address = folder / "gateway"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
