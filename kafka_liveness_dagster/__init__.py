@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         ResourceKeys,
         Sensor,
     )
+    from kafka_liveness_dagster.spark.decode.json_column import from_json
     from kafka_liveness_dagster.spark.errors import (
         KafkaSourceError,
         RowsOutsideBatchError,
@@ -185,6 +186,7 @@ __all__ = [
     "UnreadableRecordError",
     "WriteConflictError",
     "build_group_sensor",
+    "from_json",
     "kafka_asset",
     "merge_ledger_texts",
 ]
@@ -236,6 +238,7 @@ _HOMES = {
         "settings.groups": (
             "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor"
         ),
+        "spark.decode.json_column": "from_json",
         "spark.errors": (
             "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError "
             "SparkNotRespondingError SparkUnreachableError StorageError TableSchemaError "

@@ -40,6 +40,7 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
     ("dagster-instance.md", "sh"): "production/recipes.py",
     ("dagster-instance.md", "yaml"): "test_production.py",
     ("json-records.md", "sh"): "integration/test_examples.py",
+    ("transforms.md", "sh"): "integration/test_examples.py",
     ("spark.md", "spark.sql.extensions"): "object_store/servers.py",
     ("readers.md", "yaml"): "object_store/servers.py",
     ("security.md", "security.protocol=SASL_SSL"): "test_examples.py",

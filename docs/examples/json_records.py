@@ -2,8 +2,8 @@ import dagster as dg
 import kafka_liveness_dagster as kl
 
 SCHEMA = """
-    order_id long, placed_at timestamp,
-    customer struct<name: string, city: string>,
+    order_id long NOT NULL, placed_at timestamp,
+    customer struct<name: string, city: string> NOT NULL,
     items array<struct<sku: string, price: decimal(10,2)>>
 """
 
@@ -13,10 +13,9 @@ SCHEMA = """
     batching=kl.Batching(on_bad_record="dead_letter"),
     sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING))
 def orders(batch):
-    value, strict = "cast(value AS string)", "map('mode', 'FAILFAST')"
-    order = f"from_json({value}, '{SCHEMA}', {strict}) AS o"
-    return batch.selectExpr(
-        "topic", "partition", "offset", order
+    order = kl.from_json(batch.value, SCHEMA)
+    return batch.select(
+        "topic", "partition", "offset", order.alias("o")
     ).selectExpr(
         "topic", "partition", "offset",
         "o.order_id", "o.placed_at", "o.customer.city AS city",

@@ -6,9 +6,11 @@ import kafka_liveness_dagster as kl
     batching=kl.Batching(on_bad_record="dead_letter",
                          max_dead_letters=20))
 def orders(batch):
-    # A value that is not a number makes the outer cast fail
-    order_id = "cast(cast(value AS string) AS bigint) AS order_id"
-    return batch.selectExpr("topic", "partition", "offset", order_id)
+    # A value that is not JSON, or does not fit, is a bad record
+    order = kl.from_json(batch.value, "id BIGINT NOT NULL, item STRING")
+    return batch.select(
+        "topic", "partition", "offset", order.alias("o")
+    ).selectExpr("topic", "partition", "offset", "o.*")
 
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(
     resources={"kafka": kl.KafkaLivenessResource(),

@@ -117,7 +117,7 @@ def kafka_asset(
             run also does so after its first batch and at its end. Each materialization reports the changes
             since the one before.
         include_headers: whether the batch has a column ``headers``, by Spark's ``includeHeaders``. It is an
-            array of ``key`` (a string) and ``value`` (binary) for each record, empty for one without headers.
+            array of ``key`` (a string) and ``value`` (binary) for each record, null for one without headers.
         complete_every: ``15min``, ``1h`` or ``1d``; adds an asset ``<name>_by_hour``. The sensor materializes
             one of its partitions when every record of the hour is in the table.
         completeness: first hour, time zone, and the time that records may be late.

@@ -116,11 +116,11 @@ class DeadLetterHandler:
         with one.job:
             letters = DeadLetterTable.of_table(write.session, write.table.name)
             most = self.max_dead_letters + letters.count(ranges)
-            why = _find_failing_offsets(write, frame, ranges, max_offsets=most)
+            why = find_failing_offsets(write, frame, ranges, max_offsets=most)
             if not why:
                 raise failed
             if len(why) > most:
-                raise self._too_many_error(one.batch, why) from failed
+                raise self.too_many_error(one.batch, why) from failed
             batch = replace(one.batch, skipped=tuple(why))
             lane.require_room(batch)
             may = {"may_go_on": write.may_go_on, "may_replace": write.may_replace}
@@ -134,7 +134,8 @@ class DeadLetterHandler:
                 rest.execute_with_retries(rest.prepare()), batch, why, dead_letter_table=letters.table.name
             )
 
-    def _too_many_error(self, batch: Batch, why: Mapping[OffsetRange, str]) -> BadRecordError:
+    def too_many_error(self, batch: Batch, why: Mapping[OffsetRange, str]) -> BadRecordError:
+        """Return the error for more records that fail alone than ``max_dead_letters``."""
         outcome = (
             f"More than max_dead_letters={self.max_dead_letters} of {batch}: the cause is the "
             "transform, or what it reads. Nothing of the batch was skipped, written or committed; it is "
@@ -143,7 +144,7 @@ class DeadLetterHandler:
         return BadRecordError(why, next(iter(why.values())), outcome)
 
 
-def _find_failing_offsets(
+def find_failing_offsets(
     write: TableWrite, frame: TransformedBatch, ranges: Sequence[OffsetRange], max_offsets: int
 ) -> dict[OffsetRange, str]:
     """Return the offsets that fail alone, with their errors.

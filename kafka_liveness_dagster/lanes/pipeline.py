@@ -21,6 +21,7 @@ from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_reporting import BatchLog, BatchMetrics, progress_listeners
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, WriteOutcome
+from kafka_liveness_dagster.lanes.decoder_warnings import DecoderWarnings
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late_records import LateRecords
 from kafka_liveness_dagster.lanes.quotas import ThrottlingWatch
@@ -37,6 +38,8 @@ from kafka_liveness_dagster.telemetry.metrics import SLOW_RECORD
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from logging import Logger
+
+    from pyspark.sql import DataFrame
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
@@ -124,6 +127,7 @@ class Pipeline:
         dead_letters: handler of records that fail alone; None if they end the run.
         late_records: reports records of windows that were marked complete; None without windows.
         metrics: metrics of finished batches.
+        decoder_warnings: warns in the run's log if the transform turns bad values into NULLs.
     """
 
     kafka: KafkaLivenessResource
@@ -144,6 +148,7 @@ class Pipeline:
     dead_letters: DeadLetterHandler | None = None
     late_records: LateRecords | None = None
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
+    decoder_warnings: DecoderWarnings = field(default_factory=DecoderWarnings)
 
     @classmethod
     def from_asset(
@@ -367,7 +372,7 @@ class Pipeline:
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
-        frame = self._transformed_batch(batch.ranges)
+        frame = self._transformed_batch(batch.ranges, on_rows=partial(self.decoder_warnings.log_once, log))
         session = frame.session
         job = SparkJob(session, *progress_listeners(batch, lane, log, liveness=self.liveness))
 
@@ -398,7 +403,9 @@ class Pipeline:
         )
         return InFlightWrite(batch, job, writing, frame=frame)
 
-    def _transformed_batch(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
+    def _transformed_batch(
+        self, ranges: Sequence[OffsetRange], on_rows: Callable[[DataFrame], None] = lambda _: None
+    ) -> TransformedBatch:
         from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415 - pyspark stays lazy
 
         session = self.spark.session()
@@ -412,4 +419,5 @@ class Pipeline:
             passthrough_errors=passed,
             measures_bytes=self.max_bytes is not None,
             measures_oldest=self.late_records is not None,
+            on_rows=on_rows,
         )

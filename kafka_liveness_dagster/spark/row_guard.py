@@ -75,7 +75,7 @@ def row_outside_ranges(error: PySparkException) -> str:
     Spark has the raised message in a field, or on a line of its own that begins with "Caused by". Other lines
     are not searched: any error may show the plan, which contains the message too.
     """
-    said = _raised_row(error)
+    said = raised_message(error)
     return said.removeprefix(OUTSIDE_BATCH) if said.startswith(OUTSIDE_BATCH) else ""
 
 
@@ -92,10 +92,10 @@ def has_existing_rows(error: PySparkException) -> bool:
 
     It reads the error as ``row_outside_ranges`` does.
     """
-    return _raised_row(error) == ROWS_EXIST
+    return raised_message(error) == ROWS_EXIST
 
 
-def _raised_row(error: PySparkException) -> str:
+def raised_message(error: PySparkException) -> str:
     """Return the message that a row raised.
 
     If one side of a join failed, the message is the cause of an error without a condition.

@@ -282,7 +282,7 @@ class SinkWrite:
         from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
 
         from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError  # noqa: PLC0415
+        from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, SparkFailedError  # noqa: PLC0415
         from kafka_liveness_dagster.spark.row_guard import metadata_column_advice, row_outside_ranges  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import WriteResult  # noqa: PLC0415
         from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415
@@ -300,6 +300,12 @@ class SinkWrite:
                 unreadable := self.make_frame.unreadable_record(error)
             ):
                 raise unreadable from error
+            if isinstance(self.make_frame, TransformedBatch) and (bad := self.make_frame.bad_json(error)):
+                raise SparkFailedError(
+                    f"Spark could not write {describe(self.ranges)} to {sink_name(self.sink)} ({bad}). No "
+                    "offset of it was committed, and the batch is retried. Fix: correct the schema of "
+                    "from_json."
+                ) from error
             raise
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return WriteResult(rows, attempts=1, rewrote_files=False)

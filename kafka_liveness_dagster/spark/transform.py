@@ -21,6 +21,7 @@ from kafka_liveness_dagster.core.hidden_values import error_kind, is_enabled
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.spark.connect.connection import connection_of
 from kafka_liveness_dagster.spark.connect.session import as_active_session
+from kafka_liveness_dagster.spark.decode.json_column import describe_bad_json
 from kafka_liveness_dagster.spark.error_classification import (
     disk_full_error,
     is_data_deleted,
@@ -68,6 +69,7 @@ class TransformedBatch:
         passthrough_errors: exceptions of the transform that keep their class, because Dagster acts on them.
         measures_bytes: whether Spark sums the bytes of keys and values while it reads them.
         measures_oldest: whether Spark finds the oldest timestamp while it reads.
+        on_rows: called with the rows that a call returns, before Spark computes them.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -78,6 +80,7 @@ class TransformedBatch:
     passthrough_errors: tuple[type[Exception], ...] = ()
     measures_bytes: bool = False
     measures_oldest: bool = False
+    on_rows: Callable[[DataFrame], None] = lambda _: None
     _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
@@ -95,7 +98,9 @@ class TransformedBatch:
         ]:
             batch, sums = with_sums(batch, *map(F.expr, wanted))
             self._sums[:] = [sums]
-        return self._rows_of(batch)
+        rows = self._rows_of(batch)
+        self.on_rows(rows)
+        return rows
 
     def for_ranges(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
         """Return the rows of some of its offsets."""
@@ -118,14 +123,27 @@ class TransformedBatch:
         try:
             rows().write.format("noop").mode("overwrite").save()
         except TransformError as error:
-            return _error_name(error.__cause__) if isinstance(error.__cause__, Exception) else str(error)
+            cause = error.__cause__
+            return rows.failure_reason(cause) if isinstance(cause, Exception) else str(error)
         except PySparkException as error:
             if is_server_error(error):
                 raise
             if unreadable := rows.unreadable_record(error):
                 raise unreadable from error
-            return _error_name(error)
+            return rows.failure_reason(error)
         return ""
+
+    def bad_json(self, error: BaseException, *, with_offset: bool = True) -> str:
+        """Return the record and field that ``kl.from_json`` refused; empty for any other error.
+
+        Reads the batch again to find the record.
+        """
+        return describe_bad_json(error, lambda: self._read(self.ranges), with_offset=with_offset)
+
+    def failure_reason(self, error: Exception) -> str:
+        """Return an error of some records in short; of a single record the field that is not JSON, too."""
+        is_single = sum(part.size for part in self.ranges) == 1
+        return (is_single and self.bad_json(error, with_offset=False)) or _error_name(error)
 
     def _read(self, ranges: Sequence[OffsetRange]) -> DataFrame:
         return read_ranges(self.session, ranges, self.options)
@@ -141,7 +159,7 @@ class TransformedBatch:
             if isinstance(error, PySparkException):
                 self._raise_if_not_transform(error, batch)  # raised by a query in the transform
             raise self._source_options_error(
-                f"raised {_error_name(error)}", _remedy(error, self.transform)
+                f"raised {self.bad_json(error) or _error_name(error)}", _remedy(error, self.transform)
             ) from error
         if not isinstance(rows, DataFrame):
             raise self._source_options_error(

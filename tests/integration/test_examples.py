@@ -8,8 +8,12 @@ test_security, ``delta`` and ``parquet`` in test_sinks, ``decoded`` in test_deco
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -246,16 +250,51 @@ def test_a_database_replaces_and_is_a_ledger(run, example, topic, tmp_path, warm
     assert [one.text for one in sink.ledger_commits()] == [commits[0].text]
 
 
-def test_json_becomes_columns_and_other_records_dead_letters(example, run, topic, services, rows):
-    """The record of docs/json-records.md, and one that is no JSON; the topic has two others of that kind."""
+def test_json_with_bad_records_is_fixed_and_replayed(example, run, topic, services, *, rows, like):
+    """The records of docs/json-records.md; the topic has two others that are no JSON.
+
+    The fix is the one of the page, and the replay is a backfill of the partition.
+    """
     page = (Path(__file__).parents[2] / "docs" / "json-records.md").read_text(encoding="utf-8")
-    [record] = re.findall(r"echo '(\{.*?\})'", page, re.DOTALL)
+    records = re.findall(r"echo '(\{.*?\})'", page, re.DOTALL)
     sender = Producer({"bootstrap.servers": services.bootstrap_servers})
-    sender.produce(topic, record.replace("\n", ""))
+    for record in records:
+        sender.produce(topic, record.replace("\n", ""))
     assert sender.flush(seconds(60)) == 0
     table = f"lake.{topic.replace('-', '_')}.orders"
-    run(example("json_records"), table=table)
-    [row] = rows(table)
-    assert (row["order_id"], row["city"], row["skus"], row["total"]) == (1, "London", ["tea"], 3.5)
-    assert str(row["placed_at"]) == "2026-11-26 10:00:00+00:00"
-    assert sorted(one["offset"] for one in rows(f"{table}_dead_letters")) == [0, 1]
+    shown = example("json_records")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run(shown, table=table, instance=instance)
+        [row] = rows(table)
+        assert (row["order_id"], row["city"], row["skus"], row["total"]) == (1, "London", ["tea"], 3.5)
+        assert str(row["placed_at"]) == "2026-11-26 10:00:00+00:00"
+        letters = {one["offset"]: one["error"] for one in rows(f"{table}_dead_letters")}
+        assert sorted(letters) == [0, 1, 3]
+        assert f"`{letters[3]}`" in page
+
+        assert "remove `NOT NULL` behind `customer`" in page
+        shown.SCHEMA = shown.SCHEMA.replace("city: string> NOT NULL", "city: string>")
+        names = {"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, "table": table}
+        fixed = like(shown.orders, **names)
+        key = f"{topic}:0:3-4"
+        instance.add_dynamic_partitions(fixed.crash_lag.partitions_def.name, [key])
+        resources = dg.Definitions(resources=shown.defs.resources)
+        defs = dg.Definitions.merge(fixed.definitions, resources)
+        job = defs.resolve_job_def(f"{fixed.identifier}_crash_lag_job")
+        assert job.execute_in_process(instance=instance, partition_key=key).success
+    assert [(one["order_id"], one["city"]) for one in rows(table)] == [(1, "London"), (2, None)]
+    assert [one["offset"] for one in rows(f"{table}_dead_letters")] == [0, 1]
+
+
+def test_a_transform_is_tested_without_kafka_and_without_a_server(tmp_path):
+    """The example of docs/transforms.md, in plain pytest of a folder of its own."""
+    copy = shutil.copy(Path(__file__).parents[2] / "docs" / "examples" / "test_orders.py", tmp_path)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy)]
+    env = {name: value for name, value in os.environ.items() if "KAFKA_LIVENESS" not in name}
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**env, "PYTHONPATH": root}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["test_orders.py"]

@@ -277,9 +277,10 @@ class TableWrite:
             return unreadable
         if isinstance(error, AnalysisException) and (replaced := self._table_replaced_error()):
             return replaced
+        bad = self.make_frame.bad_json(error) if isinstance(self.make_frame, TransformedBatch) else ""
         return SparkFailedError(
-            f"Batch {describe(self.ranges)} could not be written to {self.table.name} ({summarize(error)}). "
-            "The table has the whole batch or nothing. No offsets were committed; the batch is retried. Fix: "
+            f"Batch {describe(self.ranges)} could not be written to {self.table.name} "
+            f"({bad or summarize(error)}). The table has the whole batch or nothing. No offsets were committed; the batch is retried. Fix: "
             "correct the transform, or the cause in this message; Spark's log has the whole error"
         )
 
