@@ -265,6 +265,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # Each command of dg loads every name of this list, so names that would import a Kafka client are left out
-    offered = (name for name in __all__ if not _HOMES[name].startswith("kafka."))
+    # Each command of dg loads every name of this list, so names that would import a client are left out
+    offered = (name for name in __all__ if not _HOMES[name].startswith(("kafka.", "spark.decode.")))
     return sorted((*offered, "__version__", "__doc__", "__name__", "__file__", "__path__"))

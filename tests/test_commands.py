@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from kafka_liveness_dagster.audit.certificate import GroupCertificate
@@ -20,6 +21,7 @@ from kafka_liveness_dagster.cli import audit_command, exit_codes, marks, status_
 from kafka_liveness_dagster.cli.main import SECTIONS, main
 from kafka_liveness_dagster.cli.produce_progress import ProduceProgress
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
 from kafka_liveness_dagster.core.ledger import UnknownLedgerFormatError
 from kafka_liveness_dagster.core.partition_state import DataExpiredError, TopicRecreatedError
 from kafka_liveness_dagster.embedded.state import JarsError, ServicesDownError
@@ -29,7 +31,7 @@ from kafka_liveness_dagster.kafka.errors import (
     KafkaRefusedError,
     TopicNotFoundError,
 )
-from kafka_liveness_dagster.kafka.group_status import NoSuchGroupError
+from kafka_liveness_dagster.kafka.group_status import GroupStatus, NoSuchGroupError
 from kafka_liveness_dagster.runs.storage import DagsterStorageError
 from kafka_liveness_dagster.spark.errors import (
     SparkFailedError,
@@ -231,6 +233,22 @@ def test_progress_is_shown_on_a_terminal_alone(tmp_path, monkeypatch, capsys):
             progress.update(2)
         shown = capsys.readouterr().err
         assert ("2 records, " in shown, "100%" in shown) == (is_terminal, is_terminal)
+
+
+def test_the_lines_of_commands_md_for_kubernetes_and_kill():
+    """The probe is a command line of ours, and the path for jq names fields of the JSON."""
+    [probe] = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    program, name, *words = yaml.safe_load(probe)["livenessProbe"]["exec"]["command"]
+    assert program == "kafka-liveness"
+    command = LEAVES[name]
+    context = click.Context(command, info_name=name, resilient_parsing=True)
+    command.parse_args(context, words)
+    assert (context.args, context.params["max_lag"]) == ([], 100_000)
+    runs = GroupRuns(live=(LiveRun("0badcafe", "0badcafe-1", 4711),))
+    report = status_output.StatusReport(GroupStatus("etl", (), ()), runs, oldest_seconds={}, now_seconds=0.0)
+    [path] = re.findall(r"kill -9 .*?jq '(.*?)'", PAGE, re.DOTALL)
+    assert path == ".live_runs[0].pid"
+    assert report.as_json()["live_runs"][0]["pid"] == 4711
 
 
 # --- completion ---------------------------------------------------------------------------------------------

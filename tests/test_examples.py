@@ -31,6 +31,9 @@ IN_LINE = re.compile(r"`([^`\n]+)`")
 TRIED_BY = {  # what stands in a fence that is no Python: a language, or the first word
     ("README.md", "make"): "test_make.py",
     ("README.md", "sh"): "end_to_end/test_tutorial.py",
+    ("commands.md", "bash"): "test_commands.py",
+    ("commands.md", "kill"): "test_commands.py",
+    ("commands.md", "yaml"): "test_commands.py",
     ("component.md", "dg"): "test_component.py",
     ("component.md", "yaml"): "test_component.py",
     ("metrics.md", "sh"): "test_telemetry.py",

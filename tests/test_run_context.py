@@ -328,7 +328,7 @@ def test_the_log_names_the_run_that_died_last(later, died):
         assert takes(instance, [PLACE], times=1)[0] == [PLACE]
         newest = instance.get_runs(limit=1)[0].run_id
         log = " ".join(entry.user_message for entry in instance.all_logs(newest))
-    assert f"took over the group membership of dead run {short_run_id(died)} " in log
+    assert f"Took over the group membership of dead run {short_run_id(died)} " in log
 
 
 def takes(instance, places, times, group="g"):

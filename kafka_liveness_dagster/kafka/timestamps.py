@@ -166,8 +166,10 @@ def _record_times(
     waiting: dict[TopicPartition, list[tuple[OffsetRange, int]]] = {}
     for one in sorted(wanted, key=lambda one: one[1]):
         waiting.setdefault(one[0].topic_partition, []).append(one)
-    give_up_at = time.monotonic() + seconds
     found: dict[tuple[OffsetRange, int], float] = {}
+    if not waiting:
+        return found
+    give_up_at = time.monotonic() + seconds
     with _reader(cluster, group_id) as client:
         while waiting and time.monotonic() < give_up_at:
             asked = {tp: several.pop(0) for tp, several in waiting.items()}

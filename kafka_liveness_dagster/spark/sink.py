@@ -302,9 +302,9 @@ class SinkWrite:
                 raise unreadable from error
             if isinstance(self.make_frame, TransformedBatch) and (bad := self.make_frame.bad_json(error)):
                 raise SparkFailedError(
-                    f"Spark could not write {describe(self.ranges)} to {sink_name(self.sink)} ({bad}). No "
-                    "offset of it was committed, and the batch is retried. Fix: correct the schema of "
-                    "from_json."
+                    f"Batch {describe(self.ranges)} could not be written to {sink_name(self.sink)} ({bad}). "
+                    "No offsets were committed; the batch is retried. Fix: correct the schema of from_json, "
+                    "or set on_bad_record='dead_letter'"
                 ) from error
             raise
         failpoint(Failpoint.AFTER_TABLE_COMMIT)

@@ -280,8 +280,9 @@ class TableWrite:
         bad = self.make_frame.bad_json(error) if isinstance(self.make_frame, TransformedBatch) else ""
         return SparkFailedError(
             f"Batch {describe(self.ranges)} could not be written to {self.table.name} "
-            f"({bad or summarize(error)}). The table has the whole batch or nothing. No offsets were committed; the batch is retried. Fix: "
-            "correct the transform, or the cause in this message; Spark's log has the whole error"
+            f"({bad or summarize(error)}). The table has the whole batch or nothing. No offsets were "
+            "committed; the batch is retried. Fix: correct the transform, or the cause in this message; "
+            "Spark's log has the whole error"
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
