@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         Offsets,
         ResourceKeys,
         Sensor,
+        Sla,
     )
     from kafka_liveness_dagster.spark.errors import (
         KafkaSourceError,
@@ -166,6 +167,7 @@ __all__ = [
     "ServicesDownError",
     "Sink",
     "SinkCommit",
+    "Sla",
     "SlowRecordError",
     "SparkCancelledError",
     "SparkConnectResource",
@@ -233,7 +235,7 @@ _HOMES = {
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": (
-            "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor"
+            "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor Sla"
         ),
         "spark.errors": (
             "KafkaSourceError RowsOutsideBatchError SparkCancelledError SparkFailedError "

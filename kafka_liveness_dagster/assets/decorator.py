@@ -21,6 +21,7 @@ from kafka_liveness_dagster.settings.groups import (
     Offsets,
     ResourceKeys,
     Sensor,
+    Sla,
 )
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def kafka_asset(
     offsets: Offsets = Offsets(),
     membership: Membership = Membership(),
     sensor: Sensor = Sensor(),
+    sla: Sla = Sla(),
     iceberg: Iceberg = Iceberg(),
     maintenance: Maintenance = Maintenance(),
     resources: ResourceKeys = ResourceKeys(),
@@ -125,6 +127,7 @@ def kafka_asset(
         offsets: what to do where offsets, or the rows of committed ones, are missing.
         membership: how a live run is a member of its group: when it counts as alive, and under which name.
         sensor: how often the sensor ticks, which runs it starts, and when its checks warn.
+        sla: how fresh and how complete the table has to be; the check ``freshness_sla`` watches it.
         iceberg: whether streams can read the table, and how it is partitioned and sorted when it is created.
         maintenance: when the table's files are compacted and its old snapshots expired.
         resources: under which keys the code location has the Kafka and the Spark resource.
@@ -157,6 +160,7 @@ def kafka_asset(
                 offsets=offsets,
                 membership=membership,
                 sensor=sensor,
+                sla=sla,
                 iceberg=iceberg,
                 maintenance=maintenance,
                 resources=resources,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReport
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.partition_keys import parse_key
@@ -33,6 +34,7 @@ _MEMBERS = dg.TableSchema(
     ]
 )
 _KEYS = "crash_lag_keys"  # all keys, so that the checks find here since when one is pending
+_DEPARTURES = "departures"  # runs that left, with the code of the reason: the report reads them
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_EVENTS = 10  # events of one tick
 
@@ -78,6 +80,9 @@ def group_observations(
         for name in told
         if (run := observed.run_of_mark(name)) is not None
     }
+    left = [
+        {"run": event.run, "reason": event.reason.code} for event in events if isinstance(event, MemberLeft)
+    ]
     lag = sum(p.lag for p in seen.partitions)
     pending = sum(p.pending_offsets for p in seen.partitions)
     group_size = format_count(seen.size, "member")
@@ -95,6 +100,7 @@ def group_observations(
                 ),
                 "state": seen.state.value,
                 "events": dg.MetadataValue.md(_markdown_lines(events) or "none"),
+                **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
                 **({"windows": windows} if windows else {}),
                 **(
                     {"external_commits": dg.MetadataValue.md(_code_block(observed.external_commit_lines))}
@@ -107,6 +113,18 @@ def group_observations(
             },
         )
         for topic in topics
+    ]
+
+
+def reported_departures(event: dg.AssetObservation | None) -> list[tuple[str, LeaveReason]]:
+    """Return the runs that left, with their reasons; reasons of a later version are left out."""
+    stored = None if event is None else event.metadata.get(_DEPARTURES)
+    rows = stored.data if isinstance(stored, dg.JsonMetadataValue) and isinstance(stored.data, list) else []
+    found = [(row.get("run"), row.get("reason")) for row in rows if isinstance(row, dict)]
+    return [
+        (run, reason)
+        for run, code in found
+        if isinstance(run, str) and (reason := LeaveReason.of_code(str(code))) is not None
     ]
 
 

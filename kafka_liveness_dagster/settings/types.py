@@ -30,6 +30,7 @@ ENV_VARS = (dg.EnvVar, type(dg.EnvVar.int("ANY")))
 """What stands for an environment variable: the name as a text, or 0, to whoever does not look it up."""
 _MAX_INT = 2**31 - 1  # the integers of Kafka's protocol and of GraphQL end there
 _MAX_SECONDS = 10**9  # 31 years: nobody means more, and timers end somewhere beyond
+_MAX_MINUTES = 10**7  # 19 years
 _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _MAX_NAME_CHARS = 200  # with what is put behind it, and as a key of assets, it fits into Dagster's databases
@@ -189,6 +190,12 @@ OffsetCount = Annotated[int, Ge(1), Le(MAX_OFFSET), Constraint("a whole number o
 Lag = Annotated[int, Ge(0), Le(MAX_OFFSET), Constraint("a whole number of offsets, 0 or more")]
 Seconds = Annotated[
     float, Ge(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds from 0 to {_MAX_SECONDS:,}")
+]
+PositiveSeconds = Annotated[
+    float, Gt(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds above 0, at most {_MAX_SECONDS:,}")
+]
+PositiveMinutes = Annotated[
+    float, Gt(0), Le(_MAX_MINUTES), Constraint(f"a number of minutes above 0, at most {_MAX_MINUTES:,}")
 ]
 Budget = Annotated[
     float,
