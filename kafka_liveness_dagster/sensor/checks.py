@@ -16,7 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
-from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.freshness import (
     NO_SERVICE_LEVEL,
     Position,
@@ -202,7 +202,7 @@ class GroupChecks:
         Else the last result, perhaps a passed one, would stay for as long as no broker responds.
         """
         if self.sla.is_set and self._is_stored_fresh(instance):
-            reason = f"unknown: {summary_line(error)}"
+            reason = f"unknown: {str(error).splitlines()[0]}"
             verdict = Verdict(Severity.WARNING, reason)
             instance.report_runless_asset_event(self._evaluation(FRESHNESS, verdict, None))
 
