@@ -21,6 +21,7 @@ from kafka_liveness_dagster.cli import (
     doctor_command,
     group_commands,
     health_command,
+    report,
     topic_commands,
 )
 from kafka_liveness_dagster.cli.options import (
@@ -273,6 +274,7 @@ main.add_command(group_commands.start)
 main.add_command(group_commands.replay)
 main.add_command(audit_command.audit)
 main.add_command(health_command.health)
+main.add_command(report.report)
 main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)
 

@@ -7,6 +7,7 @@ hours. Joins no group and commits nothing.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _MAX_MEASURED_PARTITIONS = 10
 READ_TIMEOUT_SECONDS = 2.0  # limit of reading a few records; the result is of those that came in time
 _MAX_PARTITIONS = 100  # messages in one response
+_MAX_FAILED_READS = 5  # each takes READ_TIMEOUT_SECONDS
 
 
 def seconds_behind(
@@ -107,32 +109,70 @@ def timestamps(
     Partitions whose record did not come in time are left out. The offset itself may have no record: it may be
     a transaction's marker, or compacted away.
     """
+    with _timestamp_reader(cluster, group_id, isolation) as client:
+        return _first_timestamps(client, offsets)[0]
+
+
+def timestamps_at(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, Sequence[int]]
+) -> Iterator[tuple[TopicPartition, int, int | None]]:
+    """Yield each partition, offset and timestamp in milliseconds of the first record at or after the offset.
+
+    One client reads all of them, an offset of each partition in a request. The timestamp is None if there is
+    no such record yet. Offsets whose records did not come in time are left out, and after a few of these the
+    rest.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
+    """
+    failures = 0
+    with _timestamp_reader(cluster, group_id, "read_committed") as client:
+        for turn in range(max(map(len, offsets.values()), default=0)):
+            wanted = {tp: rest[turn] for tp, rest in offsets.items() if turn < len(rest)}
+            found, unheard = _first_timestamps(client, wanted)
+            yield from ((tp, wanted[tp], found.get(tp)) for tp in wanted if tp not in unheard)
+            failures += bool(unheard)
+            if failures > _MAX_FAILED_READS:
+                return
+
+
+@contextmanager
+def _timestamp_reader(cluster: Cluster, group_id: str, isolation: str) -> Iterator[Any]:
     settings = cluster.settings
     reader = settings.reader_config(group_id, "kafka-liveness/behind")
     config = {**reader, "auto.offset.reset": "earliest", "isolation.level": isolation}
     client: Any = create_client(Consumer, config)
-    found: dict[TopicPartition, int] = {}
-    unheard = set(offsets)
-    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     try:
-        client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
-        while unheard and (left := give_up_at - time.monotonic()) > 0:
-            heard: set[TopicPartition] = set()
-            for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
-                at = TopicPartition(message.topic(), message.partition())
-                if at in unheard - heard and not message.error():
-                    found[at] = message.timestamp()[1]
-                heard.add(at)
-            # Without the pause, records of the other partitions wait behind the rest of these
-            client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
-            unheard -= heard
+        yield client
     except KafkaException as error:
         raise to_package_error(
             error, f"reading how old the records of {group_id} are", settings.bootstrap_servers
         ) from error
     finally:
         client.close()
-    return found
+
+
+def _first_timestamps(
+    client: Any, offsets: Mapping[TopicPartition, int]
+) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
+    """Return the timestamps of the first records, and the partitions without a response in time."""
+    found: dict[TopicPartition, int] = {}
+    unheard = set(offsets)
+    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
+    client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
+    client.resume([KafkaTopicPartition(*tp) for tp in offsets])  # a pause outlasts the assignment
+    while unheard and (left := give_up_at - time.monotonic()) > 0:
+        heard: set[TopicPartition] = set()
+        for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
+            at = TopicPartition(message.topic(), message.partition())
+            if at in unheard - heard and not message.error():
+                found[at] = message.timestamp()[1]
+            heard.add(at)
+        # Without the pause, records of the other partitions wait behind the rest of these
+        client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
+        unheard -= heard
+    return found, unheard
 
 
 def offsets_for_times(

@@ -133,6 +133,28 @@ def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
         ) from error
 
 
+def commit_times(session: SparkSession, table: IcebergTable) -> dict[int, float]:
+    """Return the commit time of each snapshot, in seconds since the epoch; the history has it as text.
+
+    Raises:
+        TableUnreadableError: Spark could not read the snapshots.
+        SparkNotRespondingError: Spark did not respond in time.
+    """
+    try:
+        with connection_of(session).abort_after(
+            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
+        ):
+            found = session.sql(
+                f"SELECT snapshot_id, unix_millis(committed_at) FROM {table.quoted}.`snapshots`"
+            ).collect()
+    except PySparkException as error:
+        raise storage_read_error(error, table.name) or TableUnreadableError(
+            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}). Fix: look at "
+            "Spark's log"
+        ) from error
+    return {snapshot_id: at_ms / 1000 for snapshot_id, at_ms in found}
+
+
 def _query_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
     for attempt in range(READ_ATTEMPTS):
         snapshot_id = table.current_snapshot_id(session)

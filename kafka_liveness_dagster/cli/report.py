@@ -1,0 +1,159 @@
+"""The command ``kafka-liveness report``: the history of a group, and its share of time within the SLA.
+
+Decides nothing: ``core.report`` computes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from kafka_liveness_dagster.cli.options import (
+    GROUP,
+    MOMENT,
+    TABLE,
+    TOPIC,
+    ConnectionOptionError,
+    bootstrap_servers_option,
+    command_config_option,
+    kafka_settings,
+    lazy_session,
+    spark_option,
+)
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+
+if TYPE_CHECKING:
+    from click import Context, Parameter
+
+    from kafka_liveness_dagster.core.freshness import ServiceLevel
+
+_SPAN = re.compile(r"(\d{1,6})(s|min|m|h|d)")
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+_LIMIT = click.FloatRange(min=0, min_open=True, max=10**9)
+
+
+class _TimeAgo(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
+    """A moment, or a time span before now, in seconds since the epoch."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        if span := _SPAN.fullmatch(value):
+            return time.time() - int(span[1]) * _UNITS[span[2]]
+        found = MOMENT.convert(value, param, ctx)
+        return found.timestamp() if isinstance(found, datetime) else found
+
+
+_TIME_AGO = _TimeAgo()
+
+
+@click.command()
+@click.argument("group", type=GROUP)
+@click.option(
+    "--since", type=_TIME_AGO, default="24h", show_default=True, help="Begin: 90min, 24h, 7d, or ISO 8601."
+)
+@click.option("--until", type=_TIME_AGO, help="End, in the same form.  [default: now]")
+@click.option("--topic", "topics", type=TOPIC, multiple=True, help="Only this topic; may be repeated.")
+@click.option(
+    "--table", type=TABLE, help="catalog.namespace.table.  [default: the table in the group's commits]"
+)
+@click.option(
+    "--fresh-seconds", type=_LIMIT, help="Limit of seconds behind.  [default: the asset's sla, from Dagster]"
+)
+@click.option(
+    "--complete-minutes", type=_LIMIT, help="Limit of missing records' age.  [default: the asset's sla]"
+)
+@bootstrap_servers_option
+@command_config_option
+@spark_option
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write the report to this file, as one HTML page.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def report(
+    context: click.Context,
+    group: str,
+    *,
+    since: float,
+    until: float | None,
+    topics: tuple[str, ...],
+    table: str | None,
+    fresh_seconds: float | None,
+    complete_minutes: float | None,
+    bootstrap_servers: str,
+    command_config: TextIO | None,
+    spark: str,
+    html_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Report freshness, crashes and SLA of a group.
+
+    Shows for a time span how far consumer group GROUP was behind, what was pending, its crashes, fences and
+    backfills, the share of time within the SLA, and how much of it each crash cost.
+
+    The history comes from the table's snapshots, the timestamps of Kafka's records, and the runs and events
+    of the Dagster instance that DAGSTER_HOME names. The report names each time and fact that is missing.
+    Never joins, never commits, never writes to any of them.
+
+    Exit code 0: no limit was missed; 1: a limit was missed. A broker, Spark or table that does not respond
+    has the exit code of the other commands.
+
+    \b
+    Example:
+      kafka-liveness report orders-etl
+      kafka-liveness report orders-etl --since 7d --html report.html
+      kafka-liveness report orders-etl --fresh-seconds 30 --complete-minutes 15 --json | jq .within_sla
+    """  # noqa: D301  click's own mark: do not rewrap what follows
+    from kafka_liveness_dagster.cli.report_sources import ReportSources  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.core.report import Report  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415
+
+    now = time.time()
+    end = now if until is None else min(until, now)
+    if since >= end:
+        raise click.UsageError("The time span is empty. Fix: choose a --since before --until and before now.")
+    try:
+        cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
+        with lazy_session(spark) as session:
+            sources = ReportSources(cluster, session, group, topics=topics, table=table)
+            history, declared = sources.read(since, end)
+    except InvalidSettingError:
+        raise
+    except KafkaLivenessError as error:
+        raise ConnectionOptionError(str(error)) from error
+    found = Report(history, _sla(declared, fresh_seconds, complete_minutes))
+    if html_file is not None:
+        from kafka_liveness_dagster.cli.report_html import report_as_html  # noqa: PLC0415
+
+        html_file.write_text(report_as_html(found), encoding="utf-8")
+    if as_json:
+        from kafka_liveness_dagster.cli.report_output import report_as_json  # noqa: PLC0415
+
+        click.echo(json.dumps(report_as_json(found)))
+    else:
+        from kafka_liveness_dagster.cli.report_output import report_as_text  # noqa: PLC0415
+        from kafka_liveness_dagster.cli.status_output import create_console  # noqa: PLC0415
+
+        create_console().print(report_as_text(found))
+    context.exit(0 if found.is_well else 1)
+
+
+def _sla(declared: ServiceLevel, fresh_seconds: float | None, complete_minutes: float | None) -> ServiceLevel:
+    """Return the limits of the options; those of the asset if there is no option."""
+    from kafka_liveness_dagster.core.freshness import ServiceLevel  # noqa: PLC0415  `--help` must not wait for it
+
+    if fresh_seconds is None and complete_minutes is None:
+        return declared
+    return ServiceLevel(fresh_seconds, None if complete_minutes is None else 60 * complete_minutes)

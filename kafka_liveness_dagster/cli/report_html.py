@@ -1,0 +1,457 @@
+"""Render a report as one HTML page: inline SVG and CSS, no script, and nothing from another host.
+
+Computes nothing. Every text is escaped: names of runs and groups are text of users.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka_liveness_dagster.cli.report_output import incident_cells, shares
+from kafka_liveness_dagster.cli.report_sources import format_time
+from kafka_liveness_dagster.core.report import BUCKETS, format_duration, format_share, total
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kafka_liveness_dagster.core.report import Interval, Point, Report
+
+_HEIGHT = 100.0
+_TICKS = 6
+_MIN_LABEL_PERCENT = 4  # of the width, between two numbers of incidents
+_MIN_NAMED_SECONDS = 1
+_DAY_SECONDS = 86_400
+_NICE_STEPS = (1, 2, 2.5, 5, 10)
+
+
+def report_as_html(report: Report) -> str:
+    """Return the page."""
+    return "\n".join(_page(report)) + "\n"
+
+
+def _page(report: Report) -> Iterator[str]:
+    history = report.history
+    title = f"Report of {history.group_id}"
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield '<meta name="color-scheme" content="light dark">'
+    yield f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>"
+    yield from _header(report)
+    yield from _tiles(report)
+    yield from _timeline(report)
+    yield from _plots(report)
+    yield from _incidents(report)
+    yield from _backfills(report)
+    yield from _notes(report)
+    yield _METHOD
+    yield "</main></body></html>"
+
+
+def _header(report: Report) -> Iterator[str]:
+    history = report.history
+    known = report.known_seconds
+    state, word = ("bad", "SLA missed") if not report.is_well else ("good", "SLA kept")
+    if not report.sla.is_set or not known:
+        state, word = ("none", "no SLA" if known else "unknown")
+    yield (
+        f'<header><p class="kind">Consumer group</p><h1>{escape(history.group_id)}</h1>'
+        f'<p class="span">{format_time(history.since)} to {format_time(history.until)} '
+        f"({format_duration(history.until - history.since)})</p></header>"
+    )
+    yield (
+        f'<section class="verdict {state}"><strong>{word}</strong>'
+        f"<span>{escape(report.verdict)}</span></section>"
+    )
+
+
+def _tiles(report: Report) -> Iterator[str]:
+    tiles = [(name, format_share(share), share is not None and share < 1) for name, share in shares(report)]
+    worst = report.worst_behind
+    caught_up = sum(one.skipped_offsets for one in report.incidents)
+    tiles += [
+        ("furthest behind", "unknown" if worst is None else format_duration(worst), False),
+        ("pending now", f"{report.pending_offsets:,} offsets", report.pending_offsets > 0),
+        ("crashes", f"{len(report.crashes):,}", False),
+        ("fences", f"{len(report.fences):,}", False),
+        ("skipped by crashes", f"{caught_up:,} offsets", False),
+        ("backfill runs", f"{len(report.history.backfills):,}", False),
+        ("live commits", f"{len(report.live_commit_times):,}", False),
+    ]
+    yield '<section class="tiles">'
+    for name, value, is_bad in tiles:
+        yield f"<div{' class=bad' if is_bad else ''}><b>{escape(value)}</b><span>{escape(name)}</span></div>"
+    yield "</section>"
+
+
+def _timeline(report: Report) -> Iterator[str]:
+    rows: list[tuple[str, Sequence[Interval]]] = []
+    if report.sla.fresh_seconds is not None:
+        rows.append(("fresh", report.fresh_missed))
+    if report.sla.complete_seconds is not None:
+        rows.append(("complete", report.complete_missed))
+    if not rows:
+        return
+    yield '<section class="card"><h2>SLA over time</h2>'
+    for name, missed in rows:
+        yield f'<div class="plot band"><span class="name">{name}</span><div class="area">'
+        yield _svg(
+            f'<rect class="good" width="{BUCKETS}" height="{_HEIGHT:g}"/>',
+            *_blocks(report, report.unknown, "unknown"),
+            *_blocks(report, missed, "bad"),
+            name=f"{name}: times within the limit, outside of it, and unknown",
+        )
+        yield "</div></div>"
+    yield _time_axis(report)
+    yield (
+        '<p class="legend"><i class="good"></i>within the limit <i class="bad"></i>outside '
+        '<i class="unknown"></i>unknown</p></section>'
+    )
+
+
+class _Plot(NamedTuple):
+    """One plot of the page.
+
+    Attributes:
+        unit: unit of its values, as a suffix.
+        value: value of a point; None if it is unknown.
+        limit: the SLA's limit, as a line.
+        second: value of a second color, stacked on the first.
+    """
+
+    title: str
+    about: str
+    unit: str
+    value: Callable[[Point], float | None]
+    limit: float | None = None
+    second: Callable[[Point], float | None] | None = None
+
+
+def _plots(report: Report) -> Iterator[str]:
+    sla = report.sla
+    plots = (
+        _Plot(
+            "Seconds behind",
+            "age of the oldest record that the live lane had not written, largest value in each interval",
+            " s",
+            lambda point: point.seconds_behind,
+            sla.fresh_seconds,
+        ),
+        _Plot("Lag", "offsets that the live lane had not written", "", lambda point: point.lag),
+        _Plot(
+            "Pending offsets",
+            "crash lag: offsets that the live lane passed and the table lacked",
+            "",
+            lambda point: point.pending_offsets,
+        ),
+        _Plot(
+            "Age of the oldest pending record",
+            "by its timestamp, largest value in each interval",
+            " s",
+            lambda point: point.pending_age_seconds,
+            sla.complete_seconds,
+        ),
+        _Plot(
+            "Rows committed",
+            "by table commits of the live lane and of backfills",
+            "",
+            lambda point: point.live_rows,
+            second=lambda point: point.backfilled_rows,
+        ),
+    )
+    for plot in plots:
+        yield from _plot(report, plot)
+
+
+def _plot(report: Report, plot: _Plot) -> Iterator[str]:
+    points = report.points
+    second = plot.second or (lambda _: 0)
+    sums = [(plot.value(one) or 0) + (second(one) or 0) for one in points]
+    highest = max(sums, default=0)
+    top = _nice_top(max(highest, plot.limit if plot.limit and plot.limit <= 3 * highest else 0))
+    is_limit_shown = plot.limit is not None and plot.limit <= top
+    bars = []
+    for index, one in enumerate(points):
+        value, more = plot.value(one), second(one) or 0
+        if value is None:
+            continue
+        bars += _bar(index, value, 0, top, "bar late" if _is_late(plot, value) else "bar")
+        bars += _bar(index, more, value, top, "bar second")
+    titles = [
+        f'<rect class="hover" x="{index}" width="1" height="{_HEIGHT:g}"><title>'
+        f"{_time_text(report, one.at)}: {_value_text(plot, one)}</title></rect>"
+        for index, one in enumerate(points)
+    ]
+    y = _HEIGHT * (1 - (plot.limit or 0) / top)
+    line = [f'<line class="limit" x2="{BUCKETS}" y1="{y:.2f}" y2="{y:.2f}"/>'] if is_limit_shown else []
+    limit = f'<p class="limit">limit {_number(plot.limit or 0)}{plot.unit}</p>' if plot.limit else ""
+    yield f'<section class="card"><h2>{plot.title}</h2><p class="about">{plot.about}</p>{limit}'
+    yield '<div class="plot"><ol class="scale">'
+    yield from (f"<li>{_number(top * part / 2)}{plot.unit}</li>" for part in (2, 1, 0))
+    yield '</ol><div class="area">'
+    yield _svg(
+        f'<path class="grid" d="M0 0H{BUCKETS}M0 50H{BUCKETS}M0 100H{BUCKETS}"/>',
+        *_blocks(report, report.unknown, "unknown"),
+        *bars,
+        *line,
+        *_markers(report),
+        *titles,
+        name=f"{plot.title}: at most {_number(highest)}{plot.unit}",
+    )
+    yield from _marker_labels(report)
+    yield "</div></div>"
+    yield _time_axis(report)
+    if plot.second is not None:
+        yield '<p class="legend"><i class="bar"></i>live lane <i class="bar second"></i>backfills</p>'
+    yield "</section>"
+
+
+def _is_late(plot: _Plot, value: float) -> bool:
+    return plot.limit is not None and value > plot.limit
+
+
+def _value_text(plot: _Plot, point: Point) -> str:
+    value = plot.value(point)
+    if value is None:
+        return "unknown"
+    more = f" live, {_number(plot.second(point) or 0)} backfilled" if plot.second is not None else ""
+    return f"{_number(value)}{plot.unit}{more}"
+
+
+def _bar(index: int, value: float, base: float, top: float, kind: str) -> list[str]:
+    if value <= 0:
+        return []
+    height = _HEIGHT * value / top
+    y = _HEIGHT - height - _HEIGHT * base / top
+    return [f'<rect class="{kind}" x="{index}" y="{y:.2f}" width="1.02" height="{height:.2f}"/>']
+
+
+def _x(report: Report, at: float) -> float:
+    history = report.history
+    return BUCKETS * (at - history.since) / (history.until - history.since)
+
+
+def _blocks(report: Report, intervals: Sequence[Interval], kind: str) -> Iterator[str]:
+    for one in intervals:
+        x = _x(report, one.start)
+        width = max(0.4, _x(report, one.end) - x)  # a short one is seen, too
+        text = f"{kind}: {_time_text(report, one.start)}, {format_duration(one.end - one.start)}"
+        yield (
+            f'<rect class="{kind}" x="{x:.2f}" width="{width:.2f}" height="{_HEIGHT:g}">'
+            f"<title>{text}</title></rect>"
+        )
+
+
+def _markers(report: Report) -> Iterator[str]:
+    for one in report.incidents:
+        x = _x(report, one.departure.at)
+        kind = "crash" if one.departure.is_crash else "fence"
+        yield f'<line class="marker {kind}" x1="{x:.2f}" x2="{x:.2f}" y2="{_HEIGHT:g}"/>'
+
+
+def _marker_labels(report: Report) -> Iterator[str]:
+    """Yield the numbers of the incidents; one that would cover the one before is left out."""
+    last = -10.0
+    for number, one in enumerate(report.incidents, 1):
+        percent = 100 * _x(report, one.departure.at) / BUCKETS
+        if percent - last < _MIN_LABEL_PERCENT:
+            continue
+        last = percent
+        yield f'<span class="mark" style="left:{percent:.2f}%">{number}</span>'
+
+
+def _time_axis(report: Report) -> str:
+    history = report.history
+    step = (history.until - history.since) / _TICKS
+    ticks = [f"<li>{_time_text(report, history.since + step * index)}</li>" for index in range(_TICKS + 1)]
+    return f'<ol class="axis">{"".join(ticks)}</ol>'
+
+
+def _time_text(report: Report, at: float) -> str:
+    history = report.history
+    length = history.until - history.since
+    form = "%m-%d %H:%M" if length > _DAY_SECONDS else "%H:%M" if length > _DAY_SECONDS / 12 else "%H:%M:%S"
+    return datetime.fromtimestamp(at, timezone.utc).strftime(form)
+
+
+def _nice_top(highest: float) -> float:
+    """Return a round number that is at least so large."""
+    scale = 1.0
+    while scale * 10 < highest:
+        scale *= 10
+    return next(scale * step for step in _NICE_STEPS if scale * step >= highest)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value > _NICE_STEPS[-1] else f"{value:.1f}"
+
+
+def _svg(*content: str, name: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {BUCKETS} {_HEIGHT:g}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(name)}">{"".join(content)}</svg>'
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield '<div class="scroll"><table><thead><tr>'
+    yield "".join(f"<th>{escape(one)}</th>" for one in columns)
+    yield "</tr></thead><tbody>"
+    for row in rows:
+        cells = (
+            f'<td data-name="{escape(name)}">{escape(cell)}</td>'
+            for name, cell in zip(columns, row, strict=True)
+        )
+        yield f"<tr>{''.join(cells)}</tr>"
+    yield "</tbody></table></div>"
+
+
+def _incidents(report: Report) -> Iterator[str]:
+    yield '<section class="card"><h2>Crashes and fences</h2>'
+    if not report.incidents:
+        yield '<p class="about">None is recorded in this time span.</p></section>'
+        return
+    columns = ("#", "time", "run", "event", "live again", "skipped", "caught up", "SLA missed for", "share")
+    known = report.known_seconds
+    rows = []
+    for number, one in enumerate(report.incidents, 1):
+        at, run, event, resumed, skipped, caught_up, missed = incident_cells(one)
+        share = f"{100 * one.missed_seconds / known:.2f} %" if known and one.missed_seconds else "none"
+        rows.append(
+            (str(number), at, run, event, resumed, skipped, caught_up or "nothing to do", missed, share)
+        )
+    yield from _table(columns, rows)
+    rest = report.unattributed_seconds
+    if rest >= _MIN_NAMED_SECONDS:
+        yield (
+            f'<p class="about">The SLA was missed for {format_duration(rest)} of '
+            f"{format_duration(total(report.missed))} without a crash or fence.</p>"
+        )
+    yield "</section>"
+
+
+def _backfills(report: Report) -> Iterator[str]:
+    if not report.history.backfills:
+        return
+    yield '<section class="card"><h2>Backfills</h2>'
+    rows = [
+        (
+            format_time(one.start),
+            one.run,
+            one.status.lower(),
+            "in progress" if one.end is None else format_duration(max(0.0, one.end - one.start)),
+        )
+        for one in report.history.backfills
+    ]
+    yield from _table(("begin", "run", "status", "duration"), rows)
+    yield "</section>"
+
+
+def _notes(report: Report) -> Iterator[str]:
+    if report.history.notes:
+        items = "".join(f"<li>{escape(note)}</li>" for note in report.history.notes)
+        yield f'<section class="card notes"><h2>Missing facts</h2><ul>{items}</ul></section>'
+
+
+_METHOD = """\
+<section class="card"><details><summary>How these numbers are computed</summary>
+<p><b>Sources.</b> The table's snapshots have the time and the offsets of each commit. Kafka has the
+timestamp of each record. Dagster has the runs, and the events that the group's sensor reported.</p>
+<p><b>Seconds behind.</b> After each commit the first offset that the live lane has not written is known.
+Until the next commit the table is behind by the age of that record. So the value is exact between two commits.</p>
+<p><b>Complete.</b> The age of the oldest record that the table lacks, in either lane. A backfilled old range
+does not make a table complete while a newer one is pending.</p>
+<p><b>Cost of a crash.</b> A missed time counts for the last crash or fence since the commit before it, and
+goes on counting while the live lane catches up. Crash lag counts for the crash that Dagster recorded as its cause.
+Times of two crashes may overlap.</p>
+<p><b>Unknown.</b> Times before the oldest snapshot, and times whose oldest records Kafka has deleted, count
+neither as kept nor as missed.</p></details></section>"""
+
+_CSS = """
+:root{--bg:#f5f7f8;--card:#fff;--text:#182026;--muted:#5c6b73;--line:#dde3e6;--good:#1a936f;--bad:#cf3a32;
+--bar:#2a7f9e;--second:#e0a030;--unknown:#c3ccd1;--soft-good:#e3f4ee;--soft-bad:#fbe7e5;--soft:#eceff1}
+@media (prefers-color-scheme:dark){:root{--bg:#11161a;--card:#1a2127;--text:#e4eaed;--muted:#96a5ad;
+--line:#2c363d;--good:#35b58d;--bad:#ef6a61;--bar:#4fa8c8;--second:#e6b04d;--unknown:#46535b;
+--soft-good:#173229;--soft-bad:#3b2021;--soft:#242d33}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
+"Helvetica Neue",Arial,sans-serif;-webkit-text-size-adjust:100%}
+main{max-width:1120px;margin:0 auto;padding:28px 24px 48px}
+h1{font-size:30px;line-height:1.2;margin:0;overflow-wrap:anywhere}
+h2{font-size:16px;margin:0}
+p{margin:0}
+.kind{color:var(--muted);font-size:13px}
+.span,.about,.legend,.axis,.scale{color:var(--muted);font-size:13px}
+.verdict{display:flex;gap:14px;align-items:baseline;margin:18px 0;padding:14px 18px;border-radius:10px;
+background:var(--soft);border-left:5px solid var(--unknown)}
+.verdict strong{white-space:nowrap}
+.verdict.good{background:var(--soft-good);border-color:var(--good)}
+.verdict.good strong{color:var(--good)}
+.verdict.bad{background:var(--soft-bad);border-color:var(--bad)}
+.verdict.bad strong{color:var(--bad)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:12px;margin-bottom:16px}
+.tiles div,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}
+.tiles div{padding:12px 14px}
+.tiles b{display:block;font-size:21px;line-height:1.25;font-variant-numeric:tabular-nums}
+.tiles .bad b{color:var(--bad)}
+.tiles span{color:var(--muted);font-size:13px}
+.card{position:relative;padding:16px 18px;margin-bottom:16px}
+.plot{display:flex;gap:10px;margin-top:10px}
+.area{position:relative;flex:1;min-width:0}
+.plot svg{display:block;width:100%;height:130px;overflow:visible}
+.band svg{height:20px;border-radius:4px;overflow:hidden}
+.band+.band{margin-top:6px}
+.scale,.band .name{list-style:none;margin:0;padding:0;width:64px;flex:none;text-align:right;
+font-variant-numeric:tabular-nums}
+.band .name{color:var(--muted);font-size:13px;line-height:20px}
+.scale{display:flex;flex-direction:column;justify-content:space-between;line-height:1;margin:-6px 0;
+white-space:nowrap}
+.axis{list-style:none;display:flex;justify-content:space-between;margin:6px 0 0 74px;padding:0;
+font-variant-numeric:tabular-nums}
+p.limit{position:absolute;right:18px;top:16px;color:var(--bad);font-size:13px}
+p.limit::before{content:"";display:inline-block;width:18px;border-top:2px dashed var(--bad);margin-right:6px;
+vertical-align:middle}
+.legend{margin-top:8px}
+.legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin:0 5px 0 12px}
+.legend i:first-child{margin-left:74px}
+rect.good,i.good{fill:var(--good);background:var(--good)}
+rect.bad,i.bad{fill:var(--bad);background:var(--bad)}
+rect.unknown,i.unknown{fill:var(--unknown);background:var(--unknown)}
+.plot:not(.band) rect.unknown{opacity:.35}
+.bar{fill:var(--bar);background:var(--bar)}
+.bar.late{fill:var(--bad)}
+.bar.second{fill:var(--second);background:var(--second)}
+.hover{fill:transparent}
+.hover:hover{fill:var(--muted);opacity:.25}
+.grid{stroke:var(--line);fill:none;vector-effect:non-scaling-stroke}
+line.limit{stroke:var(--bad);stroke-width:1.5;stroke-dasharray:6 4;vector-effect:non-scaling-stroke}
+.marker{stroke:var(--text);stroke-width:1;stroke-dasharray:2 3;opacity:.75;vector-effect:non-scaling-stroke}
+.marker.fence{stroke:var(--second)}
+.mark{position:absolute;top:-9px;transform:translateX(-50%);background:var(--text);color:var(--card);
+border-radius:8px;font-size:11px;line-height:16px;min-width:16px;padding:0 4px;text-align:center}
+.scroll{overflow-x:auto;margin-top:10px}
+table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
+th{color:var(--muted);font-weight:500;text-align:left;font-size:13px}
+th,td{padding:7px 14px 7px 0;border-bottom:1px solid var(--line);vertical-align:top}
+tr:last-child td{border-bottom:0}
+.notes ul{margin:8px 0 0;padding-left:20px}
+summary{cursor:pointer;font-weight:600}
+details p{margin-top:10px;max-width:78ch}
+@media (max-width:720px){
+main{padding:18px 12px 32px}
+.verdict{flex-direction:column;gap:4px}
+.tiles{grid-template-columns:repeat(2,1fr);gap:8px}
+.scale,.band .name{width:52px}
+.axis{margin-left:62px;font-size:11px}
+.axis li:nth-child(even){display:none}
+.legend i:first-child{margin-left:0}
+p.limit{position:static}
+thead{display:none}
+tr{display:block;padding:8px 0;border-bottom:1px solid var(--line)}
+tr:last-child{border-bottom:0}
+td{display:flex;gap:12px;padding:2px 0;border:0}
+td::before{content:attr(data-name);color:var(--muted);flex:none;width:110px}
+}
+@media print{body{background:#fff}.card,.tiles div{break-inside:avoid}}
+"""
