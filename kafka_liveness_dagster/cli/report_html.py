@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.report import Interval, Point, Report
 
 _HEIGHT = 100.0
-_TICKS = 6
+_TICK_SECONDS = (
+    *(10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200),
+    *(86_400, 172_800, 604_800, 2_592_000),
+)
+_MAX_TICKS = 8
+_MINUTE_SECONDS = 60
 _MIN_LABEL_PERCENT = 4  # of the width, between two numbers of incidents
 _MIN_NAMED_SECONDS = 1
 _DAY_SECONDS = 86_400
@@ -69,13 +74,11 @@ def _header(report: Report) -> Iterator[str]:
 def _tiles(report: Report) -> Iterator[str]:
     tiles = [(name, format_share(share), share is not None and share < 1) for name, share in shares(report)]
     worst = report.worst_behind
-    caught_up = sum(one.skipped_offsets for one in report.incidents)
     tiles += [
         ("furthest behind", "unknown" if worst is None else format_duration(worst), False),
         ("pending now", f"{report.pending_offsets:,} offsets", report.pending_offsets > 0),
         ("crashes", f"{len(report.crashes):,}", False),
         ("fences", f"{len(report.fences):,}", False),
-        ("skipped by crashes", f"{caught_up:,} offsets", False),
         ("backfill runs", f"{len(report.history.backfills):,}", False),
         ("live commits", f"{len(report.live_commit_times):,}", False),
     ]
@@ -262,16 +265,22 @@ def _marker_labels(report: Report) -> Iterator[str]:
 
 
 def _time_axis(report: Report) -> str:
-    history = report.history
-    step = (history.until - history.since) / _TICKS
-    ticks = [f"<li>{_time_text(report, history.since + step * index)}</li>" for index in range(_TICKS + 1)]
+    """Return the axis, with a label at each full step of the clock."""
+    since, until = report.history.since, report.history.until
+    step = next((one for one in _TICK_SECONDS if (until - since) / one <= _MAX_TICKS), _TICK_SECONDS[-1])
+    ticks = []
+    at = -(-since // step) * step
+    while at <= until:
+        percent = 100 * _x(report, at) / BUCKETS
+        ticks.append(f'<li style="left:{percent:.2f}%">{_time_text(report, at, step)}</li>')
+        at += step
     return f'<ol class="axis">{"".join(ticks)}</ol>'
 
 
-def _time_text(report: Report, at: float) -> str:
-    history = report.history
-    length = history.until - history.since
-    form = "%m-%d %H:%M" if length > _DAY_SECONDS else "%H:%M" if length > _DAY_SECONDS / 12 else "%H:%M:%S"
+def _time_text(report: Report, at: float, precision: float = 1.0) -> str:
+    """Return a time, with its date in a long span and with seconds if the precision needs them."""
+    is_long = report.history.until - report.history.since > _DAY_SECONDS
+    form = ("%m-%d " if is_long else "") + ("%H:%M" if precision >= _MINUTE_SECONDS else "%H:%M:%S")
     return datetime.fromtimestamp(at, timezone.utc).strftime(form)
 
 
@@ -359,12 +368,13 @@ _METHOD = """\
 <p><b>Sources.</b> The table's snapshots have the time and the offsets of each commit. Kafka has the
 timestamp of each record. Dagster has the runs, and the events that the group's sensor reported.</p>
 <p><b>Seconds behind.</b> After each commit the first offset that the live lane has not written is known.
-Until the next commit the table is behind by the age of that record. So the value is exact between two commits.</p>
+Until the next commit the table is behind by the age of that record. So the value is exact between two
+commits.</p>
 <p><b>Complete.</b> The age of the oldest record that the table lacks, in either lane. A backfilled old range
 does not make a table complete while a newer one is pending.</p>
 <p><b>Cost of a crash.</b> A missed time counts for the last crash or fence since the commit before it, and
-goes on counting while the live lane catches up. Crash lag counts for the crash that Dagster recorded as its cause.
-Times of two crashes may overlap.</p>
+goes on counting while the live lane catches up. Crash lag counts for the crash that Dagster recorded as its
+cause. Times of two crashes may overlap.</p>
 <p><b>Unknown.</b> Times before the oldest snapshot, and times whose oldest records Kafka has deleted, count
 neither as kept nor as missed.</p></details></section>"""
 
@@ -390,7 +400,7 @@ background:var(--soft);border-left:5px solid var(--unknown)}
 .verdict.good strong{color:var(--good)}
 .verdict.bad{background:var(--soft-bad);border-color:var(--bad)}
 .verdict.bad strong{color:var(--bad)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:12px;margin-bottom:16px}
+.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;margin-bottom:16px}
 .tiles div,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}
 .tiles div{padding:12px 14px}
 .tiles b{display:block;font-size:21px;line-height:1.25;font-variant-numeric:tabular-nums}
@@ -407,8 +417,9 @@ font-variant-numeric:tabular-nums}
 .band .name{color:var(--muted);font-size:13px;line-height:20px}
 .scale{display:flex;flex-direction:column;justify-content:space-between;line-height:1;margin:-6px 0;
 white-space:nowrap}
-.axis{list-style:none;display:flex;justify-content:space-between;margin:6px 0 0 74px;padding:0;
-font-variant-numeric:tabular-nums}
+.axis{list-style:none;position:relative;height:20px;margin:6px 0 0 74px;padding:0;
+font-variant-numeric:tabular-nums;white-space:nowrap}
+.axis li{position:absolute;transform:translateX(-50%)}
 p.limit{position:absolute;right:18px;top:16px;color:var(--bad);font-size:13px}
 p.limit::before{content:"";display:inline-block;width:18px;border-top:2px dashed var(--bad);margin-right:6px;
 vertical-align:middle}
@@ -419,6 +430,7 @@ rect.good,i.good{fill:var(--good);background:var(--good)}
 rect.bad,i.bad{fill:var(--bad);background:var(--bad)}
 rect.unknown,i.unknown{fill:var(--unknown);background:var(--unknown)}
 .plot:not(.band) rect.unknown{opacity:.35}
+.bar,.good,.bad{shape-rendering:crispEdges}
 .bar{fill:var(--bar);background:var(--bar)}
 .bar.late{fill:var(--bad)}
 .bar.second{fill:var(--second);background:var(--second)}

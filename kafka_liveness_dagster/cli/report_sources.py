@@ -85,7 +85,7 @@ class ReportSources:
         steps = {
             one.topic_partition: partition_steps(
                 one.topic_partition,
-                [commit for commit in commits if commit.at < until],
+                commits,
                 until=until,
                 origin=one.origin,
                 base=bases.get(one.topic_partition, ()),

@@ -440,10 +440,9 @@ class Report:
 
     def _cause_of_pending(self, step: Step) -> int | None:
         first = step.missing[0].start
-        for gap, cause in self._gaps_by_partition[step.topic_partition]:
-            if gap.span.start <= first < gap.span.end and gap.appeared <= step.since:
-                return cause
-        return None
+        gaps = self._gaps_by_partition[step.topic_partition]
+        found = [cause for gap, cause in gaps if gap.span.start <= first < gap.span.end]
+        return found[-1]  # each missing offset is in one
 
     def _cause_of_gap(self, gap: Gap) -> int | None:
         """Return the departure that Dagster recorded as the cause, else the last one before the gap."""
@@ -589,11 +588,10 @@ class _Plots:
         changes.sort()
         found = [0] * BUCKETS
         level = 0
-        for (at, change), (next_at, _) in zip(
-            changes, [*changes[1:], (self._report.history.until, 0)], strict=True
-        ):
+        ends = [*(at for at, _ in changes[1:]), self._report.history.until]
+        for (at, change), end in zip(changes, ends, strict=False):
             level += change
-            for index in self._buckets(at, next_at):
+            for index in self._buckets(at, end):
                 found[index] = max(found[index], level)
         return found
 

@@ -86,7 +86,7 @@ def partition_steps(
     Args:
         tp: the partition.
         commits: commits of the table, the oldest first; the first one begins the history.
-        until: end of the last step.
+        until: end of the last step; later commits do not count.
         origin: the group's first offset; None for the first written one.
         base: offsets that the table had before the first commit.
         written_off: offsets that count as done.
@@ -95,6 +95,8 @@ def partition_steps(
     begin: int | None = origin
     steps: list[Step] = []
     for index, commit in enumerate(commits):
+        if commit.at >= until:
+            break
         spans = commit.written.get(tp, ())
         if index and not spans:
             continue
@@ -107,8 +109,8 @@ def partition_steps(
             continue
         if steps:
             steps[-1] = _ended(steps[-1], commit.at)
-        steps.append(Step(tp, commit.at, max(commit.at, until), position, missing))
-    return [step for step in steps if step.since < until]
+        steps.append(Step(tp, commit.at, until, position, missing))
+    return steps
 
 
 def find_gaps(steps: Sequence[Step]) -> list[Gap]:
