@@ -627,6 +627,10 @@ COMMANDS = {
     "move": ("GROUP", "TABLE", *KAFKA),
     "produce": ("TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", *KAFKA),
     "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA),
+    "report": (
+        "GROUP", "--since", "--until", "--topic", "--table", "--fresh-seconds", "--complete-minutes", *KAFKA,
+        "--spark", "--html", "--json",
+    ),
     "start": ("GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes"),
     "status": (
         "GROUP", "--topic", *KAFKA, "--table", "--spark", "--json", "--prometheus", "--by-partition",

@@ -100,8 +100,8 @@ def report(
 ) -> None:
     """Report freshness, crashes and SLA of a group.
 
-    Shows for a time span how far consumer group GROUP was behind, what was pending, its crashes, fences and
-    backfills, the share of time within the SLA, and how much of it each crash cost.
+    Shows for a time span how far consumer group GROUP was behind, and which offsets were pending. Lists its
+    crashes, fences and backfills, the share of time within the SLA, and the share that each crash cost.
 
     The history comes from the table's snapshots, the timestamps of Kafka's records, and the runs and events
     of the Dagster instance that DAGSTER_HOME names. The report names each time and fact that is missing.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.cli.report_output import incident_cells, shares
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.report import Interval, Point, Report
 
+_STYLE = Path(__file__).with_name("report.css")
 _HEIGHT = 100.0
 _TICK_SECONDS = (
     *(10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200),
@@ -28,6 +30,7 @@ _MINUTE_SECONDS = 60
 _MIN_LABEL_PERCENT = 4  # of the width, between two numbers of incidents
 _MIN_NAMED_SECONDS = 1
 _DAY_SECONDS = 86_400
+_WORDS = {"good": "SLA kept", "bad": "SLA missed", "none": "no SLA"}
 _NICE_STEPS = (1, 2, 2.5, 5, 10)
 
 
@@ -42,7 +45,8 @@ def _page(report: Report) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield '<meta name="color-scheme" content="light dark">'
-    yield f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>"
+    yield f"<title>{escape(title)}</title>"
+    yield f"<style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main>"
     yield from _header(report)
     yield from _tiles(report)
     yield from _timeline(report)
@@ -50,16 +54,17 @@ def _page(report: Report) -> Iterator[str]:
     yield from _incidents(report)
     yield from _backfills(report)
     yield from _notes(report)
-    yield _METHOD
+    yield from _method()
     yield "</main></body></html>"
 
 
 def _header(report: Report) -> Iterator[str]:
     history = report.history
     known = report.known_seconds
-    state, word = ("bad", "SLA missed") if not report.is_well else ("good", "SLA kept")
+    state = "good" if report.is_well else "bad"
     if not report.sla.is_set or not known:
-        state, word = ("none", "no SLA" if known else "unknown")
+        state = "none"
+    word = _WORDS[state] if known else "unknown"
     yield (
         f'<header><p class="kind">Consumer group</p><h1>{escape(history.group_id)}</h1>'
         f'<p class="span">{format_time(history.since)} to {format_time(history.until)} '
@@ -125,8 +130,8 @@ class _Plot(NamedTuple):
 
     title: str
     about: str
-    unit: str
     value: Callable[[Point], float | None]
+    unit: str = ""
     limit: float | None = None
     second: Callable[[Point], float | None] | None = None
 
@@ -135,31 +140,33 @@ def _plots(report: Report) -> Iterator[str]:
     sla = report.sla
     plots = (
         _Plot(
-            "Seconds behind",
-            "age of the oldest record that the live lane had not written, largest value in each interval",
-            " s",
-            lambda point: point.seconds_behind,
-            sla.fresh_seconds,
-        ),
-        _Plot("Lag", "offsets that the live lane had not written", "", lambda point: point.lag),
-        _Plot(
-            "Pending offsets",
-            "crash lag: offsets that the live lane passed and the table lacked",
-            "",
-            lambda point: point.pending_offsets,
+            title="Seconds behind",
+            about="age of the oldest record that the live lane had not written, largest value of an interval",
+            unit=" s",
+            value=lambda point: point.seconds_behind,
+            limit=sla.fresh_seconds,
         ),
         _Plot(
-            "Age of the oldest pending record",
-            "by its timestamp, largest value in each interval",
-            " s",
-            lambda point: point.pending_age_seconds,
-            sla.complete_seconds,
+            title="Lag",
+            about="offsets that the live lane had not written, at the end of an interval",
+            value=lambda point: point.lag,
         ),
         _Plot(
-            "Rows committed",
-            "by table commits of the live lane and of backfills",
-            "",
-            lambda point: point.live_rows,
+            title="Pending offsets",
+            about="crash lag: offsets that the live lane passed and the table lacked",
+            value=lambda point: point.pending_offsets,
+        ),
+        _Plot(
+            title="Age of the oldest pending record",
+            about="by its timestamp, largest value of an interval",
+            unit=" s",
+            value=lambda point: point.pending_age_seconds,
+            limit=sla.complete_seconds,
+        ),
+        _Plot(
+            title="Rows committed",
+            about="by table commits of the live lane and of backfills",
+            value=lambda point: point.live_rows,
             second=lambda point: point.backfilled_rows,
         ),
     )
@@ -176,11 +183,11 @@ def _plot(report: Report, plot: _Plot) -> Iterator[str]:
     is_limit_shown = plot.limit is not None and plot.limit <= top
     bars = []
     for index, one in enumerate(points):
-        value, more = plot.value(one), second(one) or 0
+        value = plot.value(one)
         if value is None:
             continue
-        bars += _bar(index, value, 0, top, "bar late" if _is_late(plot, value) else "bar")
-        bars += _bar(index, more, value, top, "bar second")
+        bars += _bar(index, value, top, "bar late" if _is_late(plot, value) else "bar")
+        bars += _bar(index, second(one) or 0, top, "bar second", base=value)
     titles = [
         f'<rect class="hover" x="{index}" width="1" height="{_HEIGHT:g}"><title>'
         f"{_time_text(report, one.at)}: {_value_text(plot, one)}</title></rect>"
@@ -222,7 +229,7 @@ def _value_text(plot: _Plot, point: Point) -> str:
     return f"{_number(value)}{plot.unit}{more}"
 
 
-def _bar(index: int, value: float, base: float, top: float, kind: str) -> list[str]:
+def _bar(index: int, value: float, top: float, kind: str, *, base: float = 0.0) -> list[str]:
     if value <= 0:
         return []
     height = _HEIGHT * value / top
@@ -249,6 +256,8 @@ def _blocks(report: Report, intervals: Sequence[Interval], kind: str) -> Iterato
 def _markers(report: Report) -> Iterator[str]:
     for one in report.incidents:
         x = _x(report, one.departure.at)
+        if x < 0:  # a crash before the time span
+            continue
         kind = "crash" if one.departure.is_crash else "fence"
         yield f'<line class="marker {kind}" x1="{x:.2f}" x2="{x:.2f}" y2="{_HEIGHT:g}"/>'
 
@@ -258,7 +267,7 @@ def _marker_labels(report: Report) -> Iterator[str]:
     last = -10.0
     for number, one in enumerate(report.incidents, 1):
         percent = 100 * _x(report, one.departure.at) / BUCKETS
-        if percent - last < _MIN_LABEL_PERCENT:
+        if percent < 0 or percent - last < _MIN_LABEL_PERCENT:
             continue
         last = percent
         yield f'<span class="mark" style="left:{percent:.2f}%">{number}</span>'
@@ -266,7 +275,8 @@ def _marker_labels(report: Report) -> Iterator[str]:
 
 def _time_axis(report: Report) -> str:
     """Return the axis, with a label at each full step of the clock."""
-    since, until = report.history.since, report.history.until
+    since = report.history.since
+    until = report.history.until
     step = next((one for one in _TICK_SECONDS if (until - since) / one <= _MAX_TICKS), _TICK_SECONDS[-1])
     ticks = []
     at = -(-since // step) * step
@@ -363,107 +373,32 @@ def _notes(report: Report) -> Iterator[str]:
         yield f'<section class="card notes"><h2>Missing facts</h2><ul>{items}</ul></section>'
 
 
-_METHOD = """\
-<section class="card"><details><summary>How these numbers are computed</summary>
-<p><b>Sources.</b> The table's snapshots have the time and the offsets of each commit. Kafka has the
-timestamp of each record. Dagster has the runs, and the events that the group's sensor reported.</p>
-<p><b>Seconds behind.</b> After each commit the first offset that the live lane has not written is known.
-Until the next commit the table is behind by the age of that record. So the value is exact between two
-commits.</p>
-<p><b>Complete.</b> The age of the oldest record that the table lacks, in either lane. A backfilled old range
-does not make a table complete while a newer one is pending.</p>
-<p><b>Cost of a crash.</b> A missed time counts for the last crash or fence since the commit before it, and
-goes on counting while the live lane catches up. Crash lag counts for the crash that Dagster recorded as its
-cause. Times of two crashes may overlap.</p>
-<p><b>Unknown.</b> Times before the oldest snapshot, and times whose oldest records Kafka has deleted, count
-neither as kept nor as missed.</p></details></section>"""
+def _method() -> Iterator[str]:
+    yield '<section class="card"><details><summary>How these numbers are computed</summary>'
+    yield from (f"<p><b>{title}.</b> {escape(text)}</p>" for title, text in _METHOD.items())
+    yield "</details></section>"
 
-_CSS = """
-:root{--bg:#f5f7f8;--card:#fff;--text:#182026;--muted:#5c6b73;--line:#dde3e6;--good:#1a936f;--bad:#cf3a32;
---bar:#2a7f9e;--second:#e0a030;--unknown:#c3ccd1;--soft-good:#e3f4ee;--soft-bad:#fbe7e5;--soft:#eceff1}
-@media (prefers-color-scheme:dark){:root{--bg:#11161a;--card:#1a2127;--text:#e4eaed;--muted:#96a5ad;
---line:#2c363d;--good:#35b58d;--bad:#ef6a61;--bar:#4fa8c8;--second:#e6b04d;--unknown:#46535b;
---soft-good:#173229;--soft-bad:#3b2021;--soft:#242d33}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
-"Helvetica Neue",Arial,sans-serif;-webkit-text-size-adjust:100%}
-main{max-width:1120px;margin:0 auto;padding:28px 24px 48px}
-h1{font-size:30px;line-height:1.2;margin:0;overflow-wrap:anywhere}
-h2{font-size:16px;margin:0}
-p{margin:0}
-.kind{color:var(--muted);font-size:13px}
-.span,.about,.legend,.axis,.scale{color:var(--muted);font-size:13px}
-.verdict{display:flex;gap:14px;align-items:baseline;margin:18px 0;padding:14px 18px;border-radius:10px;
-background:var(--soft);border-left:5px solid var(--unknown)}
-.verdict strong{white-space:nowrap}
-.verdict.good{background:var(--soft-good);border-color:var(--good)}
-.verdict.good strong{color:var(--good)}
-.verdict.bad{background:var(--soft-bad);border-color:var(--bad)}
-.verdict.bad strong{color:var(--bad)}
-.tiles{display:grid;grid-template-columns:repeat(4,1fr);gap:12px;margin-bottom:16px}
-.tiles div,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}
-.tiles div{padding:12px 14px}
-.tiles b{display:block;font-size:21px;line-height:1.25;font-variant-numeric:tabular-nums}
-.tiles .bad b{color:var(--bad)}
-.tiles span{color:var(--muted);font-size:13px}
-.card{position:relative;padding:16px 18px;margin-bottom:16px}
-.plot{display:flex;gap:10px;margin-top:10px}
-.area{position:relative;flex:1;min-width:0}
-.plot svg{display:block;width:100%;height:130px;overflow:visible}
-.band svg{height:20px;border-radius:4px;overflow:hidden}
-.band+.band{margin-top:6px}
-.scale,.band .name{list-style:none;margin:0;padding:0;width:64px;flex:none;text-align:right;
-font-variant-numeric:tabular-nums}
-.band .name{color:var(--muted);font-size:13px;line-height:20px}
-.scale{display:flex;flex-direction:column;justify-content:space-between;line-height:1;margin:-6px 0;
-white-space:nowrap}
-.axis{list-style:none;position:relative;height:20px;margin:6px 0 0 74px;padding:0;
-font-variant-numeric:tabular-nums;white-space:nowrap}
-.axis li{position:absolute;transform:translateX(-50%)}
-p.limit{position:absolute;right:18px;top:16px;color:var(--bad);font-size:13px}
-p.limit::before{content:"";display:inline-block;width:18px;border-top:2px dashed var(--bad);margin-right:6px;
-vertical-align:middle}
-.legend{margin-top:8px}
-.legend i{display:inline-block;width:11px;height:11px;border-radius:3px;margin:0 5px 0 12px}
-.legend i:first-child{margin-left:74px}
-rect.good,i.good{fill:var(--good);background:var(--good)}
-rect.bad,i.bad{fill:var(--bad);background:var(--bad)}
-rect.unknown,i.unknown{fill:var(--unknown);background:var(--unknown)}
-.plot:not(.band) rect.unknown{opacity:.35}
-.bar,.good,.bad{shape-rendering:crispEdges}
-.bar{fill:var(--bar);background:var(--bar)}
-.bar.late{fill:var(--bad)}
-.bar.second{fill:var(--second);background:var(--second)}
-.hover{fill:transparent}
-.hover:hover{fill:var(--muted);opacity:.25}
-.grid{stroke:var(--line);fill:none;vector-effect:non-scaling-stroke}
-line.limit{stroke:var(--bad);stroke-width:1.5;stroke-dasharray:6 4;vector-effect:non-scaling-stroke}
-.marker{stroke:var(--text);stroke-width:1;stroke-dasharray:2 3;opacity:.75;vector-effect:non-scaling-stroke}
-.marker.fence{stroke:var(--second)}
-.mark{position:absolute;top:-9px;transform:translateX(-50%);background:var(--text);color:var(--card);
-border-radius:8px;font-size:11px;line-height:16px;min-width:16px;padding:0 4px;text-align:center}
-.scroll{overflow-x:auto;margin-top:10px}
-table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
-th{color:var(--muted);font-weight:500;text-align:left;font-size:13px}
-th,td{padding:7px 14px 7px 0;border-bottom:1px solid var(--line);vertical-align:top}
-tr:last-child td{border-bottom:0}
-.notes ul{margin:8px 0 0;padding-left:20px}
-summary{cursor:pointer;font-weight:600}
-details p{margin-top:10px;max-width:78ch}
-@media (max-width:720px){
-main{padding:18px 12px 32px}
-.verdict{flex-direction:column;gap:4px}
-.tiles{grid-template-columns:repeat(2,1fr);gap:8px}
-.scale,.band .name{width:52px}
-.axis{margin-left:62px;font-size:11px}
-.axis li:nth-child(even){display:none}
-.legend i:first-child{margin-left:0}
-p.limit{position:static}
-thead{display:none}
-tr{display:block;padding:8px 0;border-bottom:1px solid var(--line)}
-tr:last-child{border-bottom:0}
-td{display:flex;gap:12px;padding:2px 0;border:0}
-td::before{content:attr(data-name);color:var(--muted);flex:none;width:110px}
+
+_METHOD = {
+    "Sources": (
+        "The table's snapshots have the time and the offsets of each commit. Kafka has the timestamp of each "
+        "record. Dagster has the runs, and the events that the group's sensor reported."
+    ),
+    "Seconds behind": (
+        "After each commit the first offset that the live lane has not written is known. Until the next "
+        "commit the table is behind by the age of that record. So the value is exact between two commits."
+    ),
+    "Complete": (
+        "The age of the oldest record that the table lacks, in either lane. A backfill of an old range does "
+        "not make a table complete while a newer range is pending."
+    ),
+    "Cost of a crash": (
+        "A missed time counts for the last crash or fence since the commit before it. It goes on counting "
+        "while the live lane catches up. Crash lag counts for the crash that Dagster recorded as its cause. "
+        "Times of two crashes may overlap."
+    ),
+    "Unknown": (
+        "This is the time before the oldest snapshot, and the time whose oldest records Kafka has deleted. "
+        "It counts neither as kept nor as missed."
+    ),
 }
-@media print{body{background:#fff}.card,.tiles div{break-inside:avoid}}
-"""

@@ -71,7 +71,9 @@ def _pairs(intervals: Sequence[Interval]) -> list[list[float]]:
 def report_as_text(report: Report) -> Group:
     """Return the verdict, the numbers and the incidents for a terminal."""
     history = report.history
-    style = "bold yellow" if not report.known_seconds else "bold green" if report.is_well else "bold red"
+    style = "bold green" if report.is_well else "bold red"
+    if not report.known_seconds:
+        style = "bold yellow"
     lines = [
         ("time span", f"{format_time(history.since)} to {format_time(history.until)}"),
         ("known", format_duration(report.known_seconds) if report.known_seconds else "none"),

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 BUCKETS = 240
 """Points of each plot."""
-_SHORT, _HOUR, _DAY = 10, 3_600, 86_400  # seconds
+_SHORT = 10  # seconds, as the next two
+_HOUR = 3_600
+_DAY = 86_400
 _CRASHES = (LeaveReason.CRASHED, LeaveReason.UNRELEASED)
 
 
@@ -327,10 +329,10 @@ class Report:
 
     def _facts(self) -> str:
         worst = "unknown" if self.worst_behind is None else format_duration(self.worst_behind)
-        return (
-            f"{len(self.crashes)} crashes, {len(self.fences)} fences, at most {worst} behind, "
-            f"{self.pending_offsets:,} offsets pending at the end"
-        )
+        crashes = _count(len(self.crashes), "crash", "crashes")
+        fences = _count(len(self.fences), "fence", "fences")
+        pending = f"{self.pending_offsets:,} offsets pending at the end"
+        return f"{crashes}, {fences}, at most {worst} behind, {pending}"
 
     @cached_property
     def live_commit_times(self) -> list[float]:
@@ -427,7 +429,8 @@ class Report:
         start = late.start
         for index, at in after:
             parts.append((Interval(start, at), cause))
-            start, cause = at, index
+            start = at
+            cause = index
         parts.append((Interval(start, late.end), cause))
         return parts
 
@@ -469,14 +472,15 @@ class Report:
         )
         resumed = next((at for at in self.live_commit_times if at > started), None)
         missing = {tp: steps[-1].missing for tp, steps in self.history.steps.items() if steps}
+        pending = (size(intersection((gap.span,), missing[gap.topic_partition])) for gap in open_gaps)
         return Incident(
             one,
-            None if resumed is None else resumed - one.at,
-            sum(gap.span.size for gap in gaps),
-            sum(size(intersection((gap.span,), missing[gap.topic_partition])) for gap in open_gaps),
-            max(ends) - one.at if ends and not open_gaps else None,
-            merge(miss.interval for miss in self._fresh_misses if miss.cause == index),
-            merge(miss.interval for miss in self._complete_misses if miss.cause == index),
+            resumed_after_seconds=None if resumed is None else resumed - one.at,
+            skipped_offsets=sum(gap.span.size for gap in gaps),
+            pending_offsets=sum(pending),
+            caught_up_after_seconds=max(ends) - one.at if ends and not open_gaps else None,
+            fresh_missed=merge(miss.interval for miss in self._fresh_misses if miss.cause == index),
+            complete_missed=merge(miss.interval for miss in self._complete_misses if miss.cause == index),
         )
 
     def _share(self, missed: Iterable[Interval]) -> float | None:
@@ -512,6 +516,10 @@ def format_duration(seconds: float) -> str:
     else:
         parts = [(whole // 60, "min"), (whole % 60, "s")]
     return " ".join(f"{number} {unit}" for number, unit in parts if number)
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
 
 
 def _offsets(step: Step) -> list[int]:
@@ -551,11 +559,12 @@ class _Plots:
         return [
             Point(
                 end,
-                None if index in dark else behind[index],
-                None if index in dark else lag.get(index),
-                None if index in dark else pending[index],
-                None if index in dark else age[index],
-                *rows[index],
+                seconds_behind=None if index in dark else behind[index],
+                lag=None if index in dark else lag.get(index),
+                pending_offsets=None if index in dark else pending[index],
+                pending_age_seconds=None if index in dark else age[index],
+                live_rows=rows[index][0],
+                backfilled_rows=rows[index][1],
             )
             for index, end in enumerate(self._ends)
         ]

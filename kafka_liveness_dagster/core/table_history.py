@@ -15,7 +15,7 @@ no step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, union
@@ -108,8 +108,8 @@ def partition_steps(
         if steps and (steps[-1].position, steps[-1].missing) == (position, missing):
             continue
         if steps:
-            steps[-1] = _ended(steps[-1], commit.at)
-        steps.append(Step(tp, commit.at, until, position, missing))
+            steps[-1] = replace(steps[-1], until=commit.at)
+        steps.append(Step(tp, commit.at, until, position=position, missing=missing))
     return steps
 
 
@@ -129,11 +129,8 @@ def find_gaps(steps: Sequence[Step]) -> list[Gap]:
     for index, step in enumerate(steps):
         for span in difference(step.missing, known):
             closed = (later.since for later in steps[index:] if not intersection(later.missing, (span,)))
-            found.append(Gap(step.topic_partition, span, step.since, next(closed, None), before))
+            gap = Gap(step.topic_partition, span, step.since, closed=next(closed, None), last_commit=before)
+            found.append(gap)
         known = step.missing
         before = step.since
     return found
-
-
-def _ended(step: Step, at: float) -> Step:
-    return Step(step.topic_partition, step.since, at, step.position, step.missing)

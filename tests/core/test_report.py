@@ -14,6 +14,8 @@ from kafka_liveness_dagster.core.report import (
     GroupHistory,
     Interval,
     Report,
+    format_duration,
+    format_share,
     merge,
     total,
     wanted_positions,
@@ -97,7 +99,7 @@ def test_a_crash_and_its_backfill():
     assert (found.unattributed_seconds, found.is_well, len(found.crashes), found.fences) == (0, False, 1, [])
     assert found.verdict == (
         "orders-etl kept its SLA 39.13 % of the 3 min 50 s that are known and missed it for 2 min 20 s: "
-        "1 crashes, 0 fences, at most 1 min 20 s behind, 0 offsets pending at the end"
+        "1 crash, 0 fences, at most 1 min 20 s behind, 0 offsets pending at the end"
     )
     assert len(found.live_commit_times) == len(STORY), "the last one is of both lanes"
 
@@ -212,7 +214,7 @@ def test_without_an_sla():
     """The facts, and no share."""
     found = report(STORY, sla=ServiceLevel(), departures=[CRASHED])
     assert (found.share, found.fresh_share, found.complete_share, found.missed) == (None, None, None, [])
-    assert found.verdict.startswith("no SLA is known for orders-etl: 1 crashes, 0 fences, at most 1 min 20 s")
+    assert found.verdict.startswith("no SLA is known for orders-etl: 1 crash, 0 fences, at most 1 min 20 s")
     unknown = report([commit(10, (0, 9))], unread={(P0, 9)}, sla=ServiceLevel())
     assert unknown.verdict.startswith("unknown: no facts")
 
@@ -231,6 +233,23 @@ def test_the_plots():
     rows = {round(one.at): (one.live_rows, one.backfilled_rows) for one in report(separate).points}
     assert rows[186] == (0, 70)
     assert found.worst_behind == 80.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min"),
+        (3_600, "1 h"),
+        (100_000, "27 h 46 min"),
+        (200_000, "2 d 7 h"),
+    ],
+)
+def test_durations(seconds, text):
+    """Two units are enough to compare."""
+    assert format_duration(seconds) == text
+    assert [format_share(one) for one in (0.99996, 1.0, None)] == ["99.99 %", "100 %", "unknown"]
 
 
 def test_intervals():
