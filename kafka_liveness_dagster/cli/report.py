@@ -6,6 +6,7 @@ Decides nothing: ``core.report`` computes.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from datetime import datetime
@@ -35,7 +36,17 @@ if TYPE_CHECKING:
 
 _SPAN = re.compile(r"(\d{1,6})(s|min|m|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
-_LIMIT = click.FloatRange(min=0, min_open=True, max=10**9)
+_MAX_LIMIT = 10**9  # 31 years in seconds, as for the setting sla
+
+
+class _Limit(click.FloatRange):
+    """A limit of the SLA: positive and finite; click takes nan for a float of any range."""
+
+    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no finite number", param, ctx)
+        return found
 
 
 class _TimeAgo(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
@@ -53,6 +64,7 @@ class _TimeAgo(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it ta
 
 
 _TIME_AGO = _TimeAgo()
+_LIMIT = _Limit(min=0, min_open=True, max=_MAX_LIMIT)
 
 
 @click.command()

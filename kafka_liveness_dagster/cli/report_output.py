@@ -119,13 +119,18 @@ def incident_cells(one: Incident) -> tuple[str, ...]:
         format_time(one.departure.at),
         one.departure.run,
         one.departure.text,
-        "not yet"
-        if one.resumed_after_seconds is None
-        else f"after {format_duration(one.resumed_after_seconds)}",
+        _resumed(one),
         f"{one.skipped_offsets:,} offsets" if one.skipped_offsets else "none",
         _caught_up(one),
         format_duration(one.missed_seconds) if one.missed_seconds else "none",
     )
+
+
+def _resumed(one: Incident) -> str:
+    if one.is_earlier:
+        return "before the time span"
+    seconds = one.resumed_after_seconds
+    return "not yet" if seconds is None else f"after {format_duration(seconds)}"
 
 
 def _caught_up(one: Incident) -> str:

@@ -170,6 +170,7 @@ class Incident:
     """A departure with its consequences.
 
     Attributes:
+        is_earlier: whether it happened before the span; then the next one is unknown.
         resumed_after_seconds: until the next commit of the live lane; None if there was none yet.
         skipped_offsets: offsets that the live lane passed because of it.
         pending_offsets: how many of these the table lacks at the end of the span.
@@ -178,6 +179,7 @@ class Incident:
     """
 
     departure: Departure
+    is_earlier: bool
     resumed_after_seconds: float | None
     skipped_offsets: int
     pending_offsets: int
@@ -272,7 +274,7 @@ class Report:
     def incidents(self) -> list[Incident]:
         """Each crash and fence of the span, and earlier ones that made it miss the SLA, the oldest first."""
         found = [self._incident(index, one) for index, one in enumerate(self.history.departures)]
-        return [one for one in found if one.departure.at >= self.history.since or one.missed_seconds]
+        return [one for one in found if not one.is_earlier or one.missed_seconds]
 
     @cached_property
     def points(self) -> list[Point]:
@@ -297,13 +299,13 @@ class Report:
 
     @property
     def crashes(self) -> list[Incident]:
-        """The incidents that ended a run."""
-        return [one for one in self.incidents if one.departure.is_crash]
+        """The incidents of the span that ended a run."""
+        return [one for one in self.incidents if one.departure.is_crash and not one.is_earlier]
 
     @property
     def fences(self) -> list[Incident]:
-        """The incidents in which a run was removed from its group and could rejoin."""
-        return [one for one in self.incidents if not one.departure.is_crash]
+        """The incidents of the span in which a run was removed from its group and could rejoin."""
+        return [one for one in self.incidents if not (one.departure.is_crash or one.is_earlier)]
 
     @property
     def is_well(self) -> bool:
@@ -475,7 +477,10 @@ class Report:
         pending = (size(intersection((gap.span,), missing[gap.topic_partition])) for gap in open_gaps)
         return Incident(
             one,
-            resumed_after_seconds=None if resumed is None else resumed - one.at,
+            is_earlier=one.at < self.history.since,
+            resumed_after_seconds=None
+            if resumed is None or one.at < self.history.since
+            else resumed - one.at,
             skipped_offsets=sum(gap.span.size for gap in gaps),
             pending_offsets=sum(pending),
             caught_up_after_seconds=max(ends) - one.at if ends and not open_gaps else None,

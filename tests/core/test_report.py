@@ -173,6 +173,7 @@ def test_an_earlier_crash_that_costs_time_in_the_span():
     found = report(STORY, since=150.0, departures=[other, CRASHED], skipped=skipped)
     assert [one.departure.run for one in found.incidents] == [RUN]
     assert found.incidents[0].missed_seconds == 40
+    assert (found.incidents[0].resumed_after_seconds, found.crashes) == (None, [])
     assert found.unknown == []
     assert " of 1 min 30 s and missed" in found.verdict
 
