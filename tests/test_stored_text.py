@@ -585,7 +585,7 @@ def test_the_json_of_the_report():
         **{name: found[name][0] for name in ("incidents", "backfills")},
     }
     assert names(one_of_each) == {
-        *("group", "since", "until", "known_since", "verdict", "sla", "sla.fresh_seconds"),
+        *("group", "since", "until", "known_since", "verdict", "summary", "sla", "sla.fresh_seconds"),
         *("sla.complete_seconds", "within_sla", "within_fresh_limit", "within_complete_limit"),
         *("missed_seconds", "missed_seconds_without_incident", "known_seconds", "max_seconds_behind"),
         *("pending_offsets", "live_commits", "crashes", "fences", "fresh_limit_missed"),

@@ -72,7 +72,7 @@ def _header(report: Report) -> Iterator[str]:
     )
     yield (
         f'<section class="verdict {state}"><strong>{word}</strong>'
-        f"<span>{escape(report.verdict)}</span></section>"
+        f"<span>{escape(report.verdict)}<br>{escape(report.summary)}</span></section>"
     )
 
 

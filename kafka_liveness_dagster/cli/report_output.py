@@ -26,6 +26,7 @@ def report_as_json(report: Report) -> dict[str, Any]:
         "until": history.until,
         "known_since": history.known_since,
         "verdict": report.verdict,
+        "summary": report.summary,
         "sla": asdict(report.sla),
         "within_sla": report.share,
         "within_fresh_limit": report.fresh_share,
@@ -75,7 +76,8 @@ def report_as_text(report: Report) -> Group:
     if not report.known_seconds:
         style = "bold yellow"
     lines = [
-        ("time span", f"{format_time(history.since)} to {format_time(history.until)}"),
+        ("since", format_time(history.since)),
+        ("until", format_time(history.until)),
         ("known", format_duration(report.known_seconds) if report.known_seconds else "none"),
         *((name, format_share(share)) for name, share in shares(report)),
         (
@@ -92,14 +94,15 @@ def report_as_text(report: Report) -> Group:
     rest = report.unattributed_seconds
     other = [Text(f"SLA missed without a crash or fence: {format_duration(rest)}")] if rest >= 1 else []
     notes = [Text(f"note: {note}", "yellow") for note in history.notes]
-    return Group(Text(report.verdict, style), *facts, *incidents, *other, *notes)
+    return Group(Text(report.verdict, style), Text(report.summary), *facts, *incidents, *other, *notes)
 
 
 def _incident_lines(one: Incident) -> Iterator[str]:
     at, run, event, resumed, skipped, caught_up, missed = incident_cells(one)
     yield f"{at}  run {run} {event}"
-    after = f"; caught up {caught_up}" if caught_up else ""
-    yield f"  live again {resumed}; skipped {skipped}{after}; SLA missed for {missed}"
+    yield f"  live again {resumed}; skipped {skipped}"
+    before = f"caught up {caught_up}; " if caught_up else ""
+    yield f"  {before}SLA missed for {missed}"
 
 
 def shares(report: Report) -> list[tuple[str, float | None]]:
@@ -122,7 +125,7 @@ def incident_cells(one: Incident) -> tuple[str, ...]:
         _resumed(one),
         f"{one.skipped_offsets:,} offsets" if one.skipped_offsets else "none",
         _caught_up(one),
-        format_duration(one.missed_seconds) if one.missed_seconds else "none",
+        format_duration(one.missed_seconds) if one.missed_seconds else "0 s",
     )
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_TIMESTAMPS = 10_000  # reads of a record, 1 to 3 ms each
 _PAGE = 1_000  # events or runs in one query of Dagster's storage
 _MAX_PAGES = 50
+_ATTEMPTS = 2  # reads of a record whose timestamp did not come in time
 _MAX_CHECKS = 20
 _EXTERNAL = (LeaveReason.EXTERNAL_CLIENT, LeaveReason.UNEXPLAINED)
 
@@ -179,10 +180,14 @@ class ReportSources:
         every = max(1, -(-count // MAX_TIMESTAMPS))
         measured = {tp: offsets[::every] for tp, offsets in wanted.items() if offsets}
         unread = {(tp, offset) for tp, offsets in wanted.items() for offset in offsets}
-        for tp, offset, at_ms in timestamps_at(self.cluster, self.group_id, measured):
-            unread.discard((tp, offset))
-            if at_ms is not None and at_ms >= 0:
-                found[tp, offset] = at_ms / 1000
+        for _ in range(_ATTEMPTS):
+            for tp, offset, at_ms in timestamps_at(self.cluster, self.group_id, measured):
+                unread.discard((tp, offset))
+                if at_ms is not None and at_ms >= 0:
+                    found[tp, offset] = at_ms / 1000
+            measured = {
+                tp: [one for one in offsets if (tp, one) in unread] for tp, offsets in measured.items()
+            }
         if every > 1:
             self._use_older_timestamps(wanted, found, unread, every)
         if unread:
@@ -306,6 +311,7 @@ class DagsterEvents:
                     )
                     for record in self._runs(instance, "catch-up", since)
                     if (record.start_time or record.create_timestamp.timestamp()) < until
+                    and (record.end_time or until) >= since
                 ),
                 key=lambda one: one.start,
             ),

@@ -314,22 +314,23 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
+        """The share of time within the SLA, in one sentence."""
         group = self.history.group_id
         span = format_duration(self.history.until - self.history.since)
-        facts = self._facts()
         if not self.known_seconds:
             return f"unknown: no facts about {group} in {span}; see the notes"
         if not self.sla.is_set:
-            return f"no SLA is known for {group}: {facts}"
+            return f"no SLA is known for {group}: declare sla, or set the limits by options"
         known = format_duration(self.known_seconds)
-        of = f"of {known}" if not self.unknown else f"of the {known} that are known"
+        of = f"of {known}" if not self.unknown else f"of the known {known}"
         if not self.missed:
-            return f"{group} kept its SLA 100 % {of}: {facts}"
+            return f"{group} kept its SLA 100 % {of}"
         missed = format_duration(total(self.missed))
-        return f"{group} kept its SLA {format_share(self.share)} {of} and missed it for {missed}: {facts}"
+        return f"{group} missed its SLA for {missed} {of}: kept {format_share(self.share)}"
 
-    def _facts(self) -> str:
+    @property
+    def summary(self) -> str:
+        """What happened, in one line."""
         worst = "unknown" if self.worst_behind is None else format_duration(self.worst_behind)
         crashes = _count(len(self.crashes), "crash", "crashes")
         fences = _count(len(self.fences), "fence", "fences")
