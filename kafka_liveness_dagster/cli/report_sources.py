@@ -83,6 +83,8 @@ class ReportSources:
         partitions = [one.snapshot for one in status.partitions]
         table = self.table or _table_of({one.catch_up_log.target for one in status.partitions}, self.group_id)
         known_since, commits, bases, written_off = self._read_table(table)
+        events = DagsterEvents(self.group_id, sorted({one.topic_partition.topic for one in partitions}))
+        found = events.read(since, until)
         steps = {
             one.topic_partition: partition_steps(
                 one.topic_partition,
@@ -91,6 +93,7 @@ class ReportSources:
                 origin=one.origin,
                 base=bases.get(one.topic_partition, ()),
                 written_off=union((*one.written_off, *written_off.get(one.topic_partition, ()))),
+                skips=found.skips.get(one.topic_partition, ()),
             )
             for one in partitions
         }
@@ -100,8 +103,6 @@ class ReportSources:
                 "snapshot. The time before is unknown."
             )
         timestamps, unread = self._read_timestamps(partitions, steps, since)
-        events = DagsterEvents(self.group_id, sorted({one.topic_partition.topic for one in partitions}))
-        found = events.read(since, until)
         self.notes.extend(events.notes)
         history = GroupHistory(
             self.group_id,
@@ -137,6 +138,11 @@ class ReportSources:
 
         target = IcebergTable(table)
         history = TableLedger(target, self.session).prove()
+        if not history.commits:
+            raise InvalidSettingError(
+                f"Table {table} has no snapshot, so there is no history to report. Fix: name the table of "
+                f"group {self.group_id} with --table, or start its live run."
+            )
         times = commit_times(self.session(), target)
         kept = [one for one in reversed(history.commits) if isinstance(one.commit_id, int)]
         commits = [
@@ -144,11 +150,6 @@ class ReportSources:
             for one in kept
             if (commit_id := int(one.commit_id)) in times
         ]
-        if not commits:
-            raise InvalidSettingError(
-                f"Table {table} has no snapshot, so there is no history to report. Fix: name the table of "
-                f"group {self.group_id} with --table, or start its live run."
-            )
         bases: dict[TopicPartition, tuple[Span, ...]] = {}
         if kept[0].parent_id is not None:  # older snapshots have expired
             oldest = int(kept[0].commit_id)
@@ -257,6 +258,7 @@ class FoundEvents:
     departures: Sequence[Departure] = ()
     live_starts: Sequence[float] = ()
     skipped: Mapping[OffsetRange, str] = field(default_factory=dict)
+    skips: Mapping[TopicPartition, Sequence[tuple[float, int]]] = field(default_factory=dict)
     backfills: Sequence[Backfill] = ()
     sla: ServiceLevel = ServiceLevel()  # noqa: RUF009 - it is frozen
 
@@ -295,12 +297,13 @@ class DagsterEvents:
         except KafkaLivenessError as error:
             self.notes.append(f"Dagster has no crash lag asset of the group: {summary_line(error)}")
         departures = self._departures(instance, live, since, until)
-        skipped = self._skipped(instance, asset, until) if asset else {}
+        skipped, skips = self._skipped(instance, asset, until) if asset else ({}, {})
         earlier = self._earlier_crashes(instance, set(skipped.values()), since)
         return FoundEvents(
             departures=[*earlier, *departures],
             live_starts=sorted(record.start_time for record in live if record.start_time),
             skipped={one: short_run_id(run) for one, run in skipped.items()},
+            skips=skips,
             backfills=sorted(
                 (
                     Backfill(
@@ -356,18 +359,24 @@ class DagsterEvents:
 
     def _skipped(
         self, instance: dg.DagsterInstance, asset: dg.AssetKey, until: float
-    ) -> dict[OffsetRange, str]:
-        """Return the crash lag ranges with the id of the run that crashed, if Dagster has it."""
+    ) -> tuple[dict[OffsetRange, str], dict[TopicPartition, list[tuple[float, int]]]]:
+        """Return the crash lag ranges with the id of the run that crashed, if Dagster has it.
+
+        Also return when the sensor reported each of them: the live lane has skipped to its end by then.
+        """
         found = {}
+        skips: dict[TopicPartition, list[tuple[float, int]]] = {}
         for event in self._observations(instance, asset, None, until):
             observation = event.asset_observation
             crashed = observation.metadata.get("crashed_run") if observation else None
-            if not isinstance(crashed, dg.DagsterRunMetadataValue):
-                continue
             for key in jumped_partitions(observation):
-                if not is_replay(key):
-                    found[parse_key(key)] = crashed.run_id
-        return found
+                if is_replay(key):
+                    continue
+                one = parse_key(key)
+                skips.setdefault(one.topic_partition, []).append((event.timestamp, one.end))
+                if isinstance(crashed, dg.DagsterRunMetadataValue):
+                    found[one] = crashed.run_id
+        return found, skips
 
     def _earlier_crashes(
         self, instance: dg.DagsterInstance, run_ids: set[str], since: float

@@ -293,9 +293,7 @@ class Report:
 
     def is_live(self, commit: TableCommit) -> bool:
         """Return whether a commit advanced the live lane in some partition."""
-        return any(
-            (tp, span.end) in self._live_ends for tp, spans in commit.written.items() for span in spans
-        )
+        return any((tp, commit.at) in self._advances for tp in commit.written)
 
     @property
     def crashes(self) -> list[Incident]:
@@ -352,8 +350,14 @@ class Report:
         ]
 
     @cached_property
-    def _live_ends(self) -> set[Position]:
-        return {(tp, step.position) for tp, steps in self.history.steps.items() for step in steps}
+    def _advances(self) -> set[tuple[TopicPartition, float]]:
+        """The times at which the live lane's position grew."""
+        return {
+            (tp, step.since)
+            for tp, steps in self.history.steps.items()
+            for before, step in zip((None, *steps), steps, strict=False)
+            if before is None or before.position < step.position
+        }
 
     @cached_property
     def _steps(self) -> list[Step]:

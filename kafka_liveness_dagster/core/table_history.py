@@ -80,6 +80,7 @@ def partition_steps(
     origin: int | None = None,
     base: Sequence[Span] = (),
     written_off: Sequence[Span] = (),
+    skips: Iterable[tuple[float, int]] = (),
 ) -> list[Step]:
     """Return the steps of a partition, the oldest first.
 
@@ -90,26 +91,29 @@ def partition_steps(
         origin: the group's first offset; None for the first written one.
         base: offsets that the table had before the first commit.
         written_off: offsets that count as done.
+        skips: when the live lane skipped ahead, and to which offset; the table shows it only with the next
+            commit.
     """
     written = union(base)
     begin: int | None = origin
     steps: list[Step] = []
-    for index, commit in enumerate(commits):
-        if commit.at >= until:
+    changes = [(commit.at, commit.written.get(tp, ()), 0) for commit in commits]
+    first = changes[0][0] if changes else until
+    skipped_to = 0
+    for at, spans, skip in sorted((*changes, *((at, (), end) for at, end in skips if at >= first))):
+        if at >= until:
             break
-        spans = commit.written.get(tp, ())
-        if index and not spans:
-            continue
+        skipped_to = max(skipped_to, skip)
         written = union((*written, *spans))
         if begin is None and written:
             begin = written[0].start
-        position = max(written[-1].end if written else 0, begin or 0)
+        position = max(written[-1].end if written else 0, begin or 0, skipped_to)
         missing = difference((Span(begin or 0, position),), (*written, *written_off))
         if steps and (steps[-1].position, steps[-1].missing) == (position, missing):
             continue
         if steps:
-            steps[-1] = replace(steps[-1], until=commit.at)
-        steps.append(Step(tp, commit.at, until, position=position, missing=missing))
+            steps[-1] = replace(steps[-1], until=at)
+        steps.append(Step(tp, at, until, position=position, missing=missing))
     return steps
 
 

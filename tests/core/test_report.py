@@ -73,6 +73,10 @@ def test_steps_of_a_partition():
     assert partition_steps(P1, commits, until=40.0) == [Step(P1, 10, 40.0, 0)]
     assert partition_steps(P0, commits, until=5.0) == []
     assert (partition_steps(P0, [], until=40.0), find_gaps([])) == ([], [])
+    skips = [(5.0, 7), (15.0, 8), (50.0, 90)]
+    assert partition_steps(P0, commits[:1], until=40.0, skips=skips) == [
+        Step(P0, 10, 15.0, 5), Step(P0, 15.0, 40.0, 8, (Span(5, 8),)),
+    ]  # fmt: skip
 
 
 def test_a_crash_and_its_backfill():
@@ -99,7 +103,25 @@ def test_a_crash_and_its_backfill():
     assert (found.unattributed_seconds, found.is_well, len(found.crashes), found.fences) == (0, False, 1, [])
     assert found.verdict == ("orders-etl missed its SLA for 2 min 20 s of the known 3 min 50 s: kept 39.13 %")
     assert found.summary == "1 crash, 0 fences, at most 1 min 20 s behind, 0 offsets pending at the end"
-    assert len(found.live_commit_times) == len(STORY), "the last one is of both lanes"
+    assert len(found.live_commit_times) == len(STORY), "one of them is of both lanes"
+
+
+def test_an_idle_topic_after_a_crash():
+    """The live lane skipped to the log end and has nothing to write: no commit of the table shows it."""
+    commits = [commit(10, (0, 10)), TableCommit(100.0, {}), commit(190, (10, 30))]
+    steps = {P0: partition_steps(P0, commits, until=240.0, origin=0, skips=[(50.0, 30)])}
+    known = {(P0, 10): 10.0}
+    history = GroupHistory(
+        "orders-etl", 0.0, 240.0, known_since=10.0, steps=steps, commits=commits, timestamps=known,
+        departures=[Departure(20.0, RUN, LeaveReason.CRASHED)],
+    )  # fmt: skip
+    found = Report(history, SLA)
+    [incident] = found.incidents
+    assert incident.fresh_missed == [Interval(30.0, 50.0)]
+    assert incident.complete_missed == [Interval(70.0, 190)]
+    assert (incident.skipped_offsets, incident.caught_up_after_seconds) == (20, 170)
+    assert (found.live_commit_times, incident.resumed_after_seconds) == ([10], None)
+    assert found.points[-50].backfilled_rows == 20
 
 
 def test_a_run_that_crashed_may_still_commit():
