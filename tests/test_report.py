@@ -146,6 +146,7 @@ def test_names_of_users_are_text():
         (("--since", "yesterday"), "wanted a time like"),
         (("--since", "1h", "--until", "2h"), "The time span is empty"),
         (("--since", "2999-01-01"), "The time span is empty"),
+        (("--html", "no/such/folder/report.html"), "The folder of --html"),
         (("--fresh-seconds", "0"), "0.0 is not in the range 0<x"),
         (("--complete-minutes", "nan"), "no finite number"),
     ],

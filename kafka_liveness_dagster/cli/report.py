@@ -136,6 +136,8 @@ def report(
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("The time span is empty. Fix: choose a --since before --until and before now.")
+    if html_file is not None and not html_file.absolute().parent.is_dir():
+        raise click.UsageError(f"The folder of --html {html_file} does not exist. Fix: create it.")
     try:
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:

@@ -81,7 +81,7 @@ def _tiles(report: Report) -> Iterator[str]:
     worst = report.worst_behind
     tiles += [
         ("furthest behind", "unknown" if worst is None else format_duration(worst), False),
-        ("pending now", f"{report.pending_offsets:,} offsets", report.pending_offsets > 0),
+        ("pending at the end", f"{report.pending_offsets:,} offsets", report.pending_offsets > 0),
         ("crashes", f"{len(report.crashes):,}", False),
         ("fences", f"{len(report.fences):,}", False),
         ("backfill runs", f"{len(report.history.backfills):,}", False),

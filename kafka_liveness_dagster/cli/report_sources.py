@@ -183,7 +183,8 @@ class ReportSources:
         unread = {(tp, offset) for tp, offsets in wanted.items() for offset in offsets}
         for _ in range(_ATTEMPTS):
             for tp, offset, at_ms in timestamps_at(self.cluster, self.group_id, measured):
-                unread.discard((tp, offset))
+                if at_ms is None or at_ms >= 0:  # a record without a timestamp has -1
+                    unread.discard((tp, offset))
                 if at_ms is not None and at_ms >= 0:
                     found[tp, offset] = at_ms / 1000
             measured = {

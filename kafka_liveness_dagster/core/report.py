@@ -7,6 +7,7 @@ missing: that time is unknown, and counts neither as kept nor as missed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -224,9 +225,9 @@ class Report:
             for step in self._steps
             if any(self._is_unknown(step.topic_partition, offset) for offset in _offsets(step))
         ]
-        late = (*self.fresh_missed, *self.complete_missed)
+        late = self.missed
         before = Interval(self.history.since, self.known.start)
-        return merge((before, *(part for one in merge(expired) for part in _without(one, merge(late)))))
+        return merge((before, *(part for one in merge(expired) for part in _without(one, late))))
 
     @cached_property
     def fresh_missed(self) -> list[Interval]:
@@ -258,7 +259,7 @@ class Report:
         """Share of the known time within both limits, likewise."""
         return self._share(self.missed) if self.sla.is_set else None
 
-    @property
+    @cached_property
     def missed(self) -> list[Interval]:
         """Times outside of one limit or both."""
         return merge((*self.fresh_missed, *self.complete_missed))
@@ -553,6 +554,7 @@ class _Plots:
     def __init__(self, report: Report) -> None:
         history = report.history
         self._report = report
+        self._starts = {tp: [step.since for step in steps] for tp, steps in history.steps.items()}
         self._since = history.since
         self._width = (history.until - history.since) / BUCKETS
         self._ends = [history.since + self._width * (index + 1) for index in range(BUCKETS)]
@@ -627,12 +629,9 @@ class _Plots:
         return found
 
     def _position(self, tp: TopicPartition, at: float) -> int | None:
-        found = None
-        for step in self._report.history.steps.get(tp, ()):
-            if step.since > at:
-                break
-            found = step.position
-        return found
+        steps = self._report.history.steps.get(tp, ())
+        index = bisect_right(self._starts.get(tp, ()), at)
+        return steps[index - 1].position if index else None
 
     def _rows(self) -> list[tuple[int, int]]:
         found = [(0, 0)] * BUCKETS
