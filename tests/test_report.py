@@ -14,7 +14,7 @@ from kafka_liveness_dagster.cli.report_html import report_as_html
 from kafka_liveness_dagster.cli.report_output import report_as_text
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.freshness import ServiceLevel
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.report import Backfill, Departure, GroupHistory, Report, wanted_positions
 from kafka_liveness_dagster.core.table_history import TableCommit, partition_steps
 
@@ -131,6 +131,18 @@ def test_a_page_of_little(minutes):
     assert "None is recorded in this time span." in words
     assert "SLA over time" not in words
     assert ("11-28 00:00" in words) is (minutes > 60)
+
+
+def test_crash_lag_that_was_caught_up_before_the_history():
+    """Dagster has the skipped range, and no snapshot shows when the table got it."""
+    crashed = Departure(BEGAN + 5, "0badcafe", LeaveReason.CRASHED)
+    history = GroupHistory(
+        "orders-etl", BEGAN, BEGAN + 60, known_since=BEGAN + 10, steps={}, departures=[crashed],
+        skipped={OffsetRange("orders", 0, 30, 100): "0badcafe"},
+    )  # fmt: skip
+    lines = text_of(Report(history, SLA))
+    assert "  live again not yet; skipped 70 offsets" in lines
+    assert "  caught up before the known history; SLA missed for 0 s" in lines
 
 
 def test_names_of_users_are_text():

@@ -139,6 +139,8 @@ def _resumed(one: Incident) -> str:
 def _caught_up(one: Incident) -> str:
     if not one.skipped_offsets:
         return ""
+    if one.caught_up_after_seconds is None and not one.pending_offsets:
+        return "before the known history"
     if one.caught_up_after_seconds is None:
         return f"not yet: {one.pending_offsets:,} offsets pending"
     return f"after {format_duration(one.caught_up_after_seconds)}"

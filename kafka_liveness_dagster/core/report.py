@@ -173,9 +173,11 @@ class Incident:
     Attributes:
         is_earlier: whether it happened before the span; then the next one is unknown.
         resumed_after_seconds: until the next commit of the live lane; None if there was none yet.
-        skipped_offsets: offsets that the live lane passed because of it.
+        skipped_offsets: offsets that the live lane passed because of it, by Dagster's record or else by the
+            table's history.
         pending_offsets: how many of these the table lacks at the end of the span.
-        caught_up_after_seconds: until the table had them all; None while it lacks some.
+        caught_up_after_seconds: until the table had them all; None while it lacks some, and if it had them
+            before the known history.
         fresh_missed, complete_missed: times outside of each limit because of it.
     """
 
@@ -480,6 +482,7 @@ class Report:
         )
         resumed = next((at for at in self.live_commit_times if at > started), None)
         missing = {tp: steps[-1].missing for tp, steps in self.history.steps.items() if steps}
+        reported = sum(ranges.size for ranges, run in self.history.skipped.items() if run == one.run)
         pending = (size(intersection((gap.span,), missing[gap.topic_partition])) for gap in open_gaps)
         return Incident(
             one,
@@ -487,7 +490,7 @@ class Report:
             resumed_after_seconds=None
             if resumed is None or one.at < self.history.since
             else resumed - one.at,
-            skipped_offsets=sum(gap.span.size for gap in gaps),
+            skipped_offsets=reported or sum(gap.span.size for gap in gaps),
             pending_offsets=sum(pending),
             caught_up_after_seconds=max(ends) - one.at if ends and not open_gaps else None,
             fresh_missed=merge(miss.interval for miss in self._fresh_misses if miss.cause == index),

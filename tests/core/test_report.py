@@ -164,6 +164,15 @@ def test_several_departures_in_one_outage():
     # The gap counts for the run that Dagster names; without a name for the last one before it
     assert (first.skipped_offsets, failed.skipped_offsets) == (70, 0)
     assert report(STORY, departures=[CRASHED, second]).incidents[1].skipped_offsets == 70
+    # Its snapshots have expired, and Dagster has the range
+    steps = {P0: partition_steps(P0, STORY[-3:], until=240.0, base=[Span(0, 210)])}
+    facts = {
+        "known_since": 210.0,
+        "departures": [CRASHED],
+        "skipped": {OffsetRange("orders", 0, 30, 100): RUN},
+    }
+    [known] = Report(GroupHistory("orders-etl", 0.0, 240.0, steps=steps, **facts), SLA).incidents
+    assert (known.skipped_offsets, known.pending_offsets, known.caught_up_after_seconds) == (70, 0, None)
     late = report(STORY, departures=[Departure(80.0, RUN, LeaveReason.CRASHED)])
     assert late.incidents[0].fresh_missed == [Interval(50.0, 110)]
 

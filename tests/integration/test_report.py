@@ -146,7 +146,16 @@ class Soak:
         return CliRunner().invoke(main, ["report", self.group, "--since", "1h", *where, *options])
 
 
-def test_the_report_of_three_kills(services, make_topic, produce, table, instance, tmp_path):  # noqa: PLR0917
+def expire_snapshots(spark, table):
+    """Leave the two newest ones."""
+    catalog, _, name = table.partition(".")
+    spark.sql(
+        f"CALL {catalog}.system.expire_snapshots(table => '{name}', retain_last => 2, "
+        "older_than => TIMESTAMP '2999-01-01 00:00:00')"
+    ).collect()
+
+
+def test_the_report_of_three_kills(services, spark, make_topic, produce, table, instance, tmp_path):  # noqa: PLR0917
     """Each crash, what it skipped, when the group was live again and caught up, and what it cost."""
     soak = Soak(services, make_topic(), table, produce, instance)
     for number in range(KILLS):
@@ -187,6 +196,12 @@ def test_the_report_of_three_kills(services, make_topic, produce, table, instanc
     assert sum(one["backfilled_rows"] for one in found["points"]) == (KILLS - 1) * 50
     [note] = found["notes"]
     assert "begins at" in note
+    expire_snapshots(spark, table)
+    rest = json.loads(soak.report("--json").stdout)
+    assert rest["known_since"] > found["known_since"]
+    assert rest["pending_offsets"] == 50, "what the expired snapshots wrote is not missing"
+    assert [one["skipped_offsets"] for one in rest["incidents"]] == [50, 50, 50], "Dagster has them"
+    assert rest["incidents"][-1]["pending_offsets"] == 50
     text = page.read_text(encoding="utf-8")
     assert all(run in text for _, run in soak.killed)
 
