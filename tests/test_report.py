@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.cli.report import declared_sla
 from kafka_liveness_dagster.cli.report_html import report_as_html
 from kafka_liveness_dagster.cli.report_output import report_as_text
 from kafka_liveness_dagster.core.events import LeaveReason
@@ -20,6 +23,7 @@ from kafka_liveness_dagster.core.table_history import TableCommit, partition_ste
 
 AT, BEGAN = TopicPartition("orders", 0), 1_795_800_000.0
 SLA = ServiceLevel(fresh_seconds=20.0, complete_seconds=60.0)
+ROOT = Path(__file__).parents[1]
 VOID = {"meta", "br"}
 
 
@@ -152,12 +156,27 @@ def test_names_of_users_are_text():
     assert "<script>alert(1)</script>" in page.words
 
 
+def test_the_sla_of_a_code_location(tmp_path):
+    """By the group; a location without it, or with an error, is no SLA."""
+    file = tmp_path / "orders.py"
+    text = (ROOT / "docs" / "examples" / "sla.py").read_text(encoding="utf-8")
+    file.write_text(text.replace("orders-etl", "sla-etl").replace("lake.shop.orders", "lake.sla.orders"))
+    assert declared_sla(None, file, "sla-etl") == ServiceLevel(30, 900)
+    with pytest.raises(click.UsageError, match="declares no asset of group other-etl"):
+        declared_sla(None, file, "other-etl")
+    file.write_text("1 / 0")
+    with pytest.raises(click.UsageError, match="could not be loaded"):
+        declared_sla(None, file, "sla-etl")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--since", "yesterday"), "wanted a time like"),
         (("--since", "1h", "--until", "2h"), "The time span is empty"),
         (("--since", "2999-01-01"), "The time span is empty"),
+        (("-m", "orders", "-f", __file__), "-m and -f both name"),
+        (("-m", "no_such_module"), "could not be loaded"),
         (("--html", "no/such/folder/report.html"), "The folder of --html"),
         (("--fresh-seconds", "0"), "0.0 is not in the range 0<x"),
         (("--complete-minutes", "nan"), "no finite number"),

@@ -628,8 +628,8 @@ COMMANDS = {
     "produce": ("TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", *KAFKA),
     "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA),
     "report": (
-        "GROUP", "--since", "--until", "--topic", "--table", "--fresh-seconds", "--complete-minutes", *KAFKA,
-        "--spark", "--html", "--json",
+        "GROUP", "--since", "--until", "--topic", "--table", "--fresh-seconds", "--complete-minutes", "-m",
+        "--module-name", "-f", "--python-file", *KAFKA, "--spark", "--html", "--json",
     ),
     "start": ("GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes"),
     "status": (

@@ -27,7 +27,7 @@ from kafka_liveness_dagster.cli.options import (
     lazy_session,
     spark_option,
 )
-from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError, summary_line
 
 if TYPE_CHECKING:
     from click import Context, Parameter
@@ -83,6 +83,14 @@ _LIMIT = _Limit(min=0, min_open=True, max=_MAX_LIMIT)
 @click.option(
     "--complete-minutes", type=_LIMIT, help="Limit of missing records' age.  [default: the asset's sla]"
 )
+@click.option("-m", "--module-name", "module", help="The code location with the asset's sla.")
+@click.option(
+    "-f",
+    "--python-file",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same, as `dagster dev -f` takes it.",
+)
 @bootstrap_servers_option
 @command_config_option
 @spark_option
@@ -104,6 +112,8 @@ def report(
     table: str | None,
     fresh_seconds: float | None,
     complete_minutes: float | None,
+    module: str | None,
+    file: Path | None,
     bootstrap_servers: str,
     command_config: TextIO | None,
     spark: str,
@@ -136,18 +146,23 @@ def report(
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("The time span is empty. Fix: choose a --since before --until and before now.")
+    if module and file:
+        raise click.UsageError("-m and -f both name the code location. Fix: leave one of them out.")
+    sla = _limits(fresh_seconds, complete_minutes)
+    if sla is None and (module or file):
+        sla = declared_sla(module, file, group)
     if html_file is not None and not html_file.absolute().parent.is_dir():
         raise click.UsageError(f"The folder of --html {html_file} does not exist. Fix: create it.")
     try:
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:
             sources = ReportSources(cluster, session, group, topics=topics, table=table)
-            history, declared = sources.read(since, end)
+            history, stored = sources.read(since, end)
     except InvalidSettingError:
         raise
     except KafkaLivenessError as error:
         raise ConnectionOptionError(str(error)) from error
-    found = Report(history, _sla(declared, fresh_seconds, complete_minutes))
+    found = Report(history, stored if sla is None else sla)
     if html_file is not None:
         from kafka_liveness_dagster.cli.report_html import report_as_html  # noqa: PLC0415
 
@@ -164,10 +179,31 @@ def report(
     context.exit(0 if found.is_well else 1)
 
 
-def _sla(declared: ServiceLevel, fresh_seconds: float | None, complete_minutes: float | None) -> ServiceLevel:
-    """Return the limits of the options; those of the asset if there is no option."""
+def _limits(fresh_seconds: float | None, complete_minutes: float | None) -> ServiceLevel | None:
     from kafka_liveness_dagster.core.freshness import ServiceLevel  # noqa: PLC0415  `--help` must not wait for it
 
     if fresh_seconds is None and complete_minutes is None:
-        return declared
+        return None
     return ServiceLevel(fresh_seconds, None if complete_minutes is None else 60 * complete_minutes)
+
+
+def declared_sla(module: str | None, file: Path | None, group_id: str) -> ServiceLevel:
+    """Return the limits that a code location declares for a group.
+
+    Raises:
+        click.UsageError: the code location cannot be loaded, or declares no asset with the group.
+    """
+    from kafka_liveness_dagster.assets.owners import settings_of_group  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.doctor.dagster_facts import load_definitions  # noqa: PLC0415
+
+    try:
+        definitions = load_definitions(module, file)
+    except Exception as error:
+        raise click.UsageError(f"The code location could not be loaded ({summary_line(error)}).") from error
+    settings = settings_of_group(group_id)
+    del definitions  # not earlier: it keeps the assets
+    if settings is None:
+        raise click.UsageError(
+            f"The code location declares no asset of group {group_id}. Fix: name the file or module with it."
+        )
+    return settings.sla.service_level
