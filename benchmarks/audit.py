@@ -198,9 +198,9 @@ def _table(certified: Seconds, read: Seconds) -> Table:
         table.add(size, certified.spread(size), read.spread(size))
     slowest = max(certified[f"{COMMITTED:,}"])
     table.note(
-        "audit: the whole command, Python's start and the Spark session among it. Median, shortest, longest"
+        "audit: the whole command, with Python's start and the Spark session. Median (shortest-longest)"
     )
-    table.note("ledger: the first look of a run, `TableLedger.accounts`, over an open session")
+    table.note("ledger: the first read of a run, `TableLedger.read`, over an open session")
     table.note(
         f"verdict: {COMMITTED:,} snapshots of {PARTITIONS} partitions certified in at most {slowest:.1f} s, "
         f"{'below' if slowest < GOAL_SECONDS else 'NOT below'} the goal of {GOAL_SECONDS:g} s"

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 TITLE = "From SIGKILL to fresh data"
 PARTITIONS = 8
-LIVE, STREAM = "live lane, through Dagster", "Structured Streaming, started again at once"
-FLINK = "Flink, started again at once"
+LIVE, STREAM = "live lane, through Dagster", "Structured Streaming, restarted at once"
+FLINK = "Flink, restarted at once"
 FRESH = "a fresh record is in the table"
 _PATIENCE = 120.0
 _CHECKPOINT_MS = 1_000
@@ -68,7 +68,7 @@ _SETTINGS = (
 )
 _EVENTS = {
     dg.DagsterEventType.RUN_STARTING: "taken from the queue",
-    dg.DagsterEventType.RUN_START: "the next run's process is at work",
+    dg.DagsterEventType.RUN_START: "the next run's process works",
 }
 _LINES = {"poll interval ": "joins the group"}
 Moments = dict[str, float]
@@ -129,7 +129,7 @@ def _live(services: Lake) -> Moments:
         os.kill(worker.pid, signal.SIGKILL)
         fresh = _await_fresh(services, topic, table, killed_at)
         after = daemon.await_("next run", partial(at_work, but=first.dagster_run.run_id))
-        found = {"the sensor asks for the next run": after.create_timestamp.timestamp() - killed_at}
+        found = {"the sensor requests the next run": after.create_timestamp.timestamp() - killed_at}
         for entry in daemon.instance.all_logs(after.dagster_run.run_id):
             text = entry.user_message or entry.message
             if entry.dagster_event is not None:
@@ -234,7 +234,7 @@ def _told(found: dict[str, list[Moments]]) -> Table:
         table.note(f"the live lane {ratios} times as fast as {peer}, in the same repetition")
     table.note(
         "with `sensors: {use_threads: true}`, so a tick watches the run's process, and "
-        "`dequeue_interval_seconds: 1`; without them the sensor looks every 5 s, and so does the queue"
+        "`dequeue_interval_seconds: 1`. Without them the sensor and the queue check every 5 s"
     )
     return table
 

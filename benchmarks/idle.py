@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from benchmarks.idle_ways import Resting
     from benchmarks.lake import Lake
 
-TITLE = "At rest"
-NOBODY, LIVE, SESSION = "nobody", "a live run, kept alive", "an open Spark Connect session"
+TITLE = "Idle"
+NOBODY, LIVE, SESSION = "Kafka and Spark alone", "a live run, kept alive", "an open Spark Connect session"
 POLLING, STREAM = "confluent-kafka, polls once a second", "Structured Streaming, a trigger of 1 s"
 EMPTY, SENSOR = "Dagster's daemon, an empty sensor", "Dagster's daemon, the group's sensor"
 _HOUR = 3_600.0
@@ -102,7 +102,7 @@ def main(minutes: float, repetitions: int, only: Sequence[str], write: Path | No
             for name, way in ways.items()
             if not only or name == NOBODY or any(part in name for part in only)
         }
-        found = interleaved(console, "at rest", measured, repetitions, [NOBODY])
+        found = interleaved(console, "idle", measured, repetitions, [NOBODY])
     tables = [_costs(found, minutes), _kinds(found)]
     for table in tables:
         show(console, table)
@@ -145,9 +145,10 @@ def _cpu(every: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
 
 
 def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
-    columns = ("at rest", "CPU s/h, its own", "CPU s/h, in Spark", "CPU s/h, in Kafka", "requests/h")
+    columns = ("idle program", "CPU s/h, its own", "CPU s/h, in Spark", "CPU s/h, in Kafka", "requests/h")
     table = Table(
-        f"an hour at rest, from {minutes:g} min each, {PARTITIONS} partitions: median (spread)", columns
+        f"an idle hour, extrapolated from {minutes:g} min each, {PARTITIONS} partitions: median (spread)",
+        columns,
     )
     for name, costs in found.items():
         _add(table, name, costs if name == NOBODY else _beyond(costs, found[NOBODY]))
@@ -161,12 +162,10 @@ def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
         ticks = statistics.median(one.ticks for one in more)
         per_tick = statistics.median(sum(one.requests.values()) / one.ticks for one in more)
         table.note(f"the group's sensor: {ticks:.0f} ticks an hour, {per_tick:.1f} requests each; {parts}")
+    table.note("Spark, Kafka and requests: the difference to Kafka and Spark alone, in the same repetition")
     table.note(
-        "Spark's, Kafka's and requests beyond what they were with nobody there, in the same repetition"
-    )
-    table.note(
-        "a live run ends when nothing came for `idle_seconds` (10 s): by default a group at rest has the "
-        "sensor alone; its run is what `idle_seconds` buys who wants none to start first"
+        "a live run ends after `idle_seconds` (10 s) without records, so by default an idle group has only "
+        "its sensor. A larger `idle_seconds` keeps a run alive, so that new records do not wait for its start"
     )
     if LIVE in found and POLLING in found:
         ours, peer = ([one.own() for one in found[way]] for way in (LIVE, POLLING))
@@ -175,8 +174,8 @@ def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
             for way in (LIVE, POLLING)
         ]
         table.note(
-            f"the live run by the consumer that polls, in the same repetition: {ratio(ours, peer):.1f} of "
-            f"its CPU seconds, {ratio(*asked):.1f} of its requests"
+            "the live run relative to the consumer that polls, in the same repetition: "
+            f"{ratio(ours, peer):.1f} of its CPU seconds, {ratio(*asked):.1f} of its requests"
         )
     return table
 
@@ -196,7 +195,7 @@ def _add(table: Table, name: str, costs: Sequence[Cost]) -> None:
 
 def _kinds(found: dict[str, list[Cost]]) -> Table:
     """What is asked, of each kind that is asked ten times an hour."""
-    table = Table("requests an hour, by kind: medians", ("at rest", "requests"))
+    table = Table("requests an hour, by kind: medians", ("idle program", "requests"))
     for name, costs in found.items():
         net = costs if name == NOBODY else _beyond(costs, found[NOBODY])
         kinds = sorted({kind for one in net for kind in one.requests})

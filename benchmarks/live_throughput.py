@@ -206,8 +206,8 @@ def _told(
         "seconds: median (spread)",
         "commits",
         "records/s",
-        "of the bound",
-        "of Structured Streaming",
+        "speed relative to the bound",
+        "speed relative to Structured Streaming",
     )
     table = Table(f"{records:,} records, {PARTITIONS} partitions, into Iceberg", columns)
     for name in found:
@@ -224,22 +224,21 @@ def _told(
             faster,
         )
         table.add(name, *cells)
-    table.note("ratios of speeds within each repetition, above 1 is faster; every table was exact")
+    table.note("ratios compare speeds within a repetition; above 1 is faster. Every table was exact")
     table.note(
-        "the live lane runs as Dagster's job in one process; its clock goes from making the consumer to "
-        "the last commit of offsets. That of Structured Streaming goes from the start of the query to its "
-        "end"
+        "the live lane runs as Dagster's job in one process, timed from the creation of the consumer to "
+        "the last commit of offsets. Structured Streaming is timed from the start to the end of the query"
     )
     if any(flinked(batch) in found for batch in batches):
         table.note(
             f"Flink {FLINK_VERSION} is a cluster in one process, with two task slots and Iceberg's "
-            "IcebergSink; its clock goes from the submission of the job to its end. It commits by time, "
+            "IcebergSink, timed from the submission of the job to its end. It commits by time, "
             "so its commits are the checkpoints with records"
         )
     if any(connected(batch) in found for batch in batches):
         table.note(
             f"Kafka Connect {CONNECT_VERSION} is a standalone worker, with {TASKS} tasks of Iceberg's sink "
-            f"{SINK_VERSION}; its clock goes from the creation of the connector to the last commit"
+            f"{SINK_VERSION}, timed from the creation of the connector to the last commit"
         )
     for batch in batches:
         best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)

@@ -56,7 +56,7 @@ class Kafka(kl.KafkaLivenessResource):
     def consumer(self, **settings: Any) -> LivenessConsumer:
         """As the package's."""
         tell_of_the_process()
-        with told("consumer asked for", "consumer made"):
+        with told("consumer requested", "consumer created"):
             return super().consumer(**settings)
 
 
@@ -65,7 +65,7 @@ class Spark(kl.SparkConnectResource):
 
     def session(self) -> SparkSession:
         """As the package's."""
-        with told("Spark session asked for", "Spark session open"):
+        with told("Spark session requested", "Spark session open"):
             return super().session()
 
 
@@ -86,7 +86,7 @@ def orders(batch: DataFrame) -> DataFrame:
 def op_that_does_nothing() -> None:
     """The least a run can do."""
     tell_of_the_process()
-    tell("done nothing")
+    tell("op ended")
 
 
 @dg.job(executor_def=dg.in_process_executor)

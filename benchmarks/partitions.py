@@ -46,18 +46,18 @@ _PAGE = """query Page($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
   partitionKeysByDimension { name partitionKeys }
   assetPartitionStatuses { ... on DefaultPartitionStatuses {
     materializedPartitions failedPartitions } } } } }"""
-_ROWS = {  # in words, and how its numbers are written; what cannot but grow with the partitions has a *
-    "live run, 200,000 that wait: seconds": ".1f",
-    "of Structured Streaming's time": ".2f",
+_ROWS = {  # in words, and how its numbers are written; a row that must grow with the partitions has a *
+    "live run, backlog of 200,000: seconds": ".1f",
+    "the same: time relative to Structured Streaming": ".2f",
     "the same: files a batch of 50,000": ".0f",
     "live run, 5 records a partition: seconds": ".1f",
     "the same: files *": ".0f",
-    "jump over all: seconds to the first commit": ".1f",
+    "skip ahead over all: seconds to the first commit": ".1f",
     "the same: events of the run": ".0f",
-    "sensor's look that adds the partitions: seconds *": ".2f",
-    "sensor's look after it: seconds": ".2f",
+    "sensor tick that adds the partitions: seconds *": ".2f",
+    "next sensor tick: seconds": ".2f",
     "the page of crash lag partitions: seconds": ".2f",
-    "backfill of a hundred, one run: seconds": ".1f",
+    "backfill of 100 partitions, one run: seconds": ".1f",
     "the same: events": ".0f",
     "backfill of all others, one run: seconds *": ".1f",
     "the same: of which Spark and Kafka *": ".1f",
@@ -202,7 +202,7 @@ def _megabytes(process: psutil.Process) -> float:
 
 def _told(found: dict[int, list[dict[str, float]]]) -> Table:
     sizes = sorted(found)
-    columns = ("", *(f"{size:,}" for size in sizes), "grows")
+    columns = ("", *(f"{size:,}" for size in sizes), "growth")
     table = Table(f"{_BACKLOG:,} records in all, by the topic's partitions", columns)
     too_fast = []
     for name, form in _ROWS.items():
@@ -219,12 +219,12 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
             f"{growth:.1f} times",
         )
     table.note(
-        f"medians of {len(found[sizes[0]])}; seconds of runs go from their consumer to their last commit, "
-        "of backfills they are the run's"
+        f"medians of {len(found[sizes[0]])}. Live runs are timed from their consumer to their last commit, "
+        "backfills from the start to the end of the run"
     )
     table.note("every table was exact")
     table.note(
-        f"grows faster than the partitions: {', '.join(too_fast) or 'nothing'}; * cannot but grow with them"
+        f"rows that grow faster than the partitions: {', '.join(too_fast) or 'none'}. A row with * must grow"
     )
     return table
 

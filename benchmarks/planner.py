@@ -42,7 +42,7 @@ _TOPICS = 10
 _MOST_LAG = 2_000
 _SHARE = 500  # offsets a partition in a batch: about half of all partitions have more
 _COMMITTED = 200
-BOUND, JSON = "bound: sort, build tuples", "bound: json, both ways"
+BOUND, JSON = "bound: sort, build tuples", "bound: json, encode and decode"
 
 
 class Scene(NamedTuple):
@@ -106,8 +106,10 @@ def _ways(scene: Scene) -> dict[str, Callable[[], object]]:
         "plan, fair": lambda: plan_ranges(pending, bound, scene.last),
         "plan, greedy": lambda: plan_ranges(pending, bound, scene.last, greedy=True),
         BOUND: lambda: tuple((*tp, *spans[0]) for tp, spans in sorted(pending.items())),
-        "live commit log, both ways": lambda: [LiveCommitMetadata.decode(mark.encode()) for mark in marks],
-        "catch-up commit log, both ways": lambda: [
+        "live commit log, encode and decode": lambda: [
+            LiveCommitMetadata.decode(mark.encode()) for mark in marks
+        ],
+        "catch-up commit log, encode and decode": lambda: [
             CatchUpCommitMetadata.decode(log.watermark, log.encode()) for log in logs
         ],
         JSON: lambda: [
@@ -142,12 +144,12 @@ def _times(seconds: dict[int, dict[str, list[float]]]) -> Table:
     """All of the largest size, beside their bounds."""
     most = max(seconds)
     found = seconds[most]
-    table = Table(f"{most:,} partitions", ("", "median", "quartiles", "times its bound"))
+    table = Table(f"{most:,} partitions", ("", "median", "quartiles", "time relative to its bound"))
     peers = {
         "plan, fair": BOUND,
         "plan, greedy": BOUND,
-        "live commit log, both ways": JSON,
-        "catch-up commit log, both ways": JSON,
+        "live commit log, encode and decode": JSON,
+        "catch-up commit log, encode and decode": JSON,
     }
     for name, runs in found.items():
         median, quarters = spread([1000 * one for one in runs], ",.0f")
@@ -175,8 +177,8 @@ def _growth(seconds: dict[int, dict[str, list[float]]], peaks: dict[int, dict[st
         cells = (f"{cost:.2f} ({peaks[size][name] / size:,.0f})" for size, cost in each.items())
         table.add(name, *cells, f"{grown[name]:.1f}")
     table.note(
-        f"growth: from {thousand:,} to {max(seconds):,} partitions. The bound's own is {grown[BOUND]:.1f}: "
-        "what is in random order leaves the processor's caches"
+        f"growth: from {thousand:,} to {max(seconds):,} partitions. The bound itself grows "
+        f"{grown[BOUND]:.1f} times, because data in random order leaves the processor's caches"
     )
     linear = max(grown[name] for name in grown if name.startswith("plan")) <= grown[BOUND]
     table.note(f"verdict: the planner grows {'no faster' if linear else 'FASTER'} than its bound")

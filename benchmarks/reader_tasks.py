@@ -69,7 +69,7 @@ def main(sizes: Sequence[int], repetitions: int, write: Path | None) -> None:
             cells += spread([1_000 * seconds / _TASKS for seconds in found[name.format(size)]], ".1f")
         table.add(f"{size:,}", *cells)
     table.note(
-        f"medians of {repetitions} and quartiles; seconds of the whole query by its tasks, several at a time"
+        f"medians of {repetitions} and quartiles: time of the whole query / its tasks; several run at a time"
     )
     show(console, table)
     if write is not None:

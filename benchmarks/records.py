@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PARTITIONS = 8
 NUM_MESSAGES = 10_000
 GOAL = 0.9
-PLAIN, TUNED = "A: consume()", "B: consume(), our fetch settings"
+PLAIN, TUNED = "A: consume()", "B: consume(), the package's fetch settings"
 
 
 class Run(NamedTuple):
@@ -153,7 +153,15 @@ def _check(size: int, expected: int) -> None:
 
 
 def _table(runs: dict[str, list[Run]], records: int, told: list[peer_loads.Load]) -> Table:
-    columns = ("", "records/s", "quartiles", "of A", "of B", "CPU µs a record", "plan, commit a batch")
+    columns = (
+        "",
+        "records/s",
+        "quartiles",
+        "speed relative to A",
+        "speed relative to B",
+        "CPU µs a record",
+        "plan and commit of a batch",
+    )
     table = Table(f"{records:,} records, {PARTITIONS} partitions", columns)
     wall = {name: [run.wall for run in of_name] for name, of_name in runs.items()}
     reached: dict[str, float] = {}
@@ -169,16 +177,18 @@ def _table(runs: dict[str, list[Run]], records: int, told: list[peer_loads.Load]
         table.add(f"dagster-kafka {peer_loads.VERSION}", rate, quarters, "", "", "", "")
         given, seconds = ", ".join(str(load.records) for load in told), sum(load.seconds for load in told)
         table.note(
-            f"dagster-kafka: {len(told)} loads gave {given} messages in {seconds:.1f} s, with "
-            "max_messages=1,000,000: a load sleeps 2 s and looks at 20 messages at most, so this is no "
-            "rate of its client. It parses JSON too; it was measured after the others, not between them"
+            f"dagster-kafka: {len(told)} loads returned {given} messages in {seconds:.1f} s, with "
+            "max_messages=1,000,000. A load sleeps 2 s and reads at most 20 messages, so this is not the "
+            "rate of its client. It parses JSON too. It was measured after the others, not between them"
         )
     else:
         table.note("dagster-kafka was left out")
     ours = [name for name in runs if name.startswith("records()")]
     missed = [f"{name}: {reached[name]:.2f}" for name in ours if reached[name] < GOAL]
-    table.note(f"{len(wall[PLAIN])} repetitions, interleaved; ratios are medians of each repetition's own")
-    verdict = f"NOT reached by {', '.join(missed)}" if missed else "reached at every size of batch"
+    table.note(
+        f"{len(wall[PLAIN])} repetitions, interleaved; a ratio is the median of the repetitions' ratios"
+    )
+    verdict = f"NOT reached by {', '.join(missed)}" if missed else "reached at every batch size"
     table.note(f"verdict: {GOAL} of {PLAIN} is {verdict}")
     return table
 

@@ -62,7 +62,11 @@ def show(console: Console, table: Table) -> None:
 
 def keep(file: Path, title: str, command: str, tables: Sequence[Table]) -> None:
     """Write the tables into a section of the file; the sections of other benchmarks stay."""
-    old = file.read_text() if file.exists() else "# Results\n\nWritten by the benchmarks themselves.\n"
+    old = (
+        file.read_text()
+        if file.exists()
+        else "# Results\n\nThe benchmarks write this page; `make bench` runs all except the soak.\n"
+    )
     section = f"## {title}\n\n`{command}`, {_where()}\n\n" + "\n".join(table.markdown for table in tables)
     others = re.sub(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", "", old, flags=re.DOTALL | re.MULTILINE)
     file.write_text(f"{others.rstrip()}\n\n{section}")

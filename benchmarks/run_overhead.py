@@ -37,7 +37,7 @@ _EVENTS = {
     dg.DagsterEventType.RUN_START: "run started",
     dg.DagsterEventType.STEP_START: "step started",
 }
-_LINES = {"poll interval ": "joins the group", "committed ": "offsets committed"}
+_LINES = {"poll interval ": "joins the group", "Committed ": "offsets committed"}
 Moments = dict[str, float]
 
 
@@ -72,10 +72,11 @@ def main(repetitions: int, write: Path | None) -> None:
     seconds = {job: [max(told.values()) - told[LAUNCHED] for told in found[job]] for job in found}
     ratios = Seconds(seconds).ratios(LIVE, NOTHING)
     tables[0].note(
-        f"from the launch on {ratios} times as long as the op that does nothing, in the same repetition"
+        f"from the launch on, {ratios} times as long as the op that does nothing, in the same repetition"
     )
     tables[0].note(
-        "before it the run waits for the daemon to look: 5 s at most, `dequeue_interval_seconds` changes that"
+        "before the launch the run waits for the daemon's next check, at most 5 s "
+        "(`dequeue_interval_seconds`)"
     )
     for table in tables:
         show(console, table)
@@ -119,7 +120,7 @@ class Runs:
             else:
                 names = (name for start, name in _LINES.items() if text.startswith(start))
                 found.update({name: entry.timestamp - created for name in names if name not in found})
-        if _LINES["committed "] in found:
+        if _LINES["Committed "] in found:
             last = self._services.session.sql(
                 f"SELECT unix_millis(max(committed_at)) AS at FROM {one_run.TABLE}.snapshots"
             ).first()
@@ -130,8 +131,8 @@ class Runs:
 
 def _parts(job: str, runs: list[Moments]) -> Table:
     """Each moment in the order of their medians, with what passed since the one before it."""
-    title = f"a run of {job}, {len(runs)} times: median (spread)"
-    table = Table(title, ("moment", "seconds since the RunRequest", "since the moment before"))
+    title = f"a run of job {job}, {len(runs)} times: median (spread)"
+    table = Table(title, ("moment", "seconds since the RunRequest", "since the row above"))
     names = [name for name in runs[0] if all(name in run for run in runs)]
     names.sort(key=lambda name: statistics.median(run[name] for run in runs))
     for before, name in zip(["", *names], names, strict=False):

@@ -46,7 +46,7 @@ GROWTH = (10, 100, 1_000, 10_000)
 KEYS = (10, 1_000, 100_000)
 _NEW_TICK = "=== the next tick"
 _SENT = re.compile(r"Sent (\w+?)Request ")
-_TICK, _LOOK, _TOOL, _JAVA = "a tick", "the look", "kafka-consumer-groups", "Java's start"
+_TICK, _LOOK, _TOOL, _JAVA = "a tick", "the read", "kafka-consumer-groups", "Java's start"
 
 
 @click.command()
@@ -122,10 +122,10 @@ def _times(
             "groups x partitions",
             _TICK,
             "quartiles",
-            "of that, the look",
+            "of that, the read",
             _TOOL,
-            "less Java's start",
-            "tick / that",
+            "the tool without Java's start",
+            "tick / tool without start",
         ),
     )
     slower = []
@@ -150,13 +150,13 @@ def _times(
     table.note(f"threads {threads} -> {process.num_threads()}; a tick may take {TICK_LIMIT_SECONDS} s")
     if peer:
         table.note(
-            f"the tool: a new Java process for each run ({start:.2f} s for --version alone), asked for both "
-            "logs as two groups; no owed ranges, no runs of Dagster, no events. A tick asks Dagster's "
-            "SQLite five times too"
+            f"the tool: a new Java process for each run ({start:.2f} s for --version alone), queried for "
+            "both logs as two groups. It reads no pending ranges, Dagster runs or events. A tick also makes "
+            "five queries to Dagster's SQLite"
         )
         table.note(
-            "Burrow was not measured: its Go module could not be fetched; it is a service, without a look "
-            "to time"
+            "Burrow was not measured: its Go module could not be fetched. It is a service, without a "
+            "single read to time"
         )
         verdict = (
             f"slower than the tool at {', '.join(slower)}" if slower else "faster than the tool everywhere"
@@ -182,7 +182,9 @@ def _requests(servers: str, groups: dict[int, WatchedGroup]) -> Table:
         cold, _, warm = _logged(group.asset.topics[0], servers)
         table.add(f"{partitions:,}", _told(warm), _told(cold))
         counts.add(warm.total())
-    table.note(f"verdict: {'the same number' if len(counts) == 1 else 'NOT the same number'} for any of them")
+    table.note(
+        f"verdict: {'the same number' if len(counts) == 1 else 'NOT the same number'} of requests in each row"
+    )
     return table
 
 
@@ -194,9 +196,9 @@ def _keys(
         "processor time of a tick, by the number of crash lag partitions that are done",
         (
             "partitions done",
-            "nothing owed",
+            "nothing pending",
             "the same, each minute",
-            "something owed",
+            "something pending",
             "the same, each minute",
         ),
     )
@@ -210,7 +212,7 @@ def _keys(
             cells += _cpu_of_ticks(group)
         table.add(f"{keys:,}", *(f"{1000 * seconds:.0f} ms" for seconds in cells))
     table.note(
-        "medians of nine; each minute a tick tells how the group is, and what is owed without a partition"
+        "medians of nine. Each minute a tick also reports the group, and pending ranges without a partition"
     )
     return table
 

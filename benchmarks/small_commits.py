@@ -121,7 +121,7 @@ def main(commits: int, rows: int, into: Path | None) -> None:
     console = Console()
     with lake() as services:
         ways = {
-            f"{name}, {'maintained' if cared else 'left alone'}": Way(layout, cared, services.session)
+            f"{name}, {'maintained' if cared else 'not maintained'}": Way(layout, cared, services.session)
             for name, layout in LAYOUTS.items()
             for cared in (False, True)
         }
@@ -138,8 +138,8 @@ def main(commits: int, rows: int, into: Path | None) -> None:
 
 
 def _told(ways: dict[str, Way], commits: int, rows: int) -> Table:
-    columns = ("table", "data files", "metadata.json", "all metadata", "snapshots", "commit: first 50",
-               "last 50", "query of a day", "query of all", "maintenance")  # fmt: skip
+    columns = ("table", "data files", "metadata.json", "all metadata", "snapshots", "commit, first 50",
+               "commit, last 50", "query of one day", "query of all days", "maintenance")  # fmt: skip
     table = Table(f"{commits:,} commits of {rows * PARTITIONS:,} rows, {PARTITIONS} partitions", columns)
     for name, way in ways.items():
         figures, (newest, every) = TableMaintenance(way.session, way.table).statistics(), way.metadata()
@@ -150,7 +150,7 @@ def _told(ways: dict[str, Way], commits: int, rows: int) -> Table:
             f"{way.upkeep:.0f} s" if way.is_maintained else "",
         )  # fmt: skip
     table.note(
-        f"maintained after each {_TURN} commits, with snapshots of a minute kept; every table was exact"
+        f"maintained: after each {_TURN} commits, keeping the snapshots of a minute. Every table was exact"
     )
     return table
 

@@ -79,13 +79,14 @@ def _live(runs: Runs, topic: str, batch: int, kind: str, table: IcebergTable) ->
 
 def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
     table = Table(
-        f"{records:,} records, {PARTITIONS} partitions, into Iceberg", ("way", "seconds", "of overwrite")
+        f"{records:,} records, {PARTITIONS} partitions, into Iceberg",
+        ("way", "seconds", "speed relative to overwrite"),
     )
     for batch in batches:
         overwrite, append = name(batch, "overwrite"), name(batch, "append")
         table.add(overwrite, found.spread(overwrite), "")
         table.add(append, found.spread(append), found.ratios(overwrite, append))
-    table.note("ratios of speeds within each repetition, above 1 is faster; every table was exact")
+    table.note("ratios compare speeds within a repetition; above 1 is faster. Every table was exact")
     return table
 
 

@@ -110,7 +110,7 @@ def told(samples: Sequence[Sample], soak: Soak, minutes: float, rate: int) -> Ta
     table = Table(
         f"{commits:,.0f} commits in {minutes:g} minutes, {len(soak.live_runs)} live runs, {rate:,} records "
         "a second",
-        ("", "first tenth", "second tenth", "last tenth", "last by second", "growth in an hour"),
+        ("", "first tenth", "second tenth", "last tenth", "last / second tenth", "growth per hour"),
     )
     known = {name for one in samples for name in one}
     grown = []
@@ -132,22 +132,24 @@ def _noted(table: Table, samples: Sequence[Sample], soak: Soak, grown: Sequence[
         max(one.get(f"{name}, longest", 0.0) for one in samples) for name in ("commit latency", "freshness")
     )
     table.note(
-        "medians of samples each 15 s. Commit latency: from the youngest record of a batch to its "
-        f"snapshot, at most {latency:.1f} s; freshness: from its oldest, at most {waited:.1f} s, which is "
-        "from one live run to the next"
+        "medians of samples, one each 15 s. Commit latency: from the youngest record of a batch to its "
+        f"snapshot, at most {latency:.1f} s. Freshness: from its oldest record, at most {waited:.1f} s, "
+        "between two live runs"
     )
     if growth := in_runs(samples, "worker memory"):
         table.note(
-            f"a worker's memory within its life, after a minute: {statistics.median(growth):+.1f} MB an hour"
+            f"memory of one worker, after its first minute: {statistics.median(growth):+.1f} MB an hour"
         )
     table.note(
-        "data and rows grow by what is produced; ended runs are deleted, but for the newest of each job"
+        "data and rows grow with the produced records. Ended runs are deleted, except the newest of each job"
     )
     table.note(f"the table was exact: {soak.feed.produced:,} records")
     for why in soak.failed.values() or ["none"]:
         table.note(f"failed runs: {why}")
-    table.note(f"flat, at most {_FLAT:g} times: " + (f"all but {', '.join(grown)}" if grown else "all"))
-    table.note("![all of it over the minutes](../docs/images/soak.svg)")
+    table.note(
+        f"flat (at most {_FLAT:g} times): " + (f"all rows, except {', '.join(grown)}" if grown else "all")
+    )
+    table.note("![all numbers over the minutes](../docs/images/soak.svg)")
     return table
 
 

@@ -175,7 +175,7 @@ def _fresh_after(services: Lake, table: IcebergTable, began: float, ends: dict[i
 def _told(found: Seconds, backlogs: Sequence[int]) -> Table:
     table = Table(
         f"seconds from the restart to the first fresh record in the table, {PARTITIONS} partitions",
-        ("records that wait", JUMPS, IN_ORDER, STREAM, "Structured Streaming by ours"),
+        ("records of backlog", JUMPS, IN_ORDER, STREAM, f"{STREAM} / {JUMPS}"),
     )
     for backlog in backlogs:
         on, off, peer = (named(way, backlog) for way in (JUMPS, IN_ORDER, STREAM))
@@ -185,9 +185,9 @@ def _told(found: Seconds, backlogs: Sequence[int]) -> Table:
     most, least = max(backlogs), min(backlogs)
     growth = found.median(named(JUMPS, most)) / found.median(named(JUMPS, least))
     ratio = found.ratio(named(STREAM, most), named(JUMPS, most))
-    table.note("medians and spreads; ours and the peer end with the same: Iceberg's commit of a fresh record")
-    table.note("the session of the dead member is over, as it is when Dagster starts the next run")
-    table.note(f"flat: {growth:.2f} times as long with {most / least:.0f} times as many records that wait")
+    table.note("medians and spreads. The package and the peer end with Iceberg's commit of a fresh record")
+    table.note("the dead member's session is over, as when Dagster starts the next run")
+    table.note(f"flat: {growth:.2f} times as long with {most / least:.0f} times the backlog")
     table.note(f"goal: below 1/{GOAL} of Structured Streaming at {most:,}; reached: 1/{ratio:.1f}")
     return table
 

@@ -1,9 +1,10 @@
 """Live, fair and crash-proof Kafka consumption for Dagster assets processed by Spark.
 
-What is public is in ``__all__``; the folders' modules are the package's own, and change without notice. Names
-are loaded when they are first used: importing the package imports neither dagster, pyspark nor
-confluent_kafka, and a machine that only shows the UI needs neither Java nor a broker. It tells pyspark,
-though, that Spark is reached through Spark Connect in this process.
+The public names are in ``__all__``. All other modules are internal, and change without notice.
+
+A name is loaded at its first use. The import of the package imports neither dagster, pyspark nor
+confluent_kafka, so a machine that only shows the UI needs neither Java nor a broker. The import does set an
+environment variable by which pyspark uses Spark Connect in this process.
 """
 
 from __future__ import annotations
@@ -247,8 +248,8 @@ _HOMES = {
     for name in names.split()
 }
 
-# As pyspark's own ``remote(…)`` does, which is not used here; pyspark asks for it where a function of the
-# user's is defined (@udf, @pandas_udf), before any Spark is there
+# As pyspark's own ``remote(…)`` does, which this package does not use. pyspark reads the variable where the
+# user defines a function (@udf, @pandas_udf), before any session exists
 os.environ.setdefault("SPARK_CONNECT_MODE_ENABLED", "1")
 
 
@@ -263,7 +264,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # dg loads every name that is offered here, in each of its commands: those that would load a client are
-    # left out
+    # Each command of dg loads every name of this list, so names that would import a Kafka client are left out
     offered = (name for name in __all__ if not _HOMES[name].startswith("kafka."))
     return sorted((*offered, "__version__", "__doc__", "__name__", "__file__", "__path__"))

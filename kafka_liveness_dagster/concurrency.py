@@ -1,15 +1,15 @@
-"""Run a call in a thread of its own: in a daemon thread, or off the main thread, which handles signals.
+"""Run a call in its own thread: in a daemon thread, or off the main thread, which handles signals.
 
-A process may be unable to start one: a limit of its user or its container (Python says "can't start new
-thread").
+A process may be unable to start a thread, because of a limit of its user or its container. Python then raises
+"can't start new thread".
 
 >>> run_in_daemon_thread(lambda: 6 * 7, "kafka-liveness-doctest").result()
 42
 
-Python handles signals in the main thread, wherever that is, and Dagster's handler raises, for a run that is
-canceled. Where that was inside gRPC (1.85) it left a lock of the channel taken. All later calls waited for
-it: the interrupt of what Spark was at, so that it worked on for nobody, and the end of the session, so that
-the run did not end either.
+Python handles signals in the main thread, between any two of its instructions. Dagster's handler raises to
+cancel a run. An exception inside gRPC (1.85) left a lock of the channel taken, and all later calls waited for
+that lock. The interrupt of the Spark operation waited, so Spark continued to work for a canceled run. The end
+of the session waited, so the run did not end either.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ T = TypeVar("T")
 
 
 def start_daemon_thread(work: Callable[[], object], name: str) -> bool:
-    """Do work in a daemon thread of this name.
+    """Start work in a daemon thread of this name.
 
     Returns:
-        Whether it was started; False where the process cannot start a thread: nothing of it is done.
+        Whether the thread was started. If not, the process cannot start a thread, and no work is done.
     """
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError:  # Python has no class of its own for it
+    except RuntimeError:  # Python has no specific class for this error
         return False
     return True
 
 
 def run_in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """What a call gives or raises, as soon as it does; ``result(timeout)`` waits for it up to a deadline.
+    """Run a call in a daemon thread; return a future with its result or its exception.
 
-    Whoever gives the call up may give the future a result of its own: that of the call is dropped then.
+    ``result(timeout)`` waits for it up to a deadline. A caller that gives the call up may set its own result
+    in the future; the result of the call is then dropped.
 
-    Caller of ``call``: a thread of this name; the caller's own where none can be started.
+    Caller of ``call``: a thread of this name; the current thread if no thread can be started.
     """
     answer: Future[T] = Future()
 
     def run() -> None:
-        with suppress(InvalidStateError):  # it was given up
+        with suppress(InvalidStateError):  # the call was given up
             try:
                 answer.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised where the answer is asked for
+            except BaseException as error:  # noqa: BLE001 - raised where the result is read
                 answer.set_exception(error)
 
     if not start_daemon_thread(run, name):
@@ -62,13 +63,13 @@ def run_in_daemon_thread(call: Callable[[], T], name: str) -> Future[T]:
 
 
 def run_off_main_thread(call: Callable[[], T]) -> T:
-    """What a call gives or raises.
+    """Run a call off the main thread; return its result or raise its exception.
 
-    In the main thread a handler's error is raised while it is waited for, no later.
+    In the main thread, the exception of a signal handler ends the wait at once.
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    answered = threading.Lock()  # an error that is raised while one waits for it leaves it as it is
+    answered = threading.Lock()  # an exception during the wait for a lock leaves the lock intact
     answered.acquire()
     with _deferred_signals():
         answer = run_in_daemon_thread(call, "kafka-liveness-ask")
@@ -79,7 +80,7 @@ def run_off_main_thread(call: Callable[[], T]) -> T:
 
 @contextmanager
 def _deferred_signals() -> Iterator[None]:
-    """Let the handlers of signals run after the block, which is in the main thread."""
+    """Defer the handlers of signals until after the block. The block must be in the main thread."""
     came: list[Callable[[], Any]] = []
 
     def later(theirs: Callable[..., Any]) -> Callable[..., None]:

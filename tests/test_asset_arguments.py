@@ -79,7 +79,7 @@ def test_what_only_the_live_asset_can_have():
     live, crash_lag = specs(asset := make(**arguments))
     assert (live.description, live.automation_condition, live.freshness_policy) == ("Orders.", EAGER, FRESH)
     assert (crash_lag.automation_condition, crash_lag.freshness_policy) == (None, None)
-    assert "jumped over after a crash" in crash_lag.description
+    assert "left pending when it skipped ahead to the log end after a crash" in crash_lag.description
     assert [lane.op.pool for lane in (asset.live, asset.crash_lag)] == ["etl", "orders_crash_lag"]
     assert specs(make())[0].description == "The orders."
 
@@ -116,33 +116,33 @@ def test_a_prefix_tells_namesakes_apart(key_prefix):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"owners": ["x y"]}, "owners of asset orders is ['x y']: Dagster says: "),
-        ({"owners": 5}, "owners of asset orders is 5: Dagster says: "),
-        ({"tags": {"a b!": "1"}}, "tags of asset orders is {'a b!': '1'}: Dagster says: "),
-        ({"key_prefix": 5}, "key_prefix of asset orders is 5: Dagster says: "),
-        ({"key_prefix": "e u"}, "key_prefix of asset orders is 'e u': Dagster says: "),
+        ({"owners": ["x y"]}, "owners of asset orders is ['x y']. Dagster refuses it: "),
+        ({"owners": 5}, "owners of asset orders is 5. Dagster refuses it: "),
+        ({"tags": {"a b!": "1"}}, "tags of asset orders is {'a b!': '1'}. Dagster refuses it: "),
+        ({"key_prefix": 5}, "key_prefix of asset orders is 5. Dagster refuses it: "),
+        ({"key_prefix": "e u"}, "key_prefix of asset orders is 'e u'. Dagster refuses it: "),
         (
             {"automation_condition": "eager"},
-            "automation_condition of asset orders is 'eager': Dagster says: ",
+            "automation_condition of asset orders is 'eager'. Dagster refuses it: ",
         ),
-        ({"freshness_policy": "1h"}, "freshness_policy of asset orders is '1h': Dagster says: "),
-        ({"retry_policy": 3}, "retry_policy of asset orders is 3: Dagster says: "),
-        ({"code_version": 7}, "code_version of asset orders is 7: Dagster says: "),
+        ({"freshness_policy": "1h"}, "freshness_policy of asset orders is '1h'. Dagster refuses it: "),
+        ({"retry_policy": 3}, "retry_policy of asset orders is 3. Dagster refuses it: "),
+        ({"code_version": 7}, "code_version of asset orders is 7. Dagster refuses it: "),
         ({"hooks": [print]}, "hooks of asset orders is "),
-        ({"deps": [5]}, "deps of asset orders is [5]: Dagster says: "),
-        ({"kinds": {"a b"}}, "kinds of asset orders is {'a b'}: Dagster says: "),
-        ({"pool": 5}, "pool of asset orders is 5: Dagster says: "),
-        ({"op_tags": 5}, "op_tags of asset orders is 5: Dagster says: "),
-        ({"metadata": 5}, "metadata of asset orders is 5: Dagster says: "),
-        ({"description": 5}, "description of asset orders is 5: Dagster says: "),
-        ({"run_tags": 5}, "run_tags of asset orders is 5: Dagster says: "),
+        ({"deps": [5]}, "deps of asset orders is [5]. Dagster refuses it: "),
+        ({"kinds": {"a b"}}, "kinds of asset orders is {'a b'}. Dagster refuses it: "),
+        ({"pool": 5}, "pool of asset orders is 5. Dagster refuses it: "),
+        ({"op_tags": 5}, "op_tags of asset orders is 5. Dagster refuses it: "),
+        ({"metadata": 5}, "metadata of asset orders is 5. Dagster refuses it: "),
+        ({"description": 5}, "description of asset orders is 5. Dagster refuses it: "),
+        ({"run_tags": 5}, "run_tags of asset orders is 5. Dagster refuses it: "),
         (
             {"ins": {"customers": "customers"}},
-            "ins of asset orders is {'customers': 'customers'}: Dagster says: ",
+            "ins of asset orders is {'customers': 'customers'}. Dagster refuses it: ",
         ),
         (
             {"ins": {"customers": dg.AssetIn()}},
-            "asset orders: ins has customers, of which the transform same has no ",
+            "asset orders: ins has customers, but transform same has no such parameter. ",
         ),
         ({"owner": ["team:shop"]}, "'owner' is no setting of asset orders: did you mean owners?"),
     ],
@@ -211,11 +211,11 @@ def typed(batch, price: Decimal):
 @pytest.mark.parametrize(
     ("transform", "says"),
     [
-        (nothing, "the transform nothing takes no batch: wanted def nothing(batch)"),
-        (only, "the transform only takes no batch behind its context: wanted def only(context, batch)"),
+        (nothing, "transform nothing takes no batch. Fix: define it as def nothing(batch)"),
+        (only, "transform only takes no batch after its context. Fix: define it as def only(context, batch)"),
         (
             typed,
-            "price of the transform typed is annotated with Decimal, which is not there when the code runs",
+            "price of transform typed is annotated with Decimal, which is unknown at run time. Dagster must ",
         ),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ({"sink": print}, "both of table and sink"),
         (
             {"table": None, "sink": "lake.shop.orders"},
-            "is 'lake.shop.orders': wanted something to call: docs/sinks.md",
+            "is 'lake.shop.orders': wanted a callable; docs/sinks.md",
         ),
         ({"max_poll_records": 0}, "max_poll_records of asset orders is 0: wanted a whole number from 1"),
         ({"max_poll_records": "many"}, "is 'many': wanted a whole number .*, or 'auto'"),
@@ -113,10 +113,7 @@ def test_a_backfill_is_one_run_unless_many_are_chosen():
         ),
         (
             {"table": None, "sink": print, "batching": kl.Batching(on_bad_record="dead_letter")},
-            (
-                "no table beside which dead letters could be kept: leave on_bad_record='dead_letter' of "
-                "batching out"
-            ),
+            "dead letters need a table. Fix: leave on_bad_record='dead_letter' of batching out",
         ),
     ],
 )
@@ -171,7 +168,8 @@ def test_the_decorator_without_brackets_says_what_is_missing():
         return batch
 
     with pytest.raises(
-        InvalidSettingError, match=r"needs brackets .*before it decorates orders: @kafka_asset\(topics"
+        InvalidSettingError,
+        match=r"needs settings in parentheses before it decorates orders\. Fix: @kafka_asset\(topics",
     ):
         kl.kafka_asset(orders)
 
@@ -196,7 +194,7 @@ def test_the_assets_say_where_the_rows_go():
         asset = make(**settings)
         live = asset.live
         dg.Definitions.validate_loadable(dg.Definitions.merge(asset.definitions, RESOURCES))
-        assert f"not in {asset.target}, " in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
+        assert f"not in `{asset.target}`, " in asset.crash_lag.descriptions_by_key[asset.crash_lag.key]
         told[asset.target] = (live.metadata_by_key[live.key], "iceberg" in live.specs_by_key[live.key].kinds)
     here, table = test_the_assets_say_where_the_rows_go.__name__, "lake.shop.orders"
     both = {

@@ -51,9 +51,9 @@ def test_the_first_is_told_at_once_and_the_others_together(clock):
             clock.seconds = 100.0 + second
             lines.log_committed(batch(1, 5 * second), written(5), 0.5)
     assert log == [
-        "committed orders:0:0-5: 5 rows in 0.50 s",
-        "committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
-        "committed 2 batches up to orders:0:60-65: 10 rows in 1.00 s",
+        "Committed orders:0:0-5: 5 rows in 0.50 s",
+        "Committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
+        "Committed 2 batches up to orders:0:60-65: 10 rows in 1.00 s",
     ]
 
 
@@ -64,9 +64,9 @@ def test_what_is_unusual_is_told_at_once(clock):
         lines.log_committed(batch(1), written(5), 0.5)
         lines.log_committed(batch(2, 5), written(10, attempts=2), 0.5, [TopicPartition("orders", 1)])
     assert log[1:] == [
-        "another writer committed rows of the same offsets: written at attempt 2",
+        "Another writer committed rows of the same offsets: written at attempt 2",
         (
-            f"written {batch(2, 5)} and committed but for orders:1, which its new owner writes again: 10 "
+            f"Written {batch(2, 5)}, and committed without orders:1, which its new owner writes again: 10 "
             "rows in 0.50 s"
         ),
     ]

@@ -15,6 +15,7 @@ from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 BEGAN = 1_000.0
 AT = TopicPartition("orders", 3)
+FRESH, LATE = "lag passed, freshness_sla passed", "lag passed, freshness_sla ERROR"
 SLA = ServiceLevel(fresh_seconds=30.0, complete_seconds=900.0)
 
 
@@ -126,14 +127,14 @@ def test_a_tick_without_a_request_notices_that_the_freshness_changed(kafka):
     """An unread record becomes too old between two evaluations; a batch is committed."""
     checks = group_checks(sla=SLA)
     behind = observed(70)
-    assert not checks.has_freshness_changed(behind, "..", BEGAN), "its age is unknown yet"
+    assert not checks.has_freshness_changed(behind, FRESH, BEGAN), "its age is unknown yet"
     checks.read_timestamps(None, behind)
-    assert not checks.has_freshness_changed(behind, "..", BEGAN - 20)
-    assert checks.has_freshness_changed(behind, "..", BEGAN)
-    assert not checks.has_freshness_changed(behind, ".E", BEGAN)
-    assert checks.has_freshness_changed(observed(120), ".E", BEGAN)
+    assert not checks.has_freshness_changed(behind, FRESH, BEGAN - 20)
+    assert checks.has_freshness_changed(behind, FRESH, BEGAN)
+    assert not checks.has_freshness_changed(behind, LATE, BEGAN)
+    assert checks.has_freshness_changed(observed(120), LATE, BEGAN)
     assert not checks.has_freshness_changed(observed(120), "", BEGAN), "nothing is stored yet"
-    assert not group_checks().has_freshness_changed(behind, ".E", BEGAN)
+    assert not group_checks().has_freshness_changed(behind, LATE, BEGAN)
     assert len(kafka) == 1
 
 
@@ -152,13 +153,13 @@ def test_a_freshness_that_no_broker_confirms_is_not_green():
         assert stored() == [], "it was never green"
         [*_, fresh] = checks.evaluate(observed(120), instance, [], BEGAN)
         instance.report_runless_asset_event(fresh)
-        assert not checks.is_freshness_outdated(instance, "..")
+        assert not checks.is_freshness_outdated(instance, FRESH)
         for _ in range(2):
             checks.report_unknown_freshness(instance, error)
         unknown, _ = stored()
         assert (unknown.passed, unknown.severity) == (False, dg.AssetCheckSeverity.WARN)
         assert unknown.description == "unknown: no broker responded within 5 s"
-        assert checks.is_freshness_outdated(instance, "..")
-        assert not group_checks().is_freshness_outdated(instance, "..")
+        assert checks.is_freshness_outdated(instance, FRESH)
+        assert not group_checks().is_freshness_outdated(instance, FRESH)
         group_checks().report_unknown_freshness(instance, error)
         assert len(stored()) == 2

@@ -331,9 +331,9 @@ def test_sql_describes_its_asset(project):
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
-        ({"sql": None}, r"attributes at .*orders/defs\.yaml:\d+`\n.*found neither"),
-        ({"transform": ".rows:rows"}, "found both"),
-        ({"sql": "SELECT * FROM orders"}, "reads nothing of the batch"),
+        ({"sql": None}, r"attributes at .*orders/defs\.yaml:\d+`\n.*both missing"),
+        ({"transform": ".rows:rows"}, "both set"),
+        ({"sql": "SELECT * FROM orders"}, "does not read the batch"),
         ({"sql": None, "transform": "rows"}, "names no function"),
         ({"sql": None, "transform": ".rows:rows"}, r"defs\.orders\.rows, but there is no such module"),
         ({"sql": None, "transform": "json:nope"}, "'nope' of json, which has no such function"),
@@ -376,7 +376,7 @@ def test_sql_describes_its_asset(project):
         ({"sensor": {"on_event": "page"}}, "'on_event' is no setting of Sensor"),
         ({"batching": 7}, r"attributes.batching.* at .*orders/defs\.yaml:\d+"),
         ({"crash_lag": "{{ 'soon' }}"}, r"crash_lag of .* is 'soon': wanted kl\.CrashLag"),
-        ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a topic of Kafka's"),
+        ({"topics": ["orders", "5", 5]}, r"topics\[2\] of .* is 5: wanted a Kafka topic"),
         (
             {"enable_parallel_rebalance": "no"},
             "enable_parallel_rebalance of .* is 'no': wanted True or False",

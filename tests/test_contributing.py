@@ -34,7 +34,8 @@ def is_command(span):
 
 def shown(text):
     """Return the commands of a page: each line of a fence, and each command in code font, in their order."""
-    lines = [line.strip() for fence in FENCE.findall(text) for line in fence.splitlines() if line.strip()]
+    fences = [re.sub(r"\\\n +", "", fence) for fence in FENCE.findall(text)]  # a backslash continues a line
+    lines = [line.strip() for fence in fences for line in fence.splitlines() if line.strip()]
     spans = [span for span in IN_LINE.findall(FENCE.sub("", text)) if is_command(span)]
     return list(dict.fromkeys([*lines, *spans]))
 
@@ -175,8 +176,8 @@ def test_a_command_works(command, outcomes):
 def test_commands_are_found_in_fences_and_in_code_font():
     """The search itself: a name, a path and a pattern are no commands."""
     text = (
-        "```\nmake fast\nA=1 python -m x\n```\n`make help`, `tests/core`, `*.md`, `.venv/bin/tool`, `make "
-        "help`\n"
+        "```\nmake fast\nA=1 python \\\n  -m x\n```\n"
+        "`make help`, `tests/core`, `*.md`, `.venv/bin/tool`, `make help`\n"
     )
     assert shown(text) == ["make fast", "A=1 python -m x", "make help", ".venv/bin/tool"]
     assert len(COMMANDS) > 10

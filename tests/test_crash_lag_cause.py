@@ -61,6 +61,7 @@ def test_a_live_run_knows_whom_it_replaces(instance):
         "etl",
         ["orders:3:70-120"],
         look(instance, FINDER, (Span(70, 120),)),
+        event_times={},
     )
     assert found.partition == "orders:3:70-120"
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
@@ -90,7 +91,7 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
         crash_lag=kl.CrashLag(max_age_seconds=60),
         name="orders",
     )(lambda batch: batch)
-    (event,) = crash_lag_observations(instance, asset.crash_lag.key, "etl", keys, owing(*both))
+    (event,) = crash_lag_observations(instance, asset.crash_lag.key, "etl", keys, owing(*both), {})
     instance.report_runless_asset_event(event)
     for left in (both, both[1:], both[:1]):
         waiting = [f"{at}:70-120" for at in left]
@@ -128,6 +129,6 @@ def test_a_run_that_was_out_of_its_group_is_the_cause_itself(instance, started_b
     before = look(instance, FINDER, (Span(70, 120),))
     instance.add_run_tags(FINDER, {".dagster/kafka_liveness.fence_reason": "brokers-unavailable back"})
     asset = dg.AssetKey("orders_crash_lag")
-    (found,) = crash_lag_observations(instance, asset, "etl", ["orders:3:70-120"], before)
+    (found,) = crash_lag_observations(instance, asset, "etl", ["orders:3:70-120"], before, {})
     assert found.metadata["cause"].value == cause
     assert f"({cause})" in found.description

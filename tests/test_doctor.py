@@ -46,7 +46,7 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
     )
     found = examined(tmp_path)
     assert not_well(found) == {("dagster", "storage"), ("dagster", "daemon"), ("location", "period")}
-    assert "no daemon has ever worked" in found["dagster", "daemon"].message
+    assert "no daemon has ever run" in found["dagster", "daemon"].message
     assert found["location", "period"].message == "never ticked: orders_sensor"
     assert found["location", "sensors"].message == "on: orders_sensor"
     assert [file.name for file in tmp_path.iterdir()] == ["dagster.yaml"]
@@ -55,7 +55,7 @@ def test_a_location_on_an_instance_as_the_page_has_it(tmp_path):
 def test_spark_as_the_page_has_it():
     """Every setting that the rules ask for is on the page, with a value that is well."""
     [conf] = re.findall(r"^```\n(spark\.sql\.extensions.*?)^```", SPARK_PAGE, re.DOTALL | re.MULTILINE)
-    told = dict(line.split(maxsplit=1) for line in conf.splitlines())
+    told = dict(line.split(maxsplit=1) for line in conf.replace("\\\n", "").splitlines())
     rules = [rule for rule in SERVER if set(rule.required_facts) <= set(SETTINGS)]
     [(name, lake)] = find_catalogs(told).items()
     found = [*run_rules("spark", rules, told), *run_rules(f"catalog {name}", CATALOG, lake)]
@@ -119,7 +119,7 @@ def test_a_sensor_that_somebody_switched_off(tmp_path):
             "sensors",
             "no group sensor",
         ),
-        ("x = 1", "definitions", "it has no dg.Definitions"),
+        ("x = 1", "definitions", "the code location has no dg.Definitions"),
         ("1 / 0", "definitions", "ZeroDivisionError"),
     ],
 )

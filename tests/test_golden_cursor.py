@@ -38,6 +38,20 @@ CURSOR = (
     '"absent_runs":{"0000dead":[1794999500,1794999600,7,true]},"forgotten_ranges":["orders:3:70-80"],'
     '"last_tick_at":1795000000.0}'
 )
+TIMES = {
+    "1794999970.5": "2026-11-18T11:06:10.500Z",
+    "1794000000": "2026-11-06T21:20:00Z",
+    "1794999980.25": "2026-11-18T11:06:20.250Z",
+    "1794999600.0": "2026-11-18T11:00:00Z",
+    "1794990000.0": "2026-11-18T08:20:00Z",
+    "1794985200.0": "2026-11-18T07:00:00Z",
+    "1794999990.5": "2026-11-18T11:06:30.500Z",
+    "1795000000.0": "2026-11-18T11:06:40Z",
+}
+READABLE = CURSOR
+for number, text in TIMES.items():
+    READABLE = READABLE.replace(f":{number},", f':"{text}",').replace(f":{number}}}", f':"{text}"}}')
+"""The same cursor as it is stored now: a person can read its times."""
 GROUP, TOPIC = "orders-etl", "orders"
 RUN_ID = "{}-1111-4222-8333-444444444444"
 CLIENT = f"dagster/orders_job/{RUN_ID}/orders"
@@ -123,13 +137,15 @@ def tick(instance, monkeypatch, tmp_path):
 FIELDS = {field.alias or name: (name, field.default) for name, field in GroupCursor.model_fields.items()}
 
 
-def test_a_tick_on_an_unchanged_group_reports_nothing_and_stores_the_same_cursor(tick):
+@pytest.mark.parametrize("stored", [CURSOR, READABLE])
+def test_a_tick_on_an_unchanged_group_reports_nothing_and_stores_the_same_cursor(tick, stored):
     """Members, departures, absent runs, forgotten ranges and windows are known from the cursor."""
-    result = tick(CURSOR)
+    result = tick(stored)
     assert [event.description for event in result.asset_events] == []
     assert not result.dynamic_partitions_requests
-    assert json.loads(result.cursor) == json.loads(CURSOR)
-    assert result.cursor == CURSOR
+    assert json.loads(result.cursor) == json.loads(READABLE)
+    assert result.cursor == READABLE
+    assert GroupCursor.decode(READABLE) == GroupCursor.decode(CURSOR)
 
 
 def test_the_cursor_has_every_field():

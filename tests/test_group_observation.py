@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.core.process_status import ProcessStatus
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.kafka import timestamps
+from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
 from kafka_liveness_dagster.kafka.group_description import (
     CommittedOffset,
     GroupDescription,
@@ -137,7 +138,7 @@ def test_a_stray_commit_in_the_catch_up_log_is_reported(cluster, instance):
         "orders:3: an external commit replaced the catch-up commit log (offset 120, metadata '')"
     )
     age = health.crash_lag_age(seen.snapshot.partitions, 0.0, (), None)
-    assert (age.severity, age.message) == (Severity.WARNING, f"cannot tell: {line}")
+    assert (age.severity, age.message) == (Severity.WARNING, f"unknown: {line}")
 
 
 def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
@@ -182,14 +183,14 @@ def test_a_live_run_that_started_after_the_observation_leaves_no_room_for_anothe
     assert request.job_name == "orders_job"
     add_run(instance, SECOND_RUN)
     requests, why = REQUESTS.live_run(instance, seen, 0.0, ())
-    assert (requests, why.partition(";")[0]) == ([], "no live run: 1 of 1 already in progress")
+    assert (requests, why.partition(";")[0]) == ([], "Nothing to start: the live run is in progress")
 
 
 def test_no_live_run_is_requested_for_lag_on_paused_partitions(cluster, instance):
     """A live run would find nothing that it may process."""
     cluster.logs[GROUP] = CommittedOffset(100, LiveCommitMetadata(OwnerState.PAUSED, RUN[:8]).encode())
     requests, why = REQUESTS.live_run(instance, observe(cluster, instance), 0.0, ())
-    assert (requests, why) == ([], "no live run: nothing to read; lag 20, 0 offsets pending")
+    assert (requests, why) == ([], "Nothing to start: all records are read; lag 20, 0 offsets pending")
 
 
 def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster, instance):
@@ -345,6 +346,7 @@ def tick(cluster, instance, monkeypatch, tmp_path):
     """Evaluate the sensor once; add the partitions that it requests."""
     monkeypatch.setenv("KAFKA_LIVENESS_HOME", str(tmp_path))  # the embedded Spark does not run there
     monkeypatch.setattr(timestamps, "open_transactions", lambda *_: ())
+    monkeypatch.setattr(timestamps, "event_times", lambda *_: {})
     asset = kl.kafka_asset(
         topics=[TOPIC],
         group_id=GROUP,
@@ -401,6 +403,19 @@ def test_a_pending_range_becomes_a_partition_and_a_run_is_requested_for_the_lag(
     result = tick()
     assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
     assert [request.job_name for request in result.run_requests] == ["orders_job"]
+
+
+def test_crash_lag_becomes_a_partition_although_its_event_time_is_unknown(instance, tick, monkeypatch):
+    """A broker that fails meanwhile costs the event time, not the tick."""
+
+    def fail(*_):
+        raise BrokerUnreachableError("no broker responded")
+
+    monkeypatch.setattr(timestamps, "event_times", fail)
+    events = tick().asset_events
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
+    [found] = [event for event in events if getattr(event, "partition", None) == "orders:3:70-100"]
+    assert (found.metadata["event_time"].value, found.metadata["offsets"].value) == ("unknown", "30 offsets")
 
 
 def test_a_stored_check_result_says_whether_rows_are_missing(cluster, tick):

@@ -173,7 +173,7 @@ def test_a_cancel_that_raises_keeps_no_other_batch_from_being_given_up(caplog):
         found.abandon()
         assert last.cancelled
         assert not found
-        assert "could not cancel" in caplog.text
+        assert "Could not cancel" in caplog.text
     for one in writes:
         one.gate.set()
 

@@ -16,6 +16,7 @@ from kafka_liveness_dagster.lanes.runs import (
     _batches_until_idle,
     _ranges_to_reprocess,
     _report_skipped,
+    _requested_ranges,
     _skipped_message,
 )
 
@@ -147,8 +148,8 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:75-76", "orders:3:76-77"],
             [],
             [MISSING],
-            "They stay failed until the offsets are done",
-            'give the offsets up by `kafka-liveness write-off orders-etl orders:3:75-77 --reason "…"`',
+            "The partitions stay failed until these offsets are done",
+            'write the offsets off with `kafka-liveness write-off orders-etl orders:3:75-77 --reason "…"`',
             id="owed",
         ),
         pytest.param(
@@ -156,7 +157,7 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:125-126"],
             [DONE, REPLAY],
             "The former rows of orders:3:125-126 are still in the table",
-            f'keep the former rows by `kafka-liveness write-off orders-etl {REPLAY} --reason "…"`',
+            f'keep the former rows with `kafka-liveness write-off orders-etl {REPLAY} --reason "…"`',
             id="processed before",
         ),
         pytest.param(
@@ -164,10 +165,10 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:125-126"],
             [MISSING, REPLAY],
             (
-                "They stay failed until the offsets are done; the former rows of orders:3:125-126 are "
-                "still in the table"
+                "The partitions stay failed until these offsets are done; the former rows of "
+                "orders:3:125-126 are still in the table"
             ),
-            "give the offsets up by "
+            "write the offsets off with "
             f'`kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
             id="both",
         ),
@@ -176,7 +177,7 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
             ["orders:3:125-126"],
             [],
             "The former rows of orders:3:125-126 are still in the table",
-            "keep the former rows by *Report materialization events*, in the menu beside Materialize",
+            "keep the former rows with *Report materialization events*, in the menu next to Materialize",
             id="complete windows",
         ),
     ],
@@ -185,4 +186,13 @@ def test_what_a_run_leaves_behind_is_named_with_the_command_that_closes_it(owed,
     """Owed offsets by their ranges, done ones by the partitions that failed; windows are closed in the UI."""
     owed, kept = ([OffsetRange.parse(one) for one in several] for several in (owed, kept))
     told = _skipped_message("orders-etl", [*owed, *kept], kept, keys)
-    assert told == (f"All else of these partitions is done. {state}", remedy)
+    assert told == (f"All other offsets of these partitions are done. {state}", remedy)
+
+
+def test_a_partition_that_names_no_range_is_refused_with_the_menu_that_deletes_it():
+    """A person can add any text as a partition; a command gets the first sentence alone."""
+    assert list(_requested_ranges([MISSING, REPLAY])) == [MISSING, REPLAY]
+    with pytest.raises(
+        kl.InvalidSettingError, match=r"^'orders' is not a crash lag key: .*\. Fix: delete this"
+    ):
+        _requested_ranges([MISSING, "orders"])

@@ -63,6 +63,7 @@ NO_FILES = {
     "kafka_liveness_dagster/example/definitions",  # in the wheel
     "kafka_liveness_dagster/example/workspace.yaml",
     "tests/core/test_x.py",  # an example
+    "tests/test_definitions.py",  # in a project of `kafka-liveness init`
 }
 
 

@@ -98,6 +98,4 @@ def test_what_is_known_ends_the_run_at_once(check, error, batches):
 def test_a_run_without_a_batch_may_end_unchecked(check, caplog):
     """It adds nothing that has to be proven, and says so."""
     check(SparkUnreachableError("away"), batches=0)
-    assert (
-        "The table was not checked before the end of this run, which committed nothing: away" in caplog.text
-    )
+    assert "Did not check the table before the end of this run, which committed nothing: away" in caplog.text

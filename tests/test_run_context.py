@@ -26,7 +26,7 @@ from kafka_liveness_dagster.runs.tags import (
     instance_id_tag,
 )
 
-REMAINING = "what is left of dagster/max_runtime"
+REMAINING = "the rest of dagster/max_runtime"
 CAPPED = f"capped by {REMAINING}"
 SPENT = 5.0  # seconds a test's run may have spent before it asks
 
@@ -133,7 +133,7 @@ def test_a_plain_op_has_a_budget_too(instance):
             {"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"
         ),
         pytest.param(
-            {"tags": limit(0.001)}, MaxRuntimeReachedError, "no further batch is started", id="nothing left"
+            {"tags": limit(0.001)}, MaxRuntimeReachedError, "No further batch was started", id="nothing left"
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_sign_of_a_run_that_somebody_deleted_ends_no_step(instance, monkeypatc
         with RunHeartbeat(context, {}):
             before = instance.get_run_by_id(context.run.run_id)
             instance.delete_run(context.run.run_id)
-            wait_for(lambda: "could not give a sign of life" in caplog.text)
+            wait_for(lambda: "Could not write the heartbeat" in caplog.text)
             instance.add_run(before)
 
     assert run_of(instance, work).status is dg.DagsterRunStatus.SUCCESS

@@ -154,7 +154,7 @@ def test_a_sink_that_cannot_tell_disproves_nothing(sink, ledger):
 def test_a_text_of_another_program_is_no_ledger(sink, ledger):
     """It is refused, rather than read as nothing."""
     sink.stored = [kl.SinkCommit("0-70")]
-    with pytest.raises(UnknownLedgerFormatError, match="the table's ledger says '0-70'"):
+    with pytest.raises(UnknownLedgerFormatError, match="the table's ledger has an unknown format: '0-70'"):
         ledger.read(QUERIED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import fields
 from html.parser import HTMLParser
@@ -157,6 +158,21 @@ def test_every_error_and_every_text_is_a_heading():
             text for text in said[name] if not any(text.startswith(begin) for begin in headings[name])
         ]
         assert (name, dead, left_out) == (name, [], [])
+
+
+def test_every_warning_of_the_page_of_errors_is_a_text_of_the_source():
+    """Each part between two ``…`` is in one text: a line that changes leaves no other one on the page."""
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    table = page.partition("## Warnings in the log of a run")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    texts = {
+        re.sub(r"%[.\w]+|\{[^{}]*\}", "…", ast.unparse(node))
+        for path in Path(kl.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    }
+    gone = [one for one in lines if not any(all(part in t for part in one.split("…")) for t in texts)]
+    assert (len(lines) > 10, gone) == (True, [])
 
 
 def test_every_text_has_a_heading_in_the_reference(pages):

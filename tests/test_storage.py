@@ -94,7 +94,7 @@ def test_what_a_failing_storage_does_not_take_is_stored_later_in_its_order(insta
     assert instance.get_run_by_id(run_id).tags["kafka_liveness/waiting_for"] == "partitions"
     said = [text for record in caplog.records if "Dagster's storage failed" in (text := record.getMessage())]
     assert len(said) == 1
-    assert "The run goes on" in said[0]
+    assert "The run continues" in said[0]
     assert "Fix: " in said[0]
     assert "\n" not in said[0]
     assert any(
@@ -190,4 +190,4 @@ def test_a_batch_with_late_records_is_not_committed_before_they_are_counted(inst
         assert late.report(one, batch) == 0.0
 
     run_id = run_of(instance, work)
-    assert any("unknown whether records of" in entry.user_message for entry in instance.all_logs(run_id))
+    assert any("Could not count late records of" in entry.user_message for entry in instance.all_logs(run_id))

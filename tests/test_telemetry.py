@@ -264,7 +264,7 @@ assert otel.is_enabled()
         ),
         (
             {**TO_OTLP, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
-            "is http/json: there are grpc and http/protobuf",
+            "is http/json. Nothing is exported. Fix: set it to grpc or http/protobuf.",
         ),
         (
             {"OTEL_METRICS_EXPORTER": "prometheus", "OTEL_EXPORTER_PROMETHEUS_PORT": "many"},
@@ -300,7 +300,7 @@ def test_without_the_sdk_a_run_ends_before_it_joins(monkeypatch):
     )
     run = job.execute_in_process(raise_on_error=False)
     message = run.failure_data_for_node("orders").error.cause.message
-    assert "InvalidSettingError: OTEL_TRACES_EXPORTER=otlp asks for" in message
+    assert "InvalidSettingError: OTEL_TRACES_EXPORTER=otlp requires OpenTelemetry's SDK" in message
     assert "kafka-liveness-dagster[metrics]" in message
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     set_up()

@@ -51,7 +51,7 @@ def test_a_window_is_replayed_once_its_lateness_has_passed(monkeypatch, lateness
     assert _processed_offsets(ASSET, windows, None, WINDOW) == (FIRST,)
     assert bounds == [(1_000_000, round(1_000 * (4_600 + lateness_seconds)))]
     now = time.time()
-    with pytest.raises(IncompleteWindowError, match="records of 2026-11-22-10:00 may come until"):
+    with pytest.raises(IncompleteWindowError, match="records of 2026-11-22-10:00 may arrive until"):
         _processed_offsets(ASSET, SimpleNamespace(allowed_lateness_seconds=now), None, WINDOW)
 
 

@@ -242,8 +242,8 @@ class _Story:
         self.stage.wait_until("the backfill ended", lambda: self._backfill_ended(backfill), 4 * _MINUTES)
         runs = self.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
         said = [entry for run in runs for entry in messages(self.instance, run.run_id)]
-        begun = min((at for at, text in said if "still owed" in text), default=0.0)
-        ended = max((at for at, text in said if text.startswith("committed ")), default=begun)
+        begun = min((at for at, text in said if "requested; pending: " in text), default=0.0)
+        ended = max((at for at, text in said if text.startswith("Committed ")), default=begun)
         self._happened(
             f"the backfill is done: crash lag drained in {ended - begun:.1f} s by {len(runs)} run(s)"
         )
@@ -274,7 +274,7 @@ class _Story:
         return [run.run_id for run in reversed(found) if run.status is not dg.DagsterRunStatus.QUEUED]
 
     def _commits(self, run: str) -> list[tuple[float, str]]:
-        return [(at, text) for at, text in messages(self.instance, run) if text.startswith("committed ")]
+        return [(at, text) for at, text in messages(self.instance, run) if text.startswith("Committed ")]
 
     def _status(self, run_id: str) -> dg.DagsterRunStatus | None:
         run = self.instance.get_run_by_id(run_id)

@@ -1,1 +1,1 @@
-"""What a declared Kafka asset gives Dagster: the decorator, the component, and the definitions they build."""
+"""Kafka assets for Dagster: the decorator, the component, and the definitions that they build."""

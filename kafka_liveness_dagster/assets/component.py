@@ -1,9 +1,9 @@
-"""The Dagster component that makes a Kafka asset from ``defs.yaml``, and its scaffold. Decides nothing.
+"""Build a Kafka asset from ``defs.yaml`` by a Dagster component, and scaffold the file. Decides nothing.
 
 Defaults and descriptions are those of :func:`kafka_asset`.
 """
 
-# No `from __future__ import annotations` here: pydantic reads the annotations of the fields when it makes the
+# No `from __future__ import annotations` here: pydantic reads the fields' annotations when it creates the
 # class.
 
 import re
@@ -57,31 +57,31 @@ type: {type}
 attributes:
   topics: [{topic}]
   group_id: {topic}-etl
-  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's; the first batch creates it
+  table: lake.shop.{name}  # Iceberg, catalog.namespace.table; lake is the embedded Spark's catalog; the first batch creates the table
   # The transform: a SELECT over the batch, or `transform: .module:function` from DataFrame to DataFrame.
-  # A row keeps topic, partition and offset; an offset may give none, one or many rows.
+  # Each row has topic, partition and offset. An offset may give none, one or many rows.
   sql: |
     SELECT topic, partition, offset, CAST(value AS string) AS text
     FROM batch
-  max_poll_records: 100000  # offsets in a batch, at most
-  max_batch_seconds: 300  # a batch that takes longer is cancelled; it is retried at half its size, or becomes crash lag
-  enable_parallel_rebalance: false  # true: after a crash be fresh at once; the skipped ranges become partitions
+  max_poll_records: 100000  # largest number of offsets in a batch
+  max_batch_seconds: 300  # a slower batch is canceled; it is retried at half its size, or becomes crash lag
+  enable_parallel_rebalance: false  # true: after a crash skip to the log end; the pending ranges become partitions
   sensor:
     default_status: STOPPED  # RUNNING: the sensor starts with the code location
 
-  # Resources of the whole project: leave out what another component or a resources.py declares.
+  # Resources of the whole project. Omit each one that another component or a resources.py declares.
   kafka:
     bootstrap_servers: embedded  # a real broker on loopback; or "{{{{ env.KAFKA_BOOTSTRAP_SERVERS }}}}"
   spark:
     remote: embedded  # a real Spark Connect server on loopback; or "{{{{ env.SPARK_REMOTE }}}}"
-"""  # noqa: E501  lines of a file that people read
+"""  # noqa: E501 - lines of the generated file
 
 
 class KafkaAssetScaffolder(dg.Scaffolder[Any]):
-    """Names topic, group and table after the folder."""
+    """A scaffold with topic, group and table named after the folder."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
-        """Write ``defs.yaml``, or add a document to the one there is."""
+        """Write ``defs.yaml``, or add a document to an existing one."""
         if request.scaffold_format != "yaml":
             dg.scaffold_component(request)
             return
@@ -93,7 +93,7 @@ class KafkaAssetScaffolder(dg.Scaffolder[Any]):
 
 
 def asset_name_of(folder: Path) -> str:
-    """The folder's name as Dagster takes it for an asset's.
+    """Return the folder's name as a valid asset name of Dagster.
 
     >>> from pathlib import Path
     >>> asset_name_of(Path("defs/web-orders"))
@@ -108,17 +108,17 @@ _SETTINGS = {
 _GROUPS = {name: group for name in _SETTINGS if (group := KafkaAssetSettings.group(name)) is not None}
 _FIELD_TYPES = {
     **{name: KafkaAssetSettings.model_fields[name] for name in _SETTINGS if name not in ("sink", "name")},
-    "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's, unless given
+    "name": FieldInfo.from_annotation(AssetName | None),  # type: ignore[arg-type]  # the folder's name by default
 }
-# The group id as it is written: Dagster would make a number of the group "5"
+# Keeps the group id as text: Dagster would turn the group "5" into a number
 _RESOLVER = setting_resolver(KafkaAssetSettings)
 _DESCRIPTIONS = argument_descriptions(kafka_asset)
 _BATCH_WORD = re.compile(r"\bbatch\b", re.IGNORECASE)
-_TRANSFORMS = "give either sql (a SELECT over `batch`) or transform (`package.module:function`)"
+_TRANSFORMS = "either sql (a SELECT over `batch`) or transform (`package.module:function`)"
 
 
 def _setting_field(name: str) -> Any:
-    """A field with the default and the description that ``kafka_asset`` gives this setting."""
+    """Return a field with the default and the description of this setting of ``kafka_asset``."""
     default = _SETTINGS[name].default
     return Field(
         default=... if default is Parameter.empty else default,
@@ -128,11 +128,11 @@ def _setting_field(name: str) -> Any:
 
 @dg.scaffold_with(KafkaAssetScaffolder)
 class KafkaAssetComponent(AssetAttributes, dg.Component):
-    """A Kafka topic on its way into an Iceberg table: live asset, crash lag asset, their jobs and a sensor.
+    """A pipeline from a Kafka topic to an Iceberg table: live asset, crash lag asset, jobs and sensor.
 
-    Each batch of the topic goes through `sql` or `transform` into the table. Every setting of `kafka_asset`
-    is an attribute, and so is what `dg` lets YAML say of any asset. `kafka` and `spark` declare the two
-    resources where the project has not.
+    `sql` or `transform` turns each batch of the topic into rows of the table. Every setting of `kafka_asset`
+    is an attribute. So is every asset attribute that `dg` supports in YAML. The sections `kafka` and `spark`
+    declare the two resources, if the project does not.
     """
 
     topics: Annotated[str | Sequence[str], _RESOLVER] = _setting_field("topics")
@@ -144,21 +144,22 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     sql: str | None = Field(
         default=None,
         description=(
-            "The transform as a SELECT over `batch`, whose columns are key, value, topic, partition, "
-            "offset, timestamp and timestampType. It keeps topic, partition and offset; none, one or many "
-            "rows an offset."
+            "The transform as a SELECT over `batch`. Its columns are key, value, topic, partition, "
+            "offset, timestamp and timestampType. The rows must keep topic, partition and offset. An offset "
+            "may give none, one or many rows."
         ),
         examples=["SELECT topic, partition, offset, CAST(value AS string) AS order_json FROM batch"],
     )
     transform: Annotated[Callable[..., Any], dg.Resolver(load_function, model_field_type=str)] | None = Field(
         default=None,
         description="The transform as a Python function from batch DataFrame to row DataFrame: "
-        "`package.module:function`, or `.module:function` beside this file.",
+        "`package.module:function`, or `.module:function` for a module in this folder.",
         examples=[".transform:rows"],
     )
     name: Annotated[str | None, _RESOLVER] = Field(
         default=None,
-        description="Of the live asset, its folder's unless given; the others are named after it.",
+        description="Name of the live asset; by default the folder's name. The other definitions are named "
+        "after it.",
     )
     max_poll_records: Annotated[int | Literal["auto"], _RESOLVER] = _setting_field("max_poll_records")
     max_batch_seconds: Annotated[float | None, _RESOLVER] = _setting_field("max_batch_seconds")
@@ -181,12 +182,12 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     kafka: Annotated[KafkaLivenessResource | None, resource_in_yaml(KafkaLivenessResource)] = Field(
         default=None,
         repr=False,
-        description="Declares the project's Kafka resource; left out, it is declared elsewhere.",
+        description="The project's Kafka resource. Omit it if the project declares it elsewhere.",
     )
     spark: Annotated[SparkConnectResource | None, resource_in_yaml(SparkConnectResource)] = Field(
         default=None,
         repr=False,
-        description="Declares the project's Spark resource; left out, it is declared elsewhere.",
+        description="The project's Spark resource. Omit it if the project declares it elsewhere.",
     )
 
     def __init__(self, **given: Any) -> None:
@@ -206,12 +207,12 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """What the YAML may hold; ``dg check yaml`` tells file and line of what it may not."""
+        """Return the model of the YAML; ``dg check yaml`` reports file and line of each violation."""
         return _yaml_model(cls)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
-        """For ``dg list components`` and Dagster's docs."""
+        """Return the tags for ``dg list components`` and Dagster's docs."""
         return dg.ComponentTypeSpec(tags=["kafka", "spark", "iceberg"])
 
     @model_validator(mode="after")
@@ -220,12 +221,12 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         return self
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions of the asset, and of the resources declared here.
+        """Return the definitions of the asset, and of the resources that are declared here.
 
-        What several components of a project declare alike, a topic or a resource, the first of them declares.
+        If several components of a project declare the same topic or resource, only the first one's is used.
 
         Raises:
-            InvalidSettingError: a setting no run could work with, or a resource two components declare
+            InvalidSettingError: no run can work with a setting, or two components declare one resource
                 differently.
         """
         settings = {key: getattr(self, key) for key in _SETTINGS if key != "name"}
@@ -250,21 +251,21 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
         for key, resource in self.declared_resources.items():
             if key in declared and declared[key][1] != resource:
                 raise InvalidSettingError(
-                    f"the components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare "
-                    f"different resources under one key, {key!r}: declare it in one of them, or name "
-                    "another in the section resources"
+                    f"Components of groups {declared[key][0].group_id!r} and {self.group_id!r} declare "
+                    f"different resources under one key, {key!r}. Fix: declare it in one of them, or set "
+                    "another key in the section resources"
                 )
         return {key: resource for key, resource in self.declared_resources.items() if key not in declared}
 
     @property
     def declared_resources(self) -> dict[str, Any]:
-        """What ``kafka`` and ``spark`` declare, under the keys by which runs ask for it."""
+        """The resources of ``kafka`` and ``spark``, under the keys that runs use."""
         declared = {self.resources.kafka: self.kafka, self.resources.spark: self.spark}
         return {key: resource for key, resource in declared.items() if resource is not None}
 
 
 class _SelectTransform:
-    """Rows by a SELECT over each batch: see *sql* in the metadata."""
+    """Rows of a SELECT over each batch: see *sql* in the metadata."""
 
     def __init__(self, sql: str) -> None:
         self.sql = sql.strip()
@@ -282,21 +283,21 @@ def _title_of(given: Mapping[str, Any]) -> str:
 
 def _check_transform(sql: str | None, transform: object) -> None:
     if sql is not None and transform is not None:
-        raise InvalidSettingError(f"{_TRANSFORMS}, found both")
+        raise InvalidSettingError(f"sql and transform are both set. Fix: keep {_TRANSFORMS}")
     if sql is None and transform is None:
-        raise InvalidSettingError(f"{_TRANSFORMS}, found neither")
+        raise InvalidSettingError(f"sql and transform are both missing. Fix: set {_TRANSFORMS}")
     if sql is not None and not _BATCH_WORD.search(sql):
-        raise InvalidSettingError(f"sql reads nothing of the batch: write FROM batch in {sql.strip()!r}")
+        raise InvalidSettingError(f"sql does not read the batch: {sql.strip()!r}. Fix: write FROM batch")
 
 
 @cache
 def _yaml_model(component: type[KafkaAssetComponent]) -> type[BaseModel]:
-    """The model of the YAML, refusing what has no transform or two.
+    """Return the model of the YAML; it requires exactly one transform.
 
     ``KafkaAssetSettings`` checks the settings.
     """
     model = component.model()
-    # in JSON Schema, for `dg check yaml` and editors: without transform an sql, and beside sql no transform
+    # In JSON Schema, for `dg check yaml` and editors: sql is required without transform, and excludes it
     one_transform = [
         {"if": {"required": ["transform"]}, "else": {"required": ["sql"]}},
         {"if": {"required": ["sql"]}, "then": {"properties": {"transform": {"type": "null"}}}},
@@ -316,8 +317,8 @@ def _yaml_model(component: type[KafkaAssetComponent]) -> type[BaseModel]:
 
     kinds = permissive_types({name: field for name, field in _FIELD_TYPES.items() if name not in _GROUPS})
     settings: dict[str, Any] = {}
-    for name, field in model.model_fields.items():  # which lost its descriptions on the way
-        section: Any = {"default": {}} if name in _GROUPS else None  # and has a word of Dagster's there
+    for name, field in model.model_fields.items():  # Dagster's model has no descriptions
+        section: Any = {"default": {}} if name in _GROUPS else None  # replaces Dagster's placeholder default
         given = component.model_fields[name].description
         kind = kinds.get(name, field.rebuild_annotation())
         settings[name] = (kind, Field(default=field.default, description=given, json_schema_extra=section))

@@ -1,4 +1,7 @@
-"""How does one decorated function become a live asset, a crash lag asset, their jobs and their sensor?"""
+"""Turn one decorated function into a live asset, a crash lag asset, their jobs and their sensor.
+
+Never reads Kafka, Spark or the table: runs and the sensor do.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ if TYPE_CHECKING:
 
 _Decorator = TypeVar("_Decorator", bound="Callable[..., Any]")
 _DAGSTER_ARGUMENTS = "of_dagster"
-DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500: Spark reads them, no record passes through Python
+DEFAULT_MAX_POLL_RECORDS = 100_000  # above KIP-62's 500, because Spark reads the records, not Python
 
 
 def _require_call(decorator: _Decorator) -> _Decorator:
-    """Require that the decorator is called with settings, and refuse unknown ones by name.
+    """Return a decorator that must be called with settings, and refuses unknown ones by name.
 
-    Used without brackets, as a decorator that takes no settings, it says what is missing.
+    Without parentheses Python would pass the decorated function as the only argument.
     """
     known = {*signature(decorator).parameters, *AssetArguments.__annotations__} - {_DAGSTER_ARGUMENTS}
 
@@ -48,7 +51,7 @@ def _require_call(decorator: _Decorator) -> _Decorator:
         if args:
             given = getattr(args[0], "__name__", display(args[0]))
             raise InvalidSettingError(
-                f"{decorator.__name__} needs brackets with settings before it decorates {given}: "
+                f"{decorator.__name__} needs settings in parentheses before it decorates {given}. Fix: "
                 f'@{decorator.__name__}(topics=["orders"], group_id="orders-etl", table="lake.shop.orders")'
             )
 
@@ -92,50 +95,51 @@ def kafka_asset(
 ) -> Callable[[Callable[..., Any]], KafkaAsset]:
     """Turn a function from batch DataFrame to row DataFrame into assets, jobs and a sensor.
 
-    The function gets a Spark DataFrame of exactly one batch (key, value, topic, partition, offset, timestamp,
-    timestampType) and returns rows with ``topic``, ``partition`` and ``offset`` and whatever else the table
-    has; none, one or many rows an offset. The same function serves both lanes. As an asset's it may ask for
-    more, by name: ``context`` before the batch, and behind it resources (by their annotation) and what other
-    assets have.
+    The function gets a Spark DataFrame of exactly one batch: key, value, topic, partition, offset, timestamp,
+    timestampType. It returns rows with ``topic``, ``partition``, ``offset`` and the table's other columns. An
+    offset may give none, one or many rows. Both lanes call the same function. It may have further parameters,
+    like the function of an asset. A parameter ``context`` comes before the batch. Resources (by their
+    annotation) and values of other assets come after it.
 
     Args:
         topics: Kafka topics to subscribe to.
-        group_id: the consumer group of the live lane; ``<group_id>.catch-up`` is its catch-up commit log.
-        table: Iceberg table ``catalog.namespace.table``; created from the first batch when it is missing.
-        sink: instead of ``table``, a callable of your own that writes each batch: see :class:`Sink`.
-        name: of the live asset, the function's unless given; the other definitions are named after it.
-        max_poll_records: at most this many offsets in a batch (KIP-41). With ``auto`` it is as large as is
-            expected to take half of its budget, by what the batches before it took; at most 5,000,000.
-        max_batch_seconds: the budget of a batch, kept as asset metadata so that backfills have it too. An op
-            tag ``kafka_liveness/max_batch_seconds`` on the run's op comes first.
-        enable_parallel_rebalance: after a crash the live lane goes on at the log end and the skipped range
-            becomes a partition of the crash lag asset (KIP-333). Off by default: order across lanes is not
-            kept.
-        idle_seconds: a live run that sees no new data for so long ends; the sensor starts the next one.
-        materialize_interval_seconds: how often a live run with new data materializes the asset. It does so
-            after its first batch and at its end, too. Each materialization reports what is new since the one
-            before.
-        include_headers: the batch has a column more, ``headers``: for each record an array of ``key`` (a
-            string) and ``value`` (binary), empty where it has none. Spark's ``includeHeaders``.
-        complete_every: ``15min``, ``1h`` or ``1d``: gives one asset more, ``<name>_by_hour``, of which the
-            sensor materializes a partition when every record of the hour is in the table.
-        completeness: which hour is the first one, in which time zone, and how late its records may come.
-        batching: how batches are cut and written: fair (from 50,000 offsets on, so by default, over four
-            batches) or greedy, one or two at a time, what happens to slow and bad records.
-        crash_lag: what is pending after a crash: from how many offsets on, who catches it up, when the check
-            warns.
-        offsets: what to do where offsets, or the rows of committed ones, are missing.
-        membership: how a live run is a member of its group: when it counts as alive, and under which name.
-        sensor: how often the sensor ticks, which runs it starts, and when its checks warn.
-        sla: how fresh and how complete the table has to be; the check ``freshness_sla`` watches it.
-        iceberg: whether streams can read the table, and how it is partitioned and sorted when it is created.
-        maintenance: when the table's files are compacted and its old snapshots expired.
-        resources: under which keys the code location has the Kafka and the Spark resource.
+        group_id: consumer group of the live lane; ``<group_id>.catch-up`` is its catch-up commit log.
+        table: Iceberg table ``catalog.namespace.table``; the first batch creates it if it is missing.
+        sink: custom callable that writes each batch, instead of ``table``: see :class:`Sink`.
+        name: name of the live asset; by default the function's. The other definitions are named after it.
+        max_poll_records: largest number of offsets in a batch (KIP-41). With ``auto`` each batch is sized to
+            take half of its run budget, by the times of earlier batches, up to 5,000,000 offsets.
+        max_batch_seconds: run budget of a batch. It is stored as asset metadata, so that backfills have it
+            too. An op tag ``kafka_liveness/max_batch_seconds`` on the run's op overrides it.
+        enable_parallel_rebalance: whether the live lane skips ahead to the log end after a crash. The range
+            in between becomes a partition of the crash lag asset (KIP-333). Off by default, because records
+            are then not processed in order across lanes.
+        idle_seconds: time without new data after which a live run ends; the sensor starts the next one.
+        materialize_interval_seconds: interval at which a live run with new data materializes the asset. The
+            run also does so after its first batch and at its end. Each materialization reports the changes
+            since the one before.
+        include_headers: whether the batch has a column ``headers``, by Spark's ``includeHeaders``. It is an
+            array of ``key`` (a string) and ``value`` (binary) for each record, empty for one without headers.
+        complete_every: ``15min``, ``1h`` or ``1d``; adds an asset ``<name>_by_hour``. The sensor materializes
+            one of its partitions when every record of the hour is in the table.
+        completeness: first hour, time zone, and the time that records may be late.
+        batching: size, order and writes of batches. They are ``fair`` (from 50,000 offsets on, so by default,
+            over four batches) or ``greedy``, and written one or two at a time. Also the reaction to slow and
+            bad records.
+        crash_lag: smallest number of pending offsets after a crash, start of their processing, and limit of
+            the check.
+        offsets: reactions to missing offsets, and to missing rows of committed offsets.
+        membership: membership of a live run in its group: its liveness, and its id.
+        sensor: interval of the sensor, the runs that it starts, and the limits of its checks.
+        sla: limits of the freshness and the completeness of the table, for the check ``freshness_sla``.
+        iceberg: whether streams can read the table; its partitions and sort order when it is created.
+        maintenance: times and limits for compacting the table's files and expiring its old snapshots.
+        resources: keys of the Kafka and the Spark resource in the code location.
         group_name: Dagster's asset group.
-        of_dagster: what ``dg.asset`` takes too, for both assets: :class:`AssetArguments`.
+        of_dagster: arguments that ``dg.asset`` accepts too, for both assets: :class:`AssetArguments`.
 
     Raises:
-        InvalidSettingError: settings that no run could work with, all of them, by name.
+        InvalidSettingError: no run can work with these settings; it has all invalid ones by name.
     """
 
     def decorate(transform: Callable[..., Any]) -> KafkaAsset:

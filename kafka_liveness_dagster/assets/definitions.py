@@ -1,6 +1,6 @@
 """Build the assets, jobs, schedules and sensor of a declared Kafka asset. Decides nothing about data."""
 
-# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with the
+# No `from __future__ import annotations` here: Dagster compares the annotation of an op's context with its
 # class.
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from kafka_liveness_dagster.settings.windows import Windows
 
 
 def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
-    """The schedule, with its job."""
+    """Return the schedule of the table's maintenance, with its job."""
     keys = settings.resources
     told = settings.maintenance
 
@@ -36,8 +36,7 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
         name=f"{settings.identifier}_maintenance_job",
         description=(
             f"Maintains table {settings.table}: compacts small files, expires old snapshots, deletes orphan "
-            "files. It leaves ranges alone that a lane may write again, and a lane's commit always comes "
-            "first."
+            "files. Never touches ranges that a lane may write again; a lane's commit always comes first."
         ),
         executor_def=dg.in_process_executor,
     )
@@ -55,24 +54,35 @@ def maintenance_schedule(settings: KafkaAssetSettings) -> dg.ScheduleDefinition:
 _DURATION_UNITS = {"15min": "a quarter of an hour", "1h": "an hour", "1d": "a day"}
 
 
-def crash_lag_description(settings: KafkaAssetSettings) -> str:
-    """Markdown, beside the partitions of crash lag: what they are, and what to click."""
+def live_description(settings: KafkaAssetSettings) -> str:
+    """Return the description of a live asset without a docstring of its own, in Markdown."""
+    topics = ", ".join(f"`{topic}`" for topic in settings.topics)
     return (
-        f"Offset ranges that the live lane of {settings.name} jumped over after a crash, as "
-        "topic:partition:start-end without the end offset. What is failed or missing here is not in "
-        f"{settings.target}, or not by today's code.\n\n"
+        f"Records of Kafka topic{'s' if len(settings.topics) > 1 else ''} {topics}, written to "
+        f"`{settings.target}` by the live runs of consumer group `{settings.group_id}`. Ranges that a crash "
+        f"left pending are partitions of `{settings.crash_lag_key.to_user_string()}`."
+    )
+
+
+def crash_lag_description(settings: KafkaAssetSettings) -> str:
+    """Return the description of the crash lag asset in Markdown: its partitions, and the clicks for them."""
+    return (
+        f"Offset ranges that the live lane of {settings.name} left pending when it skipped ahead to the log "
+        "end after a crash. A partition is `topic:partition:start-end`, without the end offset. The rows of "
+        f"a missing or failed partition are not in `{settings.target}`, or not by the current code.\n\n"
         "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, "
-        "while new data goes on.\n"
-        "- **Why one is there:** its event in the *Events* tab. A failed one says why in the log of its "
-        "run.\n"
-        "- **To process one again:** select it; rows of exactly its offsets are replaced.\n"
-        f"- **Who adds partitions:** the sensor `{settings.identifier}_sensor`; `kafka-liveness replay` "
-        "those of a time that is to be processed again."
+        "while the live lane goes on.\n"
+        "- **Cause, event time and size of each:** its event in the *Events* tab. A failed partition has its "
+        "error in the log of its run.\n"
+        "- **To process one again:** select it; exactly the rows of its offsets are replaced.\n"
+        f"- **To add partitions:** the sensor `{settings.identifier}_sensor` does, and `kafka-liveness "
+        "replay` for records that are to be processed again. *Add a partition* in the dialog adds a name "
+        "without records: its run fails, and nothing is written."
     )
 
 
 def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
-    """Markdown, beside the windows of time: what they say, and what materializing one does."""
+    """Return Markdown for the asset of windows: the meaning of its partitions, and the steps in the UI."""
     return (
         f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps "
         f"({windows.timezone}). It is materialized when **every record of it is in {settings.target}**, "
@@ -81,27 +91,28 @@ def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
         f"{windows.allowed_lateness_seconds:,g} s after the end at the earliest.\n"
         "- **Why a partition is missing:** *windows* in the events of the topic's asset has the "
         "reason. No window before the group's first record is marked.\n"
-        "- **Records that came later:** *late_records* in its events.\n"
-        "- **To reprocess a partition:** *Materialize…*; today's code replaces the rows of exactly its "
+        "- **Records that arrived later:** *late_records* in its events.\n"
+        "- **To reprocess a partition:** *Materialize…*; the current code replaces the rows of exactly its "
         "offsets."
     )
 
 
 def topic_specs(topics: Sequence[str]) -> list[dg.AssetSpec]:
-    """The topics as assets.
+    """Return the topics as assets.
 
-    The same for every group that reads one, or Dagster could not merge their definitions.
+    The asset of a topic is the same for every group, because Dagster merges only equal definitions.
     """
     told = (
-        "Kafka topic; its events show the consumer groups that read it: members, lag, unexpected departures"
+        "Kafka topic. Its events show the consumer groups that read it: members, lag and crashes. Runs of "
+        "this package read it; it is not materialized."
     )
     return [dg.AssetSpec(topic_key(topic), description=told, kinds={"kafka"}) for topic in topics]
 
 
 def metadata_links(settings: KafkaAssetSettings) -> dict[str, Any]:
-    """Where the records come from and the rows go to.
+    """Return links to the topics, and the name of the table or sink.
 
-    The catalog's own name for a table makes Dagster show it.
+    Dagster shows a table by the metadata ``dagster/table_name``.
     """
     topics = {f"topic {topic}": dg.MetadataValue.asset(topic_key(topic)) for topic in settings.topics}
     table = settings.table
@@ -110,17 +121,17 @@ def metadata_links(settings: KafkaAssetSettings) -> dict[str, Any]:
 
 
 def query_metadata(settings: KafkaAssetSettings) -> dict[str, Any]:
-    """The SELECT of a component."""
+    """Return the SELECT of a component as metadata; empty for a function."""
     sql = getattr(settings.transform, "sql", None)
     return {"sql": dg.MetadataValue.md(f"```sql\n{sql}\n```")} if isinstance(sql, str) else {}
 
 
 class KafkaAsset:
-    """A Kafka topic on its way into a table: what ``@kafka_asset`` makes of a function.
+    """A pipeline from a Kafka topic to a table, which ``@kafka_asset`` creates from a function.
 
     Put ``definitions`` into your code location, or pick single parts: ``live``, ``crash_lag``, ``live_job``,
-    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. ``settings`` is
-    what was declared of it.
+    ``crash_lag_job``, ``windows``, ``checks``, ``checks_job``, ``maintenance``, ``sensor``. The attribute
+    ``settings`` has the declared settings.
     """
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
@@ -128,12 +139,12 @@ class KafkaAsset:
 
     @property
     def name(self) -> str:
-        """Of the live asset."""
+        """The name of the live asset."""
         return self.settings.name
 
     @property
     def identifier(self) -> str:
-        """What jobs, sensor and pool are named after: the name, behind a ``key_prefix`` if there is one."""
+        """The name, after the ``key_prefix`` if there is one; jobs, sensor and pool are named after it."""
         return self.settings.identifier
 
     @property
@@ -143,21 +154,21 @@ class KafkaAsset:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What the group subscribes to."""
+        """The topics that the group subscribes to."""
         return self.settings.topics
 
     @property
     def target(self) -> str:
-        """Where the rows go: the table's name, or the sink's."""
+        """The name of the table or of the sink."""
         return self.settings.target
 
     @property
     def definitions(self) -> dg.Definitions:
-        """All parts, ready for ``Definitions.merge``; the resources are yours to give."""
+        """All parts, ready for ``Definitions.merge``. They do not include the resources."""
         return self.definitions_alongside(())
 
     def definitions_alongside(self, declared: Container[str]) -> dg.Definitions:
-        """All parts but the assets of these topics, which something else in the code location declares.
+        """Return all parts without the assets of these topics, which the code location declares elsewhere.
 
         Raises:
             InvalidSettingError: another asset of this process has the same group.
@@ -178,20 +189,21 @@ class KafkaAsset:
 
     @cached_property
     def live(self) -> dg.AssetsDefinition:
-        """The asset of the live lane: one run processes batches until no new data comes."""
+        """The asset of the live lane. One run processes batches until no new data arrives."""
 
         def live(context: dg.AssetExecutionContext, **others: Any) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
             transform = self._transform_signature.bind(self.settings.transform, context, others)
-            # None: all was told while the run went on
+            # None if the run has reported every materialization already
             if (told := run_live(self.settings, context, transform)) is not None:
                 yield told
 
-        its_own = {"description": self.settings.transform.__doc__, **self._arguments(LIVE_ASSET_ONLY)}
+        description = self.settings.transform.__doc__ or live_description(self.settings)
+        its_own = {"description": description, **self._arguments(LIVE_ASSET_ONLY)}
         return self._asset(live, name=self.name, output_required=False, **its_own)
 
     @cached_property
     def crash_lag(self) -> dg.AssetsDefinition:
-        """The partitioned asset of the catch-up lane: its partitions are the crash lag ranges."""
+        """The asset of the catch-up lane, with the crash lag ranges as its partitions."""
 
         def crash_lag(context: dg.AssetExecutionContext, **others: Any) -> None:
             run_catch_up(
@@ -211,10 +223,7 @@ class KafkaAsset:
 
     @cached_property
     def windows(self) -> dg.AssetsDefinition | None:
-        """The asset whose partitions are complete windows of time (``complete_every``).
-
-        None where none are told.
-        """
+        """The asset with complete windows of time as its partitions; None without ``complete_every``."""
         windows = self.settings.windows
         if windows is None:
             return None
@@ -229,29 +238,29 @@ class KafkaAsset:
             description=windows_description(self.settings, windows),
             partitions_def=windows.definition,
             backfill_policy=dg.BackfillPolicy.single_run(),
-            pool=self._partitions_name,  # such a run does what one of crash lag does
+            pool=self._partitions_name,  # such a run reprocesses ranges, like one of crash lag
         )
 
     @cached_property
     def live_job(self) -> Any:
-        """Materialises ``live``; the sensor starts it."""
+        """The job that materializes ``live``; the sensor starts it."""
         tags = {**LIVE_PRIORITY, **self._run_tags, **NO_RETRIES, **lane_tags(self.group_id, "live")}
         return self._job(self.live, tags)
 
     @cached_property
     def crash_lag_job(self) -> Any:
-        """Materialises partitions of ``crash_lag``."""
+        """The job that materializes partitions of ``crash_lag``."""
         return self._job(self.crash_lag, {**self._run_tags, **lane_tags(self.group_id, "catch-up")})
 
     @cached_property
     def checks(self) -> dg.AssetChecksDefinition:
-        """The group is read, near the log end, caught up, ahead of the broker's retention, and exact."""
+        """The asset checks of the group: members, lag, crash lag, retention and exact offsets."""
         keys = self.settings.resources
         return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
 
     @cached_property
     def checks_job(self) -> Any:
-        """Evaluates ``checks``, for a schedule of your own; the sensor does so without it."""
+        """The job that evaluates ``checks``, for your own schedule. The sensor evaluates them without it."""
         selection = dg.AssetSelection.checks(self.checks)
         return dg.define_asset_job(
             f"{self.identifier}_checks_job", selection, executor_def=dg.in_process_executor
@@ -259,12 +268,12 @@ class KafkaAsset:
 
     @cached_property
     def maintenance(self) -> dg.ScheduleDefinition | None:
-        """Keeps the table small, when it is switched on; None where there is no table."""
+        """The schedule of the table's maintenance, off by default; None without a table."""
         return maintenance_schedule(self.settings) if self.settings.table else None
 
     @cached_property
     def sensor(self) -> dg.SensorDefinition:
-        """Watches the consumer group: see :func:`build_group_sensor`."""
+        """The sensor of the consumer group: see :func:`build_group_sensor`."""
         return build_group_sensor(
             name=f"{self.identifier}_sensor",
             group_id=self.group_id,
@@ -313,25 +322,25 @@ class KafkaAsset:
         return {name: value for name, value in self.settings.arguments.items() if name in names}
 
     def _asset(self, run: Callable[..., Any], **its_own: Any) -> dg.AssetsDefinition:
-        """An asset whose op calls this, with what the transform asks for beside its batch."""
+        """Return an asset with an op that calls this function, with the transform's other parameters."""
         keys = self.settings.resources
         declared = self._transform_signature.op_signature(
             [keys.kafka, keys.spark], signature(run).return_annotation
         )
-        run.__signature__ = declared  # type: ignore[attr-defined]  # by which Dagster knows what to give
+        run.__signature__ = declared  # type: ignore[attr-defined]  # Dagster passes these parameters
         given = {name: one.annotation for name, one in declared.parameters.items()}
         # Dagster 1.13.20 still reads the annotations
         run.__annotations__ = {**given, "return": declared.return_annotation}
         with warnings.catch_warnings():
-            # Of backfill_policy, which is our choice unless the user made one
+            # The warning is about backfill_policy, which this package sets by default
             warnings.simplefilter("ignore", dg.BetaWarning)
             return cast("dg.AssetsDefinition", dg.asset(**self._shared_arguments(), **its_own)(run))
 
     def _shared_arguments(self) -> dict[str, Any]:
-        """What both assets are told alike."""
+        """Return the arguments that are the same for both assets."""
         given = self.settings.arguments
         alike = given.keys() - LIVE_ASSET_ONLY - JOB_ARGUMENTS
-        # The budget is asset metadata since a backfill's run carries no op tags
+        # The run budget is asset metadata, because the runs of a backfill have no op tags
         budget = (
             {}
             if self.settings.max_batch_seconds is None
@@ -357,13 +366,13 @@ class KafkaAsset:
         }
 
     def _job(self, asset: dg.AssetsDefinition, tags: dict[str, str]) -> Any:
-        """One process per run.
+        """Return the asset's job, which runs in one process.
 
-        The multiprocess executor leaves a step at work when its run worker is killed.
+        The multiprocess executor would leave a step running after its run worker is killed.
         """
         return dg.define_asset_job(
             f"{asset.key.to_python_identifier()}_job",
-            # The sensor reports the checks all the time
+            # The sensor evaluates the checks at its ticks
             selection=dg.AssetSelection.assets(asset.key).without_checks(),
             executor_def=dg.in_process_executor,
             tags=tags,

@@ -1,6 +1,6 @@
 """Refuse two assets of this process that share a consumer group, or the rows of a topic in one table.
 
-Must not look at Kafka or at the table: runs check those.
+Never reads Kafka or the table: runs check those.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DeclaredAsset(Protocol):
-    """What was declared: a ``KafkaAsset``. Its settings may outlive it."""
+    """A declared ``KafkaAsset``. Its settings may outlive it."""
 
     @property
     def settings(self) -> KafkaAssetSettings: ...  # noqa: D102 - the class documents it
@@ -40,9 +40,9 @@ def claim_group(declared: DeclaredAsset) -> None:
     if (owner := _asset_with_same_group(asset)) is not None:
         raise InvalidSettingError(
             f"group_id of asset {_describe_asset(asset)} is {asset.group_id!r}, which asset "
-            f"{_describe_asset(owner)} has too: {asset.target} and {owner.target} would get the records of "
-            "half of the partitions each. Give each asset a group of its own; more runs of one asset are "
-            "max_live_runs of sensor"
+            f"{_describe_asset(owner)} has too. {asset.target} and {owner.target} would each get the records "
+            "of half of the partitions. Fix: give each asset its own group_id. For more runs of one asset "
+            "raise max_live_runs of sensor."
         )
     if (writer := _asset_with_same_rows(asset)) is not None:
         topics = ", ".join(sorted({*asset.topics} & {*writer.topics}))
@@ -62,13 +62,13 @@ def settings_of_group(group_id: str) -> KafkaAssetSettings | None:
 
 
 def _asset_with_same_group(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
-    """Another asset that took the group."""
+    """Return the asset that has reserved the group, unless it is this one; None for none."""
     owner = _claimed_assets.get(_group_key(asset))
     return None if owner is None or owner.settings.identifier == asset.identifier else owner.settings
 
 
 def _asset_with_same_rows(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
-    """Another asset that writes rows of the same topics to the same table or sink."""
+    """Return another asset that writes rows of the same topics to the same table or sink; None for none."""
     for owner in list(_claimed_assets.values()):
         other = owner.settings
         if (
@@ -81,7 +81,7 @@ def _asset_with_same_rows(asset: KafkaAssetSettings) -> KafkaAssetSettings | Non
 
 
 def _row_target(asset: KafkaAssetSettings) -> object:
-    """The sink, or the table in the catalogs of the Spark that the resource of this key reaches."""
+    """Return the sink, or the table together with the key of the Spark resource that has its catalog."""
     return asset.sink or (asset.resources.spark, asset.table)
 
 
@@ -90,5 +90,5 @@ def _describe_asset(asset: KafkaAssetSettings) -> str:
 
 
 def _group_key(asset: KafkaAssetSettings) -> tuple[str, str]:
-    """Of the cluster that the resource of this key reaches."""
+    """Return the group together with the key of the Kafka resource that has its cluster."""
     return asset.resources.kafka, asset.group_id

@@ -1,4 +1,4 @@
-"""Resolve the values of ``defs.yaml``: settings, functions and resources. Opens nothing."""
+"""Resolve the values of ``defs.yaml``: settings, functions and resources. Opens no connection."""
 
 # No `from __future__ import annotations` here: pydantic and Dagster read the annotations.
 import re
@@ -30,7 +30,7 @@ from kafka_liveness_dagster.settings.validation import CheckedResource, Validate
 
 
 def argument_descriptions(documented: Any) -> dict[str, str]:
-    """The words of each argument in a docstring, each on one line."""
+    """Return the description of each argument in a docstring, each as one line."""
     found = docstring_parser.parse(documented.__doc__ or "").params
     return {one.arg_name: " ".join((one.description or "").split()) for one in found}
 
@@ -44,12 +44,12 @@ def _described_field(name: str) -> Any:
 
 
 def _tags_as_text(context: dg.ResolutionContext, tags: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """Tags as Dagster has them: YAML's ``tier: 1`` is text, too."""
+    """Return the tags as text, which Dagster requires; YAML has a number in ``tier: 1``."""
     return None if tags is None else {name: str(one) for name, one in context.resolve_value(tags).items()}
 
 
 def _version_as_text(context: dg.ResolutionContext, version: str | None) -> str | None:
-    """A version as text: Dagster makes a number of ``"7"``."""
+    """Return the version as text, because Dagster turns ``"7"`` into a number."""
     return None if version is None else str(context.resolve_value(version))
 
 
@@ -57,7 +57,7 @@ _Version = dg.Resolver(_version_as_text, model_field_type=str | None, inject_bef
 
 
 class RetryPolicyModel(dg.Model):
-    """``dg.RetryPolicy``, as far as YAML can say it."""
+    """The fields of ``dg.RetryPolicy`` that YAML can express."""
 
     max_retries: int = 1
     delay: float | None = None
@@ -74,9 +74,9 @@ _Tags = Annotated[
 
 
 class AssetAttributes(dg.Model, dg.Resolvable):
-    """Of the live asset and the crash lag asset.
+    """Attributes of the live asset and the crash lag asset.
 
-    :class:`AssetArguments`, but for ``ins`` and ``hooks`` of Python's.
+    They are those of :class:`AssetArguments`, without ``ins`` and ``hooks``, which only Python can express.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -101,7 +101,7 @@ class AssetAttributes(dg.Model, dg.Resolvable):
     run_tags: _Tags = _described_field("run_tags")
 
     def dagster_arguments(self) -> dict[str, Any]:
-        """What was said."""
+        """Return the attributes that are set, by name."""
         given = {name: getattr(self, name) for name in AssetAttributes.model_fields}
         return {name: set(one) if name == "kinds" else one for name, one in given.items() if one is not None}
 
@@ -111,16 +111,16 @@ _ENV = re.compile(r"\s*\{\{\s*env\.(\w+)\s*\}\}\s*")
 
 
 def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names; a leading dot is the folder of the ``defs.yaml``.
+    """Return the function ``package.module:function``; a leading dot means the folder of the ``defs.yaml``.
 
     Raises:
-        InvalidSettingError: there is no such module, or nothing to call by this name in it.
+        InvalidSettingError: there is no such module, or it has no callable of this name.
     """
     module_name, _, name = path.rpartition(":" if ":" in path else ".")
     if not module_name.strip(".") or not name:
         raise InvalidSettingError(
-            f"{path!r} names no function: write package.module:function, or .module:function for a module "
-            "beside this file"
+            f"{path!r} names no function. Fix: write package.module:function, or .module:function for a "
+            "module in this folder"
         )
     if module_name.startswith("."):
         here = dg.ComponentLoadContext.from_resolution_context(context)
@@ -129,20 +129,22 @@ def load_function(context: dg.ResolutionContext, path: str) -> Callable[..., Any
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and lacks what it imports
+            raise  # the module exists, but one of its own imports is missing
         raise InvalidSettingError(
-            f"{path!r} names a function of {module_name}, but there is no such module"
+            f"{path!r} names a function of {module_name}, but there is no such module. Fix: correct the name"
         ) from None
     found = getattr(module, name, None)
     if not callable(found):
-        raise InvalidSettingError(f"{path!r} names {name!r} of {module_name}, which has no such function")
+        raise InvalidSettingError(
+            f"{path!r} names {name!r} of {module_name}, which has no such function. Fix: correct the name"
+        )
     return found  # type: ignore[no-any-return]
 
 
 def permissive_types(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """For each field a type that takes every value, to be refused by name later.
+    """Return a type for each field that accepts every value; a later check refuses it by name.
 
-    Editors and ``dg`` are told more.
+    The JSON Schema for editors and ``dg`` has the field's real type.
     """
     kinds: dict[str, Any] = {name: (field.rebuild_annotation(), ...) for name, field in fields.items()}
     asked: type[BaseModel] = create_model("Wanted", **kinds)
@@ -151,13 +153,13 @@ def permissive_types(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
         name: given["$defs"][one["$ref"]] if "$ref" in one else one
         for name, one in given["properties"].items()
     }
-    # Text may be a template
+    # The text of any field may be a template
     either = {name: {"anyOf": [one, {"type": "string"}]} for name, one in wanted.items()}
     return {name: Annotated[Any, WithJsonSchema(one)] for name, one in either.items()}
 
 
 def setting_resolver(settings: type[ValidatedSettings]) -> dg.Resolver:
-    """How YAML gives a setting: as it is written, or as a template says."""
+    """Return the resolver of a setting in YAML: its value, or the value of its template."""
 
     def read(context: dg.ResolutionContext, value: Any) -> Any:
         return resolve_value(context, settings.model_fields[str(context.path[-1])], value)
@@ -166,9 +168,9 @@ def setting_resolver(settings: type[ValidatedSettings]) -> dg.Resolver:
 
 
 def resolve_value(context: dg.ResolutionContext, field: FieldInfo, value: Any) -> Any:
-    """What YAML says of a field.
+    """Return the value of a field in YAML.
 
-    A template gives text, also where a number is wanted; other text stays text.
+    The text of a template is converted to the field's type. Other text stays text.
     """
     found = _resolve(context, value)
     is_word = isinstance(field.annotation, type) and issubclass(field.annotation, Enum)
@@ -179,7 +181,7 @@ def resolve_value(context: dg.ResolutionContext, field: FieldInfo, value: Any) -
 
 
 def _resolve(context: dg.ResolutionContext, value: Any) -> Any:
-    """Dagster makes a number of every text that looks like one; here templates alone are its."""
+    """Let Dagster resolve templates only, because it turns every text that looks like a number into one."""
     if isinstance(value, dict):
         return {key: _resolve(context.at_path(key), inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -192,7 +194,7 @@ def _is_text_type(kind: Any) -> bool:
 
 
 def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
-    """How YAML declares a resource: in a section with its fields, or as what a template gives."""
+    """Return the resolver of a resource in YAML: a section with its fields, or a template."""
     kinds = resource.settings_class.model_fields
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
@@ -213,9 +215,9 @@ def resource_in_yaml(resource: type[CheckedResource]) -> dg.Resolver:
 
 
 def group_in_yaml(group: type[SettingsGroup]) -> dg.Resolver:
-    """How YAML gives a group of settings: in a section of its own.
+    """Return the resolver of a group of settings in YAML, which has its own section.
 
-    It is made where all can be told that is wrong.
+    The component creates the group, so that one error lists all invalid settings.
     """
 
     def read(context: dg.ResolutionContext, name: str, value: Any) -> Any:
@@ -237,7 +239,7 @@ def group_in_yaml(group: type[SettingsGroup]) -> dg.Resolver:
 def _section_model(
     of: type[BaseModel], fields: Mapping[str, tuple[FieldInfo, FieldInfo]], base: type[BaseModel]
 ) -> type[BaseModel]:
-    """A section of YAML with fields of these kinds, each with default and description.
+    """Return the model of a YAML section with these fields, each with its default and description.
 
     A value may be a template.
     """
@@ -265,12 +267,12 @@ class _StrictModel(dg.Model):
 
 
 def docstring_as_markdown(text: str) -> str:
-    """Words of a docstring, as editors show them."""
+    """Return a docstring as Markdown, which editors show."""
     return " ".join(re.sub(r":(class|func|meth):", "", text).replace("``", "`").split())
 
 
 def _resolve_section(context: dg.ResolutionContext, section: Any, read: Callable[..., Any]) -> Any:
-    """What a section says, or what a template gives in its place."""
+    """Return the values of a section, or the value of a template in its place."""
     if not isinstance(section, BaseModel):
         return context.resolve_value(section)
     values = section.model_dump(exclude_unset=True)
@@ -278,7 +280,7 @@ def _resolve_section(context: dg.ResolutionContext, section: Any, read: Callable
 
 
 def _env_var(context: dg.ResolutionContext, value: Any) -> Any:
-    """A value in which ``{{ env.NAME }}`` stays a name until a run needs it.
+    """Return a value with each ``{{ env.NAME }}`` as a variable that a run resolves.
 
     The UI shows the name, not the secret.
     """

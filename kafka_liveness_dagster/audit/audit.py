@@ -1,7 +1,7 @@
 """Audit a group: read its commit logs and its ledger, and certify that every offset is in the table once.
 
-Metadata only, unless a deep look is asked for: then Spark compares rows and records too. Never joins, never
-commits, never writes a row. ``audit.certificate`` judges.
+Reads metadata. A deep audit also lets Spark compare the rows with the records. ``audit.certificate`` judges.
+Never joins the group, commits an offset or writes a row.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 class NothingToAuditError(InvalidSettingError):
-    """No commit of the group, or no table that its rows go to."""
+    """An audit without a target: the group has no commit, or its table is not known."""
 
 
 @dataclass(frozen=True)
 class GroupAudit:
     """One audit of one group.
 
-    The commit logs and the log's ends are read before the table, so the table of a group at work may be
-    ahead of them.
+    The commit logs and the log ends are read before the table. While the group runs, the table may be ahead
+    of them.
 
     Args:
-        cluster: where the group is.
-        session: gives a Spark session of a server whose catalog has the table; not called for a sink.
-        topics: only these; all that the group has committed to, and that the table has of another life,
-            unless given.
-        table: instead of the one that the catch-up commit log names.
+        cluster: the cluster that has the group.
+        session: returns a Spark session on a server that has the table's catalog; not called for a sink.
+        topics: the topics to audit. Without any: all that the group has committed to, and recreated topics
+            that the table has rows of.
+        table: the table; by default the one that the catch-up commit log names.
         sink_ledger: the ledger of the custom sink that the rows go to.
     """
 
@@ -62,17 +62,18 @@ class GroupAudit:
         """Return the certificate as of now.
 
         Raises:
-            NothingToAuditError: nobody says what to audit; with what helps.
-            KafkaLivenessError: broker, Spark or table could not be asked.
+            NothingToAuditError: the group has no commit, or no target is known. The message has the fix.
+            KafkaLivenessError: the broker, Spark or the table did not respond.
         """
         check_group_id(self.group_id)
-        commits = self._commits()  # before the ledger is read: what is committed was written before that
+        # Read before the ledger: rows are written before their offsets are committed, so the ledger has them
+        commits = self._commits()
         target = self._target(commits)
         is_table = self.sink_ledger is None and (self.table is not None or is_table_name(target))
         if deep and not is_table:
             raise NothingToAuditError(
-                f"--deep compares rows of an Iceberg table, but the rows of group {self.group_id} go to the "
-                f"sink {target}: leave it out, or name a table with --table"
+                f"Option --deep needs an Iceberg table, but group {self.group_id} writes to sink {target}. "
+                "Nothing was compared. Fix: omit --deep, or name a table with --table"
             )
         ledger = self._table_ledger(target) if is_table else self.sink_ledger
         history = ledger.prove() if ledger is not None else None
@@ -107,10 +108,10 @@ class GroupAudit:
         )
 
     def _target(self, commits: Mapping[TopicPartition, PartitionState]) -> str:
-        """Return where the rows go: as an option has it, else as the catch-up commit log names it.
+        """Return the target of the rows: the option's, else the one that the catch-up commit log names.
 
         Raises:
-            NothingToAuditError: the commits name none, several, or another one than the sink.
+            NothingToAuditError: the commits name no target, several, or another one than the sink.
         """
         if self.table is not None:
             return self.table
@@ -120,8 +121,8 @@ class GroupAudit:
         named = sorted({one.catch_up_log.target for one in commits.values() if one.catch_up_log.target})
         if named not in ([], [target]):
             raise NothingToAuditError(
-                f"the rows of group {self.group_id} go to {', '.join(named)}, not to the sink {target}. Fix: "
-                "name the asset whose group this is with --sink"
+                f"The rows of group {self.group_id} go to {', '.join(named)}, not to sink {target}. Fix: "
+                "name the asset of this group with --sink"
             )
         return target
 
@@ -132,7 +133,7 @@ class GroupAudit:
         return TableLedger(IcebergTable(target), self.session)
 
     def _commits(self) -> dict[TopicPartition, PartitionState]:
-        """What both logs say of the partitions that one of them names."""
+        """Return the state of each partition that one of both commit logs names."""
         asked = self.cluster.partitions(self.topics or self.cluster.topics())
         live, catch_up = (
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
@@ -147,7 +148,7 @@ class GroupAudit:
     def _recreated_partitions(
         self, history: LedgerHistory, commits: Mapping[TopicPartition, PartitionState]
     ) -> dict[TopicPartition, PartitionState]:
-        """Return the partitions of recreated topics: the broker deleted their commits."""
+        """Return the partitions of recreated topics. The broker deleted the commits of the old topics."""
         known = {tp.topic: entry.topic_id for tp, entry in history.ledger.entries.items()}
         rest = sorted(set(known) - {tp.topic for tp in commits} if not self.topics else ())
         there = set(self.cluster.topics()) if rest else set()
@@ -194,40 +195,41 @@ class GroupAudit:
     def _nothing_to_audit_error(self) -> NothingToAuditError:
         of = f" for {', '.join(self.topics)}" if self.topics else ""
         return NothingToAuditError(
-            f"there is nothing to audit: no offset of group {self.group_id!r} is committed{of} at "
-            f"{self.cluster.settings.bootstrap_servers}. When its topic was deleted, or its offsets "
-            "expired, the table still knows: name it with --table"
+            f"No offset of group {self.group_id!r} is committed{of} at "
+            f"{self.cluster.settings.bootstrap_servers}. Nothing was audited. If its topic was deleted or "
+            "its offsets expired, the table still has the ledger. Fix: check the group id, or name the table "
+            "with --table"
         )
 
 
 def _audited_target(group_id: str, commits: Mapping[TopicPartition, PartitionState]) -> str:
-    """Where the rows go, as the catch-up commit log says."""
+    """Return the target that the catch-up commit log names; raise if it names none or several."""
     named = sorted({one.catch_up_log.target for one in commits.values() if one.catch_up_log.target})
     if len(named) == 1:
         return named[0]
     replaced = {tp: one.catch_up_log.external for tp, one in commits.items() if one.catch_up_log.external}
     if not named and replaced:
         raise NothingToAuditError(
-            f"no commit of group {group_id} names the table that its rows go to: external commits replaced "
-            f"the catch-up commit log, {group_id}{CATCH_UP_SUFFIX} "
+            f"No commit of group {group_id} names its table: external commits replaced the catch-up commit "
+            f"log, {group_id}{CATCH_UP_SUFFIX} "
             f"({join_some([f'{tp}, {one}' for tp, one in replaced.items()])}). Fix: name the table with "
             "--table; or start a live run, which rewrites the log of a group with a table"
         )
     if not named:
         raise NothingToAuditError(
-            f"no commit of group {group_id} says where its rows go: it runs without table, with a sink that "
-            "cannot be asked. Name the table with --table, or run the live lane once"
+            f"No commit of group {group_id} names a target. A group without a table, or with a sink that has "
+            "no ledger, records none. Fix: name the table with --table, or run the live lane once"
         )
     raise NothingToAuditError(
-        f"the partitions of group {group_id} name several targets: {', '.join(named)}. The asset was given "
-        "another table, or several assets share the group: name one with --table, and with --topic what "
-        "goes there"
+        f"The partitions of group {group_id} name several targets: {', '.join(named)}. The asset got another "
+        "table, or several assets share the group. Fix: name one table with --table, and its topics with "
+        "--topic"
     )
 
 
 def _compacted_topics(cluster: Cluster, topics: Collection[str]) -> set[str]:
-    """The topics in whose middle records may vanish; none where the broker may not be asked."""
-    from confluent_kafka import KafkaException  # noqa: PLC0415 - only for a deep look
+    """Return the topics that compaction removes records from; none if the broker rejects the query."""
+    from confluent_kafka import KafkaException  # noqa: PLC0415 - only a deep audit needs it
     from confluent_kafka.admin import ConfigResource  # noqa: PLC0415
 
     from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS  # noqa: PLC0415

@@ -8,7 +8,7 @@ Reads nothing: ``audit.audit`` fetches the states, the ledger's commits and the 
 >>> entry = LedgerEntry((Span(0, 70), Span(100, 120)), first_offset=0)
 >>> state = PartitionState(120, metadata, log_start=0, log_end=120, ledger_entry=entry)
 >>> print(PartitionCertificate(TopicPartition("orders", 3), state).verdict)
-every offset from 0 to 120 is in the table once, but for 30 pending (70-100)
+every offset from 0 to 120 is in the table once, except 30 pending (70-100)
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SpanFinding(NamedTuple):
     """One kind of offsets that the audit names.
 
     Attributes:
-        key: in the JSON of each partition; ``<key>_offsets`` is the total of the group.
-        attribute: of a ``PartitionCertificate``, which has the spans.
-        column: of the text output; empty for a kind that the sentences name alone.
+        key: the key in the JSON of each partition; ``<key>_offsets`` is the total of the group.
+        attribute: the attribute of ``PartitionCertificate`` that has the spans.
+        column: the column of the text output; empty for a kind that only the sentences name.
     """
 
     key: str
@@ -62,13 +62,13 @@ SPAN_FINDINGS = (
 
 @dataclass(frozen=True)
 class PartitionCertificate:
-    """One partition.
+    """The certificate of one partition.
 
     Attributes:
-        state: its records; without a ledger entry where there is no ledger to read.
+        state: the partition's commits and its ledger entry; no entry where no ledger can be read.
         rewritten: offsets that more than one snapshot wrote.
-        rows: what the rows say; None where they were not looked at.
-        group_id: the group that is audited; empty where only its commits are known.
+        rows: the comparison of the rows; None without a deep audit.
+        group_id: the audited group; empty where only its commits are known.
         is_table: whether the rows go to a table; else to a custom sink.
     """
 
@@ -88,7 +88,7 @@ class PartitionCertificate:
 
     @property
     def start(self) -> int | None:
-        """The first offset of the group; None where no record has it."""
+        """The first offset of the group; None where it is not recorded."""
         return self.state.origin.start if self.state.origin else None
 
     @cached_property
@@ -100,26 +100,26 @@ class PartitionCertificate:
 
     @cached_property
     def pending(self) -> tuple[Span, ...]:
-        """Pending offsets that no record proves done."""
+        """Pending offsets that neither a commit log nor the ledger proves done."""
         return self.state.outstanding
 
     @property
     def pending_expired(self) -> tuple[Span, ...]:
-        """Pending offsets whose records the broker deleted: no backfill can process them."""
+        """Pending offsets below the log start: the broker deleted their records, so no backfill can work."""
         return intersection(self.pending, [Span(0, self.state.log_start)])
 
     @cached_property
     def written_off(self) -> tuple[Span, ...]:
-        """Offsets written off by a person, or reported as lost."""
+        """Offsets that were written off, or reported as lost."""
         return difference(intersection(self.state.written_off, self.certified_range), self._written)
 
     @cached_property
     def missing_rows(self) -> tuple[Span, ...]:
         """Committed offsets that are neither in the table, nor pending, nor written off.
 
-        The table lost their rows, or an external commit replaced the record that they are pending.
+        The table lost their rows, or an external commit removed the record that they are pending.
         """
-        if self.state.ledger_entry is None:  # both commit logs alone: an external commit proves nothing
+        if self.state.ledger_entry is None:  # an external commit in the live commit log proves nothing
             return (
                 () if self.state.live_metadata else difference(self.certified_range, self.state.written_off)
             )
@@ -127,12 +127,15 @@ class PartitionCertificate:
 
     @property
     def is_record_replaced(self) -> bool:
-        """Whether an external commit replaced the record of what is missing; else the table has lost it."""
+        """Return whether an external commit removed the record of the missing offsets.
+
+        Otherwise the table has lost their rows.
+        """
         return not self.state.proves_loss
 
     @cached_property
     def in_table(self) -> tuple[Span, ...]:
-        """Certified offsets that the ledger has, and that are not pending."""
+        """Certified offsets that the ledger has and that are not pending."""
         return difference(intersection(self._written, self.certified_range), self.pending)
 
     @property
@@ -149,7 +152,7 @@ class PartitionCertificate:
 
     @property
     def done(self) -> tuple[Span, ...]:
-        """Offsets that a record proves done, in the table and beyond the commit too."""
+        """Offsets that the ledger or a commit log proves done, also above the commit."""
         return union((*self._written, *self.by_commits_only))
 
     @cached_property
@@ -164,7 +167,7 @@ class PartitionCertificate:
 
     @property
     def statement(self) -> str:
-        """The sentence of a partition without faults."""
+        """The sentence on a partition without faults."""
         if not self.certified_range:
             return (
                 "nothing is committed yet"
@@ -173,7 +176,9 @@ class PartitionCertificate:
             )
         (life,) = self.certified_range
         if self.state.ledger_entry is None:
-            sentence = f"both commit logs say that every offset from {life.start} to {life.end} is processed"
+            sentence = (
+                f"according to both commit logs, every offset from {life.start} to {life.end} is processed"
+            )
         else:
             sentence = f"every offset from {life.start} to {life.end} is in the {self._target} once"
         return sentence + _exceptions_text(
@@ -207,13 +212,13 @@ class PartitionCertificate:
             return
         if state.committed is None and self.start is not None:
             yield (
-                f"nothing is committed, though the group began at {self.start} and the {self._target} has "
-                f"{format_spans(self._written)}: "
-                f"its offsets were deleted, or expired. The next live run goes on from the {self._target}"
+                f"No offset is committed, but the group began at {self.start} and the {self._target} has "
+                f"{format_spans(self._written)}. Its offsets were deleted or expired. Fix: start a live run, "
+                f"which continues from the {self._target}"
             )
         if state.committed is not None and self.start is None:
             yield (
-                "no record has the group's start on this log: a lane without a table or another program "
+                "The group's start on this log is not recorded. A lane without a table or another client "
                 "committed last, or this is not the group's table. Fix: run the live lane once, or name "
                 "the table with --table"
             )
@@ -232,20 +237,20 @@ class PartitionCertificate:
         if not self.is_record_replaced:
             return (
                 f"{sentence}: they were committed after their rows were written, and the {self._target} has "
-                "lost them: it was dropped, replaced or rolled back. Restore it, or set "
+                "lost them. It was dropped, replaced or rolled back. Fix: restore it, or set "
                 "on_missing_rows='crash_lag'"
             )
         unknown = self.state.ledger_entry is None or not self.state.ledger_entry.is_complete
         why = f", and the {self._target} has no record" if unknown else ""
         return (
-            f"{sentence}: forgotten by a commit that is not this package's{why}. The next live run makes "
-            "them pending again"
+            f"{sentence}: an external commit removed the record that they are pending{why}. Fix: start a "
+            "live run, which makes them pending again"
         )
 
     def _notes(self) -> Iterator[str]:
         for one in self.state.external_commits:
             if one.log == "first":
-                yield f"another program's metadata is committed: {one.metadata[:80]!r}"
+                yield f"another client committed the metadata {one.metadata[:80]!r}"
             else:
                 by = "a newer version" if one.is_from_newer_version else "an external commit"
                 if one.is_from_newer_version or self.state.ledger_entry is None:
@@ -254,26 +259,26 @@ class PartitionCertificate:
                     rewritten = ", which the next run rewrites"
                 yield f"{by} replaced the catch-up commit log ({one}){rewritten}"
         if self.by_commits_only and self.state.ledger_entry is not None:
-            sentence = f"the {self._target}'s history that would show it has expired"
-            yield f"{format_spans(self.by_commits_only)} by the commit logs' word alone: {sentence}"
+            sentence = f"the {self._target}'s history of these offsets expired"
+            yield f"{format_spans(self.by_commits_only)} is recorded by the commit logs alone: {sentence}"
         if self.uncommitted:
-            yield f"the {self._target} has {format_spans(self.uncommitted)} above the commit already"
+            yield f"the {self._target} already has {format_spans(self.uncommitted)}, above the commit"
         if (
             self.state.committed is not None
             and (unread := Span(self.state.committed, self.state.log_start)).size > 0
         ):
-            yield f"{unread} expired before anybody read it"
+            yield f"{unread} expired before the group read it"
         yield from self.rows.notes() if self.rows else ()
 
 
 @dataclass(frozen=True)
 class GroupCertificate:
-    """All of a group.
+    """The certificate of a group.
 
     Attributes:
-        target: the table, or a sink of the user's own.
-        is_table: whether it is a table.
-        snapshot_id: the table's, at the time; None where it has none, or is none.
+        target: the table, or a custom sink.
+        is_table: whether the target is a table.
+        snapshot_id: the audited snapshot of the table; None for a sink, and for a table without snapshots.
         history: the table's visible snapshots, the newest first.
     """
 
@@ -287,7 +292,7 @@ class GroupCertificate:
 
     @property
     def is_certified(self) -> bool:
-        """Whether every partition is."""
+        """Return whether every partition is certified."""
         return all(p.is_certified for p in self.partitions)
 
     @property
@@ -302,7 +307,7 @@ class GroupCertificate:
             size(difference(p.certified_range, (*p.pending, *p.written_off))) for p in self.partitions
         )
         has_ledger = any(p.state.ledger_entry is not None for p in self.partitions)
-        how = "is processed, as both commit logs say"
+        how = "is processed according to both commit logs"
         if self.is_table or has_ledger:
             how = f"is in the {'table' if self.is_table else 'sink'} once"
         count = f"{len(self.partitions)} partition{'s' if self.partitions[1:] else ''}"
@@ -317,24 +322,24 @@ class GroupCertificate:
         return sentence + (f"; {empty:,} of them have a record, but no row" if empty else "")
 
     def _count_all(self, name: str) -> tuple[int, str]:
-        """How many offsets, and which, of all partitions."""
+        """Return the number of a kind's offsets in all partitions, and the first of their ranges as text."""
         found = [(p.topic_partition, span) for p in self.partitions for span in getattr(p, name)]
         return sum(span.size for _, span in found), join_some([f"{at}:{span}" for at, span in found])
 
 
 def format_spans(spans: Iterable[Span]) -> str:
-    """The first of them."""
+    """Return the first spans as text; ``nothing`` for none."""
     return join_some(list(spans)) or "nothing"
 
 
 def _exceptions_text(
     pending: tuple[int, str], expired_pending: tuple[int, str], written_off: tuple[int, str]
 ) -> str:
-    """What is excepted: how many offsets, and which."""
+    """Return the clause on the exceptions: how many offsets, and which; empty for none."""
     parts = []
     if pending[0]:
         expired = f", {expired_pending[0]:,} of them expired at the broker" if expired_pending[0] else ""
         parts.append(f"{pending[0]:,} pending ({pending[1]}{expired})")
     if written_off[0]:
         parts.append(f"{written_off[0]:,} written off ({written_off[1]})")
-    return f", but for {' and '.join(parts)}" if parts else ""
+    return f", except {' and '.join(parts)}" if parts else ""

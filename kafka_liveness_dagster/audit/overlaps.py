@@ -32,10 +32,12 @@ _ENTRY = re.compile("(?P<topic>[^ /]+)/[^ ]*|(?P<partition>[0-9]+)(?:@[0-9]+)?:(
 
 
 def find_overlaps(history: Iterable[LedgerCommit]) -> dict[TopicPartition, tuple[Span, ...]]:
-    """Offsets that more than one snapshot wrote: replays, of which the later replaced the earlier.
+    """Return the offsets that more than one snapshot wrote, by partition.
+
+    Such offsets were replayed: the later write replaced the earlier one.
 
     Raises:
-        UnknownLedgerFormatError: one of their texts cannot be read.
+        UnknownLedgerFormatError: a snapshot's text cannot be read.
     """
     found: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for write in history:
@@ -48,7 +50,7 @@ def find_overlaps(history: Iterable[LedgerCommit]) -> dict[TopicPartition, tuple
 
 
 def _scan_spans(text: str, found: defaultdict[tuple[str, str], list[tuple[int, int]]]) -> None:
-    """Collect the offsets of a text, in a sixth of the time that decoding takes."""
+    """Collect the offsets of a text; takes a sixth of the time of decoding it."""
     topic = ""
     words = _ENTRY.findall(text)
     if len(words) != len(text.split()):

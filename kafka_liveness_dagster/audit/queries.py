@@ -1,7 +1,7 @@
-"""Compare the rows of a table with the records of its topics, by Spark. Never writes.
+"""Compare the rows of a table with the records of its topics, in Spark.
 
-``compare_rows`` reads every row and every record; what comes back is a few numbers a partition, however many
-offsets are found.
+``compare_rows`` reads every row and every record. Spark returns a few numbers per partition, however many
+offsets it finds. Never writes a row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _MAX_RUNS = 64
-"""Of each partition's log: what is found is told by the stretch it lies in."""
+"""The stretches into which each partition's log is divided. A finding names its stretch."""
 _COMPARISON_QUERY = """
 WITH held AS (
   SELECT topic, partition, offset, sum(n) AS rows, sum(n - 1) AS again
@@ -57,14 +57,14 @@ FROM (SELECT *, explode(kinds) AS kind FROM judged) GROUP BY topic, partition, k
 
 @dataclass(frozen=True)
 class ComparisonScope:
-    """What is compared of one partition.
+    """The scope of the comparison of one partition.
 
     Attributes:
-        start: the first offset that the group answers for.
-        committed: above it nothing is expected.
-        done: offsets that a record proves done.
-        topic_offsets: log start and log end, asked after the table.
-        compacted: as its topic's cleanup.policy says.
+        start: the first offset of the group.
+        committed: the committed offset; above it no row is expected.
+        done: offsets that the ledger or a commit log proves done.
+        topic_offsets: log start and log end, read after the table.
+        compacted: whether the topic's cleanup.policy includes compact.
     """
 
     start: int
@@ -76,7 +76,7 @@ class ComparisonScope:
 
     @property
     def records(self) -> Span:
-        """The offsets whose records are read."""
+        """The offsets of the records to read."""
         last = max((span.end for span in self.done), default=0)
         return Span(
             max(self.start, self.topic_offsets.start), min(self.topic_offsets.end, max(self.committed, last))
@@ -90,10 +90,13 @@ def compare_rows(
     scopes: Mapping[TopicPartition, ComparisonScope],
     kafka_options: Mapping[str, str],
 ) -> dict[TopicPartition, RowComparison]:
-    """What the rows of one snapshot say, beside what is done and what the topic has.
+    """Compare the rows of one snapshot with the offsets that are done and with the topic's records.
+
+    Returns:
+        A comparison for each partition of ``scopes``.
 
     Raises:
-        TableUnreadableError: Spark could not read the records, or the rows.
+        TableUnreadableError: Spark could not read the records or the rows.
     """
     try:
         found = _comparison_query(
@@ -101,9 +104,9 @@ def compare_rows(
         ).collect()
     except PySparkException as error:
         raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the rows of {table.name} could not be compared with their records "
-            f"({summary_line(error)[:300]}): when retention deleted records meanwhile, or the snapshot was "
-            "expired, audit again; else look at Spark's log"
+            f"The rows of {table.name} could not be compared with their records "
+            f"({summary_line(error)[:300]}). No verdict was reached. Fix: audit again if retention deleted "
+            "records meanwhile or the snapshot expired; otherwise read Spark's log"
         ) from error
     rows: dict[TopicPartition, list[Row]] = {tp: [] for tp in scopes}
     for row in found:
@@ -117,7 +120,7 @@ def _comparison_query(
     scopes: Mapping[TopicPartition, ComparisonScope],
     kafka_options: Mapping[str, str],
 ) -> DataFrame:
-    # Kafka's names of topics have no quotes in them
+    # No escaping: Kafka allows no quotes in the name of a topic
     topics = ", ".join(f"'{topic}'" for topic in sorted({tp.topic for tp in scopes}))
     rows_of_scope = [
         (*tp, s.start, *s.records, s.topic_offsets.end, s.committed, _bucket_size(s))

@@ -1,7 +1,7 @@
-"""Do the rows of a table agree with what the ledger says is done, and with the records of the topic?
+"""Judge whether the rows of a table agree with the ledger and with the records of the topic.
 
-Told counts of offsets, gives sentences; never sees a row. Where the offsets of one finding lie is known by
-stretches of the log, so that what is told of a million offsets is as short as of ten.
+Takes counts of offsets and returns sentences; never reads a row. A finding names stretches of the log, so its
+text is as short for a million offsets as for ten.
 
 >>> print(*merge_dense([OffsetRun(0, 4, 2), OffsetRun(70, 80, 10), OffsetRun(80, 120, 40)]), sep=", ")
 2 within 0-4, 70-120
@@ -22,7 +22,7 @@ _MAX_SHOWN = 6  # stretches in a sentence
 
 @dataclass(frozen=True)
 class OffsetRun:
-    """So many offsets, somewhere in ``[start, end)``: its first and its last are among them."""
+    """A number of offsets within ``[start, end)``, of which the first and the last belong to them."""
 
     start: int
     end: int
@@ -34,12 +34,12 @@ class OffsetRun:
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is all of them."""
+        """Return whether the run has every offset of its range."""
         return self.offsets == self.end - self.start
 
 
 def merge_dense(stretches: Iterable[OffsetRun]) -> tuple[OffsetRun, ...]:
-    """The same offsets; what is dense and touches becomes one."""
+    """Return the same offsets in order, with adjacent dense runs merged."""
     found: list[OffsetRun] = []
     for one in sorted(stretches, key=lambda stretch: stretch.start):
         if found and found[-1].end == one.start and found[-1].is_dense and one.is_dense:
@@ -51,16 +51,16 @@ def merge_dense(stretches: Iterable[OffsetRun]) -> tuple[OffsetRun, ...]:
 
 @dataclass(frozen=True)
 class RowComparison:
-    """What a partition's rows say beside the ledger and the topic's records.
+    """The comparison of a partition's rows with the ledger and the topic's records.
 
     Attributes:
-        rows: how many the table has.
-        outside: offsets with rows that no record proves done.
-        unrecorded: offsets with rows between log start and log end, of which the topic has no record.
-        without_rows: records that are done and have no row: the transform dropped them, or somebody deleted
-            rows.
+        rows: the number of rows in the table.
+        outside: offsets with rows that neither the ledger nor a commit log proves done.
+        unrecorded: offsets between log start and log end that have rows, but no record in the topic.
+        without_rows: offsets that are done and have a record, but no row. The transform dropped the record,
+            or another writer deleted the rows.
         doubled: offsets with rows that are equal in every column.
-        compacted: the topic's own cleanup may have removed records that were there.
+        compacted: whether the topic is compacted, so its cleanup may have removed records.
     """
 
     rows: int = 0
@@ -72,34 +72,33 @@ class RowComparison:
     compacted: bool = False
 
     def faults(self) -> Iterator[str]:
-        """What cannot be, and what helps."""
+        """Yield the findings that fail the audit, each with its fix."""
         if self.outside:
             yield (
-                f"rows of which nobody says that they are done, of {_describe_runs(self.outside)}: another "
-                "program writes to the table. Delete those rows"
+                f"Rows of {_describe_runs(self.outside)} are not recorded as done: another program writes "
+                "to the table. Fix: delete those rows"
             )
         if self.unrecorded and not self.compacted:
             yield (
-                f"rows without a record in the topic, of {_describe_runs(self.unrecorded)}: they are of "
-                "another log, or were never in one. Look whose they are"
+                f"Rows of {_describe_runs(self.unrecorded)} have no record in the topic: they are of another "
+                "log, or were never in one. Fix: find their writer; the audit lists the commits by others"
             )
 
     def notes(self) -> Iterator[str]:
-        """What may be, and should be known."""
+        """Yield the findings that do not fail the audit."""
         yield f"{self.rows:,} rows were compared"
         if self.without_rows:
             yield f"no row for the record of {_describe_runs(self.without_rows)}"
         if self.doubled:
-            yield f"rows that are equal in every column, of {_describe_runs(self.doubled)}"
+            yield f"rows of {_describe_runs(self.doubled)} are equal in every column"
         if self.unrecorded and self.compacted:
             yield (
-                f"rows without a record any more, of {_describe_runs(self.unrecorded)}: the topic is "
-                "compacted"
+                f"rows of {_describe_runs(self.unrecorded)} have no record any more: the topic is compacted"
             )
 
 
 def count_offsets(offsets: int) -> str:
-    """``1 offset``, ``1,000 offsets``."""
+    """Return a number of offsets with its noun: ``1 offset``, ``1,000 offsets``."""
     return f"{offsets:,} offset{'' if offsets == 1 else 's'}"
 
 

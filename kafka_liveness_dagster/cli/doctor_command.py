@@ -97,7 +97,7 @@ def doctor(
     services = _check_services(
         kafka, partial(spark_address, spark), group, embedded=embedded, probed=probe_catalog
     )
-    for finding in chain(services, _check_dagster(module, file)):
+    for finding in chain(services, _check_dagster(module, file, is_embedded=embedded[0])):
         found.append(finding)
         if not as_json:
             _show_finding(finding)
@@ -127,11 +127,12 @@ def _check_services(
     yield from checkup.check_spark(spark, probed)
 
 
-def _check_dagster(module: str | None, file: Path | None) -> Iterator[Finding]:
+def _check_dagster(module: str | None, file: Path | None, *, is_embedded: bool) -> Iterator[Finding]:
     from kafka_liveness_dagster.doctor import dagster_facts  # noqa: PLC0415  `--help` must not wait for it
 
     home = os.environ.get("DAGSTER_HOME")
-    yield from dagster_facts.check_dagster(Path(home).expanduser() if home else None, module, file)
+    folder = Path(home).expanduser() if home else None
+    yield from dagster_facts.check_dagster(folder, module, file, is_embedded=is_embedded)
 
 
 def _show_finding(finding: Finding) -> None:

@@ -53,7 +53,7 @@ class _Verdict(Enum):
     """The known result for offsets that are still to be tried."""
 
     UNKNOWN = "nothing"
-    FAILS_WITH_OTHERS = "they must fail, for they did together with others that do not"
+    FAILS_WITH_OTHERS = "they must fail: they failed together with others that do not fail"
     FAILED = "they failed"
 
 

@@ -225,9 +225,9 @@ def plan_ranges(
     """Plan the next ranges from what is pending, the oldest offsets of each partition first.
 
     They are shared fairly or greedily. With more partitions than ``MAX_SHARES`` the shares rotate instead of
-    becoming smaller. Each range costs Spark a task, a reader and a file: 1,000 ranges of 100 records take
-    longer than 64 of 1,560, and 8 of 12,500 longer than 2 of 50,000. So a large batch has only a quarter of
-    the partitions whose lag does not fit.
+    becoming smaller. Each range costs Spark a task, a reader and a file. So 1,000 ranges of 100 records
+    take longer than 64 of 1,560; 8 of 12,500 take longer than 2 of 50,000. A large batch has only a quarter
+    of the partitions whose lag does not fit.
     """
     whole = {tp: union(spans) for tp, spans in pending.items()}
     lag = {tp: sum(end - start for start, end in spans) for tp, spans in whole.items()}
@@ -259,9 +259,7 @@ def lowest_offsets(spans: Iterable[Span], count: int) -> Iterator[Span]:
 
 def _check_bound(max_records: int) -> None:
     if max_records < 1:
-        raise InvalidSettingError(
-            f"max_poll_records is {max_records}: a batch needs room for at least 1 record"
-        )
+        raise InvalidSettingError(f"max_poll_records is {max_records}: wanted at least 1 record")
 
 
 def _with_lag(lag: Mapping[TopicPartition, int]) -> list[TopicPartition]:

@@ -369,12 +369,12 @@ def external_commit_error(
             "pending offsets again"
         )
     return ExternalCommitError(
-        f"the catch-up commit log of group {group_id} has an external commit: {tp}, {found}. It replaced the "
-        "list of pending offsets that are done, and there is no ledger here to rebuild it from. Nothing "
-        "was joined, written or committed. Fix: give the other program its own group_id. With a table, "
-        f"start a live run: it rewrites the commit. Without one, delete it: `{command} --group "
-        f"{group_id}{CATCH_UP_SUFFIX} --delete-offsets`; both lanes then go on, and all pending offsets of "
-        f"{tp} are processed again"
+        f"the catch-up commit log of group {group_id} has an external commit: {tp}, {found}. It "
+        "replaced the list of pending offsets that are done, and no ledger is available here to rebuild "
+        "it. Nothing was joined, written or committed. Fix: give the other program its own group_id. "
+        f"With a table, start a live run: it rewrites the commit. Without one, delete it: `{command} "
+        f"--group {group_id}{CATCH_UP_SUFFIX} --delete-offsets`; both lanes then continue, and all "
+        f"pending offsets of {tp} are processed again"
     )
 
 
@@ -384,6 +384,7 @@ def _quote(metadata: str) -> str:
 
 def _foreign_commit_error(metadata: str) -> ExternalCommitError:
     return ExternalCommitError(
-        f"the commit metadata {_quote(metadata)} is not this package's (kl1 …): another program, or a newer "
-        "version, commits to this group. Give each its own group_id; nothing was joined or committed"
+        f"the commit metadata {_quote(metadata)} is not this package's (kl1 …): another program, or a "
+        "newer version, committed to this group. Nothing was joined or committed. Fix: give each "
+        "program its own group_id, or upgrade kafka-liveness-dagster"
     )

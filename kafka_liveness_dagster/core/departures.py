@@ -62,8 +62,8 @@ class Run:
         fence_report: the run's own report of the leave, and whether it is back; None if it never left, or
             could not report.
         started: whether its Dagster status is started, not queued or starting.
-        process: status of the process of a run in progress. ``GONE`` needs a second query of Dagster: the
-            run was still in progress after its process was gone.
+        process: status of the process of a run in progress. ``GONE`` needs a second query of Dagster. It
+            shows that the run was still in progress after its process was gone.
         heartbeat_at: its last heartbeat, a counter that changes every half minute; None if it sends none.
         fenced_for_seconds: longest time that it may be out of the group: process timeout plus session
             timeout; None before it reports that.

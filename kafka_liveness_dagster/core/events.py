@@ -36,7 +36,7 @@ class LeaveReason(StoredByName):
     The process is frozen, cut off from the network, or was killed unnoticed.
     """
     PARTITIONS_LOST = "lost its partitions"
-    BROKERS_UNAVAILABLE = "had no answer from a broker for longer than its session timeout"
+    BROKERS_UNAVAILABLE = "got no response from a broker for longer than its session timeout"
     INTERRUPTED = "was ended by a signal to its process"
     """SIGTERM or Ctrl-C without a cancellation of the run; it released its partitions.
 
@@ -108,7 +108,8 @@ class MemberLeft:
     def __str__(self) -> str:
         who = _describe_member(self.run, foreign=self.reason is LeaveReason.EXTERNAL_CLIENT)
         had = f"; it had {_describe_partitions(self.partitions)}" if self.partitions else ""
-        return f"{who} {self.reason.value}{' and came back between two looks' if self.is_back else ''}{had}"
+        back = " and rejoined between two sensor ticks" if self.is_back else ""
+        return f"{who} {self.reason.value}{back}{had}"
 
 
 def _count_members(count: int) -> str:
@@ -122,7 +123,7 @@ class RebalanceStarted:
     members: int
 
     def __str__(self) -> str:
-        return f"a rebalance is under way, with {_count_members(self.members)}"
+        return f"a rebalance began, with {_count_members(self.members)}"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class GhostFound:
     def __str__(self) -> str:
         if self.gone:
             return f"run {self.run} is in progress, but its process is gone"
-        return f"run {self.run} is in progress, but has not been seen at work for {self.seconds:.0f} s"
+        return f"run {self.run} is in progress, but has shown no activity for {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,8 @@ class CrashLagForgotten:
     def __str__(self) -> str:
         who = join_some(self.replaced_by) or "a client that is not in the group now"
         return (
-            f"{self.key}, {self.offsets:,} offsets, is not in the table and was forgotten: {who} replaced "
-            "its commit"
+            f"{self.key}, {self.offsets:,} offsets, is neither in the table nor pending: {who} replaced "
+            "the commit that listed it"
         )
 
 

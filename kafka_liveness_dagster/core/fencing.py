@@ -80,21 +80,21 @@ _RULES = {
         LeaveReason.PARTITIONS_LOST,
         may_rejoin=True,
         remedy=(
-            "The process was silent for longer than its session timeout: a paused machine, or no network. "
-            "Raise session_timeout_seconds where that is usual"
+            "The process sent no heartbeat for longer than its session timeout: the machine was paused, "
+            "or the network was down. Fix: raise session_timeout_seconds if such pauses are common"
         ),
     ),
     FenceReason.BROKERS_UNAVAILABLE: _Rule(
         LeaveReason.BROKERS_UNAVAILABLE,
         may_rejoin=True,
         remedy=(
-            "The member joins again by itself. Fix: check the brokers and the network; raise "
-            "session_timeout_seconds above the outages that are usual"
+            "The member rejoins by itself. Fix: check the brokers and the network, or raise "
+            "session_timeout_seconds above the usual outages"
         ),
     ),
     FenceReason.HANDED_OVER: _Rule(None, may_rejoin=True),
     FenceReason.REPLACED: _Rule(
-        LeaveReason.REPLACED, remedy="Fix: give each consumer of the group a group_instance_id of its own"
+        LeaveReason.REPLACED, remedy="Fix: set another group_instance_id for each consumer of the group"
     ),
     FenceReason.MAX_RUNTIME_REACHED: _Rule(LeaveReason.MAX_RUNTIME_REACHED),
     FenceReason.RUN_CANCELED: _Rule(LeaveReason.CANCELED, releases_partitions=True),

@@ -5,7 +5,7 @@ Judges one snapshot, in numbers and with the fix; reads neither Kafka nor Dagste
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> behind = PartitionSnapshot(TopicPartition("orders", 3), committed=70, live_metadata=None, log_end=120)
 >>> print(lag_below([behind], max_lag=20).message)
-lag 50 is above max_lag=20. Let more runs share it (max_live_runs), or take larger batches (max_poll_records)
+lag 50 is above max_lag=20. Fix: raise max_live_runs, or raise max_poll_records
 
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> hanging = OpenTransaction(TopicPartition("orders", 3), offset=100, offsets=20, open_seconds=1200.0)
@@ -17,7 +17,7 @@ lag 0; no bound is set (max_lag). 20 offsets of orders:3 wait behind a transacti
 >>> from kafka_liveness_dagster.core.offsets import TopicPartition
 >>> waits = PartitionSnapshot(TopicPartition("orders", 0), 70, None, log_end=120)
 >>> [verdict.message for verdict in health_probe([waits], members=0) if verdict.severity is not Severity.FINE]
-['50 offsets wait and the group has no member: is its sensor on? Else start the live job']
+['50 offsets wait and the group has no member. Fix: switch on its sensor, or start the live job']
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ if TYPE_CHECKING:
 
 
 _ORPHANED_RUN = (
-    ". Queued or hanging? The sensor starts another when nothing is seen of it for long, or when it is "
-    "terminated"
+    ". Queued or hung: the sensor starts a replacement later by itself. Fix: terminate the run, so that "
+    "the sensor starts it now"
 )
-_FOREIGN = ". What they commit comes into no table: give them a group id of their own"
-_REJOINS_WITH_NEXT_POLL = ". It joins again with its next poll; its log says what took so long"
-_RESTORE = "Restore it, or set on_missing_rows='crash_lag' and backfill"
-_NO_MEMBERS = ". The group's sensor starts live runs: is it switched on?"
+_FOREIGN = (
+    ". The records that they consume never reach the table. Fix: give these clients a group_id of their own"
+)
+_REJOINS_WITH_NEXT_POLL = ". It rejoins with its next poll. Fix: read its log for the slow batch"
+_RESTORE = "Fix: restore it, or set on_missing_rows='crash_lag' and backfill"
+_NO_MEMBERS = ". Fix: switch on the group's sensor, which starts live runs"
 
 
 class Severity(Enum):
@@ -107,7 +109,7 @@ def group_alive(
         (
             ghosts,
             waits,
-            f"in progress and no member of the group: run {join_some(ghosts)}; lag {lag:,}",
+            f"run {join_some(ghosts)} in progress, but no member of the group; lag {lag:,}",
             _ORPHANED_RUN,
         ),
         # Rule 2: members read; records that other clients consume never reach the table
@@ -119,8 +121,18 @@ def group_alive(
             _FOREIGN,
         ),
         # Rule 3: a run is starting, or will join again
-        (requested or runs.are_coming, Severity.FINE, f"no member, and a run is on its way; lag {lag:,}", ""),
-        (runs.away, Severity.WARNING, f"{gone} and is not back yet, lag {lag:,}", _REJOINS_WITH_NEXT_POLL),
+        (
+            requested or runs.are_coming,
+            Severity.FINE,
+            f"no member, a live run is starting or finishing; lag {lag:,}",
+            "",
+        ),
+        (
+            runs.away,
+            Severity.WARNING,
+            f"{gone} and has not rejoined yet, lag {lag:,}",
+            _REJOINS_WITH_NEXT_POLL,
+        ),
         # Rule 4: the group has no member
         (lag, Severity.ERROR, f"lag {lag:,} and no member{failed}", _NO_MEMBERS),
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
@@ -215,7 +227,7 @@ def lag_below(partitions: Sequence[PartitionSnapshot], max_lag: int | None) -> V
     numbers["max_lag"] = max_lag
     if lag <= max_lag:
         return Verdict(Severity.FINE, f"lag {lag:,}, at most max_lag={max_lag:,}", numbers)
-    remedy = "Let more runs share it (max_live_runs), or take larger batches (max_poll_records)"
+    remedy = "Fix: raise max_live_runs, or raise max_poll_records"
     return Verdict(Severity.WARNING, f"lag {lag:,} is above max_lag={max_lag:,}. {remedy}", numbers)
 
 
@@ -237,7 +249,7 @@ def crash_lag_age(
     ranges = sum(len(p.outstanding) for p in partitions)
     numbers: dict[str, int | float | str] = {"pending_offsets": pending, "pending_ranges": ranges}
     if unsure := replaced_log_lines(p for p in partitions if p.is_upper_bound):
-        return Verdict(Severity.WARNING, f"cannot tell: {join_some(unsure)}", numbers)
+        return Verdict(Severity.WARNING, f"unknown: {join_some(unsure)}", numbers)
     if not pending:
         return Verdict(Severity.FINE, "nothing is pending", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
@@ -249,17 +261,17 @@ def crash_lag_age(
         return Verdict(Severity.FINE, f"{sentence}; no bound is set (max_age_seconds of CrashLag)", numbers)
     numbers["max_crash_lag_age_seconds"] = max_age_seconds
     if oldest_seconds > max_age_seconds:
-        remedy = (
-            "Materialize the partitions that are failed or missing, or let the sensor do it (auto_catch_up)"
-        )
+        remedy = "Fix: materialize the failed and missing partitions, or set auto_catch_up=True"
         return Verdict(Severity.WARNING, f"{sentence}, longer than {max_age_seconds:g} s. {remedy}", numbers)
     if ranges_without_key:
         sentence = (
-            f"{join_some(ranges_without_key)} of {pending:,} pending offsets: no such partition in "
-            "Dagster, so no known age"
+            f"{join_some(ranges_without_key)} of {pending:,} pending offsets: no partition in Dagster, "
+            "so the age is unknown"
         )
         return Verdict(
-            Severity.WARNING, f"{sentence}. The group's sensor adds them: is it switched on?", numbers
+            Severity.WARNING,
+            f"{sentence}. Fix: switch on the group's sensor, which adds the partitions",
+            numbers,
         )
     return Verdict(Severity.FINE, f"{sentence}, at most {max_age_seconds:g} s", numbers)
 
@@ -291,21 +303,21 @@ def retention(partitions: Iterable[PartitionSnapshot], batch_size: int) -> Verdi
         "expired_offsets": sum(r.size for r in lost),
         "offsets_about_to_expire": sum(r.size for r in near),
     }
-    longer = "process them now (crash lag: its partitions), or raise the topic's retention"
+    longer = "process them now (crash lag: materialize its partitions), or raise the topic's retention.ms"
     if lost:
         sentence = (
-            f"expired before they were processed: {join_some(lost)}, {numbers['expired_offsets']:,} offsets"
+            f"{join_some(lost)}, {numbers['expired_offsets']:,} offsets, expired before they were processed"
         )
         remedy = (
-            "For lost offsets: `kafka-liveness write-off` closes pending ranges, on_data_loss='write_off' "
-            "goes on without them"
+            "Fix: close pending ranges with `kafka-liveness write-off`, or set on_data_loss='write_off' "
+            "to continue without the lost offsets"
         )
-        also = f" About to expire: {join_some(near)}: {longer}." if near else ""
+        also = f" About to expire: {join_some(near)}; {longer}." if near else ""
         return Verdict(Severity.ERROR, f"{sentence}.{also} {remedy}", numbers)
     if near:
-        sentence = f"about to expire: {join_some(near)}, {numbers['offsets_about_to_expire']:,} offsets"
-        return Verdict(Severity.WARNING, f"{sentence}: {longer}", numbers)
-    return Verdict(Severity.FINE, "nothing that waits is about to expire", numbers)
+        sentence = f"{join_some(near)}, {numbers['offsets_about_to_expire']:,} offsets, are about to expire"
+        return Verdict(Severity.WARNING, f"{sentence}. Fix: {longer}", numbers)
+    return Verdict(Severity.FINE, "no waiting record is about to expire", numbers)
 
 
 def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_reason: str) -> Verdict:
@@ -317,7 +329,7 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
         unavailable_reason: why the table gave no response; empty when it did.
     """
     if unavailable_reason:
-        return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
+        return Verdict(Severity.WARNING, f"not checked: {unavailable_reason}")
     missing = [
         str(OffsetRange(*p.topic_partition, *span)) for p in seen.partitions for span in p.missing_rows
     ]
@@ -340,13 +352,20 @@ def no_missing_rows(seen: GroupSnapshot, remembered: Sequence[str], unavailable_
             Severity.ERROR, f"{sentence}: it was dropped, replaced or rolled back. {_RESTORE}", numbers
         )
     if forgotten:
-        sentence = f"{join_some(forgotten)}: not in the table: another client replaced the group's commit"
-        return Verdict(Severity.ERROR, f"{sentence}. It is pending again: materialize its partition", numbers)
+        sentence = f"{join_some(forgotten)}: not in the table, and another client replaced the group's commit"
+        return Verdict(
+            Severity.ERROR,
+            (
+                f"{sentence}. Fix: stop that client; the next live run makes the range pending; materialize "
+                "its partition"
+            ),
+            numbers,
+        )
     if replaced := replaced_log_lines(seen.partitions):
         return Verdict(Severity.WARNING, join_some(replaced), numbers)
     return Verdict(
         Severity.FINE,
-        f"every committed offset is in the table or accounted for; {pending:,} are pending",
+        f"every committed offset is in the table, pending or reported as lost; {pending:,} are pending",
         numbers,
     )
 
@@ -364,14 +383,14 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     7 dead letters are pending: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Fix...
     """
     if unavailable_reason:
-        return Verdict(Severity.WARNING, f"cannot tell: {unavailable_reason}")
+        return Verdict(Severity.WARNING, f"not checked: {unavailable_reason}")
     numbers = {"dead_letters": pending.offset_count}
     if not pending.offset_count:
         return Verdict(Severity.FINE, "no dead letter is pending", numbers)
     more = pending.offset_count - len(pending.first_offset)
     named = ", ".join(map(str, pending.first_offset)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if pending.offset_count > 1 else "dead letter is"
-    remedy = "Fix the transform and materialize their partitions, or `kafka-liveness write-off` them"
+    remedy = "Fix: correct the transform and materialize their partitions, or run `kafka-liveness write-off`"
     sentence = (
         f"{pending.offset_count:,} {are} pending: {named}; the first failed with {pending.reason}. {remedy}"
     )
@@ -390,7 +409,7 @@ def _format_count(number: int, noun: str) -> str:
 HANGING_SECONDS = 900.0
 """The broker's limit for an open transaction, unless its ``transaction.max.timeout.ms`` was changed."""
 _REMEDY = (
-    "No reader with read_committed gets them before it ends. If its producer is gone: "
+    "No reader with read_committed gets them before it ends. Fix: if its producer is gone, run "
     "`kafka-transactions.sh --bootstrap-server … find-hanging`, then `abort`"
 )
 
@@ -462,9 +481,9 @@ def _readers_verdict(partitions: Sequence[PartitionSnapshot], members: int) -> V
     if members:
         return Verdict(Severity.FINE, f"members: {members}")
     if not (waits := total_lag(partitions)):
-        return Verdict(Severity.FINE, "no member, and nothing waits")
-    remedy = "is its sensor on? Else start the live job"
-    return Verdict(Severity.ERROR, f"{waits:,} offsets wait and the group has no member: {remedy}")
+        return Verdict(Severity.FINE, "no member, and no record waits")
+    remedy = "Fix: switch on its sensor, or start the live job"
+    return Verdict(Severity.ERROR, f"{waits:,} offsets wait and the group has no member. {remedy}")
 
 
 def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
@@ -473,6 +492,6 @@ def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | No
         return Verdict(Severity.FINE, f"pending offsets: {pending:,}")
     return Verdict(
         Severity.WARNING,
-        f"{pending:,} offsets are pending, more than {max_pending:,}: materialize the partitions of the "
-        "crash lag asset, or let its sensor do it (auto_catch_up)",
+        f"{pending:,} offsets are pending, more than {max_pending:,}. Fix: materialize the partitions "
+        "of the crash lag asset, or set auto_catch_up=True",
     )

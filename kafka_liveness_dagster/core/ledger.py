@@ -295,18 +295,19 @@ def decode_total_as_of(snapshot_id: int, text: str | None) -> int | None:
 def unreadable_summary_error(snapshot_id: int | str, text: str) -> UnknownLedgerFormatError:
     """Return the error for a snapshot whose summary cannot be read."""
     return UnknownLedgerFormatError(
-        f"snapshot {snapshot_id} says {text[:80]!r}, {len(text):,} characters, which this version does not "
-        "understand. Nothing was written or committed. Fix: upgrade, if a newer version of "
-        "kafka-liveness-dagster wrote it. If another program wrote it, add a newer snapshot to the table "
-        "and expire this one; its rows stay: `CALL catalog.system.expire_snapshots(table => "
+        f"snapshot {snapshot_id} has a summary of an unknown format: {text[:80]!r}, {len(text):,} "
+        "characters. Nothing was written or committed. Fix: upgrade, if a newer version of "
+        "kafka-liveness-dagster wrote it. If another program wrote it, add a newer snapshot to the "
+        "table and expire this one; its rows stay: `CALL catalog.system.expire_snapshots(table => "
         f"'namespace.table', snapshot_ids => ARRAY({snapshot_id}))`"
     )
 
 
 def _unknown_format(text: str) -> UnknownLedgerFormatError:
     return UnknownLedgerFormatError(
-        f"the table's ledger says {text[:80]!r}, which this version does not understand: a newer version of "
-        "kafka-liveness-dagster wrote it. Upgrade; nothing was written or committed"
+        f"the table's ledger has an unknown format: {text[:80]!r}. A newer version of "
+        "kafka-liveness-dagster wrote it. Nothing was written or committed. Fix: upgrade "
+        "kafka-liveness-dagster"
     )
 
 
@@ -445,8 +446,8 @@ def lineage(snapshots: Mapping[int, SnapshotSummary], current: int | None) -> Li
     """Walk back from the current snapshot; reads no text, only whether a summary has a total.
 
     A total counts if its ``total_as_of`` is an ancestor, or is gone from the table. If that snapshot is there
-    and no ancestor, the table was rolled back during the write: the offsets of the total are not in the table
-    any more.
+    and no ancestor, the table was rolled back during the write. Then the table lacks the offsets of the
+    total.
     """
     if current is not None and current not in snapshots:
         return Lineage((), (), is_complete=False)

@@ -41,60 +41,60 @@ class State(Enum):
     """
 
     JOINING = (
-        "subscribed, and not given its part yet: it waits for the JoinGroup of the others (KIP-62), or for "
-        "its first assignment in the answer to a heartbeat with epoch 0 (KIP-848)"
+        "subscribed, without an assignment: it waits for the JoinGroup of the others (KIP-62), or for "
+        "the response to a heartbeat with epoch 0 (KIP-848)"
     )
     ASSIGNED = (
-        "one of the group, with its part, which may be no partition at all; librdkafka's thread heartbeats"
+        "a member with an assignment, which may have no partition; librdkafka's thread sends the heartbeats"
     )
     REVOKING = (
         "a rebalance takes partitions and waits for this member: for its next JoinGroup (KIP-62), or for "
         "the heartbeat that no longer names them (KIP-848)"
     )
-    LOSING = "found to be fenced in the middle of that: the callback has still to return"
+    LOSING = "fenced while it revokes; the callback has not returned yet"
     FENCED = (
-        "no member any more (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: "
-        "`FENCED_INSTANCE_ID`), or ordered to leave: it only leaves"
+        "no longer a member (`UNKNOWN_MEMBER_ID`; KIP-848: `FENCED_MEMBER_EPOCH`; KIP-345: "
+        "`FENCED_INSTANCE_ID`), or about to leave"
     )
-    LEAVING = "ordered to leave inside of a callback, where `close()` never returns"
+    LEAVING = "about to leave, but inside a callback, where `close()` never returns"
     LEFT = (
-        "closed: LeaveGroup (KIP-62), epoch -1 (KIP-848), or nothing (static, KIP-345); or left behind by "
-        "a broker that never answered"
+        "closed by LeaveGroup (KIP-62), epoch -1 (KIP-848), or without a request (static, KIP-345); or "
+        "abandoned, because no broker responded"
     )
 
 
 class Event(Enum):
     """An event of a member; the value names its source."""
 
-    PARTITIONS_ASSIGNED = "`on_assign`, in a poll; perhaps of no partition"
-    REVOCATION_BEGAN = "`on_revoke`, in a poll, or while the client closes"
-    FENCED = "`on_lost`, or an error after which the group goes on without this member"
+    PARTITIONS_ASSIGNED = "`on_assign` in a poll, perhaps without a partition"
+    REVOCATION_BEGAN = "`on_revoke` in a poll, or while the client closes"
+    FENCED = "`on_lost`, or an error that ends the membership"
     POLL_ENDED = "`poll` returned or raised"
-    LEAVE_DEFERRED = "`leave`, called inside of a callback"
-    GROUP_LEFT = "`leave`, anywhere else: the client is about to close"
-    COMMIT_TIMED_OUT = "a commit that never came back: nothing may be asked of the client any more"
+    LEAVE_DEFERRED = "`leave` inside a callback"
+    GROUP_LEFT = "`leave` outside of a callback: the client is about to close"
+    COMMIT_TIMED_OUT = "a commit without a response: the client must not be used any more"
 
 
 class PollAction(Enum):
     """The action of ``poll`` in a state."""
 
-    POLL = "the client is polled, rebalances happen in here"
-    WAIT = "a moment passes, if the group still grants one: a client has one poll at a time"
+    POLL = "poll the client, which also serves rebalances"
+    WAIT = "wait for a moment, if the rebalance timeout allows it: a client has one poll at a time"
     NOTHING = "there is no member"
 
 
 class CommitAction(Enum):
     """The action of ``commit_start_positions``, ``commit`` and ``verify_ownership`` in a state."""
 
-    NORMAL = "an OffsetCommit of what is owned, by a thread that can be left behind"
-    IN_CALLBACK = "the same by this thread: in a callback no other may use the client"
-    NOTHING = "nothing is owned"
+    NORMAL = "commit the owned partitions, in a thread that can be abandoned"
+    IN_CALLBACK = "the same in this thread: in a callback no other thread may use the client"
+    NOTHING = "no partition is owned"
 
 
 class LeaveAction(Enum):
     """The action of ``leave`` in a state."""
 
-    NOW = "what is owned is marked as released, if it is to be, and the client closes"
+    NOW = "mark the owned partitions as released if requested, and close the client"
     AFTER_POLL = "the same, later"
     NOTHING = "there is no member"
 

@@ -5,9 +5,9 @@
 >>> Fruit.RED_APPLE.code, Fruit.of_code("red-apple") is Fruit.RED_APPLE, Fruit.of_code("pear")
 ('red-apple', True, None)
 
-Some texts make Kafka's client library end the process: a group id of only blanks, a topic with half a
-character, a topic of 600 letters. It cuts others silently: leading blanks, and everything after a NUL. So
-each text is checked before the library gets it. Connects to nothing.
+Some texts make Kafka's client library end the process: a group id of only blanks, or a topic with an unpaired
+surrogate or of 600 letters. The library cuts others silently: leading blanks, and everything after a
+NUL. So each text is checked before the library gets it. Connects to nothing.
 
 >>> TOPIC.matches("orders.v1"), TOPIC.matches("orders v1"), GROUP_ID.matches(" ")
 (True, False, False)
@@ -189,18 +189,16 @@ def _is_parameter(name: str, equals: str, value: str) -> bool:
 
 
 _ID = f"1 to {MAX_DISPLAY_CHARS} printable characters without a blank at either end"
-TEXT = NameRule("text without NUL and without halves of characters", _is_text)
-VALUE = NameRule(
-    f"{TEXT.description}, and without blanks in front, which librdkafka would take away", _is_value
-)
+TEXT = NameRule("text without NUL and without unpaired surrogates", _is_text)
+VALUE = NameRule(f"{TEXT.description}, and without leading blanks, which librdkafka removes", _is_value)
 TOPIC = NameRule(
-    f"a topic of Kafka's: 1 to {MAX_DISPLAY_CHARS} letters (a-z, A-Z), digits, '.', '_' and '-', but not "
-    "'.' or '..'",
+    f"a Kafka topic: 1 to {MAX_DISPLAY_CHARS} letters (a-z, A-Z), digits, '.', '_' and '-', but not '.' "
+    "or '..'",
     _is_topic,
 )
 PENDING_TOPIC = NameRule(
-    f"{TOPIC.description}; nor with '...' in it, by which Dagster tells a range of partitions, so that "
-    "crash lag of this topic could not be one",
+    f"{TOPIC.description}; and without '...', which Dagster reads as a range of partitions, so crash "
+    "lag of this topic could not be one",
     _is_pending_topic,
 )
 GROUP_ID = NameRule(
@@ -212,7 +210,7 @@ TABLE = NameRule(
     "at most 255",
     _is_table,
 )
-SERVERS = NameRule("host:port,host:port with ports from 1 to 65535, and no web address", _are_servers)
+SERVERS = NameRule("host:port,host:port with ports from 1 to 65535, without http://", _are_servers)
 URL = NameRule("a web address, http://… or https://…", _is_url)
 REGISTRY = NameRule(
     "a web address, http://host:port or https://…, or several with commas between them, without a user or "

@@ -74,8 +74,8 @@ class OffsetRange:
     def __post_init__(self) -> None:
         if not (0 <= self.partition <= MAX_PARTITION and 0 <= self.start < self.end <= MAX_OFFSET):
             raise InvalidSettingError(
-                f"offset range {self} is not a range: wanted partition >= 0 and 0 <= start < end, within "
-                f"what Kafka counts: partition {MAX_PARTITION}, offset {MAX_OFFSET}"
+                f"offset range {self} is invalid: wanted partition 0 to {MAX_PARTITION}, and 0 <= start "
+                f"< end <= {MAX_OFFSET}"
             )
 
     def __str__(self) -> str:

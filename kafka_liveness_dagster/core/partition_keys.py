@@ -35,8 +35,8 @@ def partition_key(pending: OffsetRange, repetition: int = 1) -> str:
     if _AMBIGUOUS in pending.topic:
         raise InvalidSettingError(
             f"topic {pending.topic!r} contains {_AMBIGUOUS!r}, which Dagster reads as a range of "
-            "partitions: crash lag of this topic cannot become partitions; rename the topic or leave "
-            "enable_parallel_rebalance off"
+            "partitions. Crash lag of this topic cannot become partitions. Fix: rename the topic, or "
+            "set enable_parallel_rebalance=False"
         )
     return f"{pending}@{repetition}" if repetition > 1 else str(pending)
 
@@ -81,8 +81,7 @@ def parse_key(key: str) -> OffsetRange:
 
 def _invalid_key_error(key: str) -> InvalidSettingError:
     return InvalidSettingError(
-        f"{key!r} is not a crash lag key like orders:3:70-120: the sensor adds them. Delete this one in the "
-        "UI, in the menu beside Materialize: Delete partitions"
+        f"{key!r} is not a crash lag key: wanted topic:partition:start-end, like orders:3:70-120"
     )
 
 

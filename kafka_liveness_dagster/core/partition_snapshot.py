@@ -156,9 +156,9 @@ def _replaced_log_line(seen: PartitionSnapshot) -> str:
     if not seen.is_upper_bound:
         return f"{sentence}. The next run of either lane rewrites it from the table's ledger"
     return (
-        f"{sentence}. Some of the {seen.pending_offsets:,} pending offsets may be done. With a table, the "
-        "next run of either lane rewrites the commit. Without one, both lanes refuse to run until it is "
-        "deleted (ExternalCommitError)"
+        f"{sentence}. Some of the {seen.pending_offsets:,} pending offsets may be done. Fix: with a "
+        "table, start a run of either lane, which rewrites the commit. Without one, delete the commit "
+        "(ExternalCommitError has the command); both lanes refuse to run until then"
     )
 
 

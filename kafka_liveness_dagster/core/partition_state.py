@@ -352,11 +352,11 @@ def check_target(group_id: str, states: Mapping[TopicPartition, PartitionState],
     if others:
         theirs, tp = next(iter(others.items()))
         raise TableMismatchError(
-            f"This run writes to {target}, but the commits of group {group_id} are about {theirs} ({tp}). "
-            "Two assets with one group, here or in two Dagster instances, would get a part of the records "
-            "each. Nothing was written or committed. Fix: give one of them its own group_id. If "
-            f"{theirs} was renamed or moved to {target}, end its runs and run "
-            f"`kafka-liveness move {group_id} {target}`."
+            f"This run writes to {target}, but the commits of group {group_id} name {theirs} ({tp}). "
+            "Two assets with one group, here or in two Dagster instances, would get a part of the "
+            "records each. Nothing was written or committed. Fix: give one of them its own group_id. If "
+            f"{theirs} was renamed or moved to {target}, end its runs and run `kafka-liveness move "
+            f"{group_id} {target}`."
         )
 
 
@@ -410,8 +410,9 @@ def check_offset_in_log(tp: TopicPartition, offset: int, log_start: int, log_end
     if offset > log_end:
         raise TopicRecreatedError(
             f"{tp} is committed at {offset} but its log ends at {log_end}. The topic was deleted and "
-            "created again, or another client committed an offset that does not exist. Fix: find out which, "
-            "then reset the group's offsets (kafka-consumer-groups --reset-offsets)."
+            "created again, or another client committed an offset that does not exist. Nothing was "
+            "committed. Fix: find out which, then reset the group's offsets (kafka-consumer-groups "
+            "--reset-offsets)."
         )
     if offset < log_start:
         raise DataExpiredError(

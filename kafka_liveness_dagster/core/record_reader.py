@@ -55,7 +55,7 @@ class Prefetch:
     each partition's share coming, and buffers more (the KIP expects twice as much). So it is the default.
 
     The bound replaces the KIP's ``max.poll.records``. librdkafka discards the fetched records of a partition
-    when it is paused, so with a bound smaller than one fetch the same records would be fetched repeatedly.
+    when it is paused. So with a bound smaller than one fetch it would fetch the same records repeatedly.
 
     Attributes:
         max_records: bound of buffered records; three times as many at most, in the worst order of arrival.
@@ -70,12 +70,12 @@ class Prefetch:
     def __post_init__(self) -> None:
         if self.max_records < 1 or self.max_bytes < 1:
             raise InvalidSettingError(
-                f"max_buffered_records is {self.max_records} and max_buffered_bytes {self.max_bytes}: a "
-                "record that waits for its turn needs room, both must be at least 1"
+                f"max_buffered_records is {self.max_records} and max_buffered_bytes is "
+                f"{self.max_bytes}: wanted at least 1 for both"
             )
         if self.limit_by not in ("partition", "total"):
             raise InvalidSettingError(
-                f"prefetch is {self.limit_by!r}: wanted 'partition' or 'total', KIP-41's heuristics"
+                f"prefetch is {self.limit_by!r}: wanted 'partition' or 'total' (KIP-41's heuristics)"
             )
 
     def partitions_to_fetch(self, buffered: Mapping[TopicPartition, Buffered]) -> set[TopicPartition]:

@@ -85,9 +85,9 @@ class ResumePolicy:
         if not self.enable_parallel_rebalance:
             return "The next live run resumes at the committed offsets"
         return (
-            f"The next live run skips ahead to the log end{self._crash_lag_condition}: with "
-            "enable_parallel_rebalance all that the broker has by then and that is not committed becomes "
-            "crash lag, pending, a partition for each range"
+            f"The next live run skips ahead to the log end{self._crash_lag_condition}. With "
+            "enable_parallel_rebalance all uncommitted offsets up to there become crash lag, pending, a "
+            "partition for each range"
         )
 
     @property

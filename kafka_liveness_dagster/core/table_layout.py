@@ -48,11 +48,11 @@ _SORT_FIELD = re.compile(rf"{_COLUMN}(?: (?:asc|desc))?(?: nulls (?:first|last))
 
 PARTITION_FIELD = NameRule(
     "a column, or days(column), hours(…), months(…), years(…), bucket(16, column); for other transforms "
-    "make the table yourself, with CREATE TABLE",
+    "create the table yourself, with CREATE TABLE",
     lambda text: _FIELD.fullmatch(text) is not None,
 )
 SORT_FIELD = NameRule(
-    "a column, and after a blank ASC or DESC, NULLS FIRST or NULLS LAST",
+    "a column, then optionally ASC or DESC, and NULLS FIRST or NULLS LAST",
     lambda text: _SORT_FIELD.fullmatch(text) is not None,
 )
 
@@ -109,9 +109,9 @@ It is the time for a query on a snapshot to end, and for a stream to continue fr
 def compactable_ranges(committed: int | None, pending: Iterable[Span]) -> tuple[Span, ...]:
     """Return the ranges of a partition that neither lane writes again.
 
-    They are below the committed offset, between the pending ranges. Each must be compacted by itself. By its
-    bounds, a file over two of them would also contain the pending range between them, and be rewritten when
-    that range is caught up.
+    They are below the committed offset, between the pending ranges. Each must be compacted by itself. The
+    bounds of a file over two of them would include the pending range between them. The catch-up of that range
+    would rewrite the file.
     """
     return difference([Span(0, committed)], pending) if committed else ()
 

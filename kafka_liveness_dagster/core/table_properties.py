@@ -86,7 +86,7 @@ def refused_properties(
     if (kind := properties.get("write.format.default", "parquet")).lower() not in _MODES_WITH_BOUNDS:
         yield RefusedProperty(
             f"write.format.default={kind}",
-            "its files have no column bounds, by which Iceberg finds the files of a batch",
+            "its files have no column bounds, which Iceberg needs to find the files of a batch",
             "write.format.default",
             value="parquet",
         )
@@ -110,8 +110,8 @@ def refused_properties(
     for column in bounds:
         if setting := _setting_without_bounds(properties, column, columns):
             why = (
-                f"its files keep no statistics of {column}, by which two writers of the same offsets are "
-                "detected"
+                f"its files keep no statistics of {column}, which Iceberg needs to detect two writers "
+                "of the same offsets"
             )
             yield RefusedProperty(setting, why, f"{_METRICS}.column.{column}", value="full")
 

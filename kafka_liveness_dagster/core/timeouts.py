@@ -139,7 +139,7 @@ class Timeouts:
                 "consumer.session.timeout.ms of the group on the broker (kafka-configs --entity-type groups)"
             )
         return (
-            f"process timeout was raised from {self.budget} to the session timeout, "
+            f"Process timeout was raised from {self.budget} to the session timeout, "
             f"{self.session_timeout_ms / 1000:g} s: a hung batch ends no sooner than a dead process is "
             f"noticed (KIP-62). Fix: raise max_batch_seconds, or lower {lower}"
         )
@@ -178,7 +178,7 @@ def resolve_budget(
         (argument, "argument"),
         (op_tag, "op tag"),
         (asset_metadata, "asset metadata"),
-        (run_remaining, "what is left of dagster/max_runtime"),
+        (run_remaining, "the rest of dagster/max_runtime"),
         (default, "resource default"),
     ]
     chosen = next((RunBudget(s, source) for s, source in candidates if s is not None), None)
@@ -189,12 +189,13 @@ def resolve_budget(
         )
     if run_remaining is not None and run_remaining <= 0:
         raise MaxRuntimeReachedError(
-            f"the run is {-run_remaining:g} s past its dagster/max_runtime: no further batch is started"
+            f"the run is {-run_remaining:g} s past its dagster/max_runtime. No further batch was "
+            "started. Fix: none is needed; the next run continues"
         )
     _check_budget(chosen)
     if run_remaining is not None and run_remaining < chosen.seconds:
         return RunBudget(
-            run_remaining, f"{chosen.source}, capped by what is left of dagster/max_runtime", is_capped=True
+            run_remaining, f"{chosen.source}, capped by the rest of dagster/max_runtime", is_capped=True
         )
     return chosen
 
@@ -203,9 +204,10 @@ def _check_budget(budget: RunBudget) -> None:
     if not (math.isfinite(budget.seconds) and 0 < budget.seconds <= MAX_BUDGET_SECONDS):
         raise InvalidSettingError(
             f"run budget {budget.seconds:,.10g} s ({budget.source}) must be above 0 and at most "
-            f"{MAX_BUDGET_SECONDS:,g} s (24 h). An endless poll interval, as Kafka Streams once had with "
-            "Integer.MAX_VALUE (2,147,483,647 ms, 24.9 days), lets a hung batch hold its partitions for "
-            "ever: set max_batch_seconds to the seconds that the longest healthy batch takes"
+            f"{MAX_BUDGET_SECONDS:,g} s (24 h). A longer poll interval, as once in Kafka Streams with "
+            "Integer.MAX_VALUE (2,147,483,647 ms, 24.9 days), lets a hung batch hold its partitions "
+            "indefinitely. Fix: set max_batch_seconds to the seconds that the longest healthy batch "
+            "takes"
         )
 
 
@@ -237,7 +239,8 @@ def derive_timeouts(
     if session_ms > MAX_BUDGET_SECONDS * 1000:
         raise InvalidSettingError(
             f"session timeout {session_ms:,} ms is above 24 h, {MAX_BUDGET_SECONDS * 1000:,.0f} ms, the "
-            "longest poll interval: lower it, on the broker if it is the broker's"
+            "longest poll interval. Fix: lower session_timeout_seconds, or with KIP-848 "
+            "consumer.session.timeout.ms of the group on the broker"
         )
     return Timeouts(
         session_timeout_ms=session_ms,
@@ -253,8 +256,8 @@ def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
 
     None is accepted. JoinGroup is not affected: librdkafka waits ``max.poll.interval.ms`` + 3 s for it
     (KIP-266). But no second heartbeat is sent while the first, or FindCoordinator after it, waits on a dead
-    connection (KIP-735, Motivation). Of 16 members with a 10 s session all were lost with librdkafka's
-    default of 60 s, none with 5 s; under KIP-848 5 of 8.
+    connection (KIP-735, Motivation). Of 16 members with a 10 s session, librdkafka's default of 60 s
+    lost all, and 5 s lost none. Under KIP-848 it lost 5 of 8.
 
     Raises:
         InvalidSettingError: heartbeat interval and request timeout do not fit into the session.
@@ -262,10 +265,10 @@ def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:
     longest_ms = timeouts.session_timeout_ms - timeouts.heartbeat_ms
     if request_ms is not None and request_ms >= longest_ms:
         raise InvalidSettingError(
-            f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do not "
-            f"fit into the session timeout {timeouts.session_timeout_ms:,} ms: one silently dead connection "
-            f"would cost the membership. Set it below {longest_ms:,}, leave it unset "
-            f"({timeouts.request_ms:,} is sent then), or raise the session"
+            f"socket.timeout.ms {request_ms:,} and heartbeat interval {timeouts.heartbeat_ms:,} ms do "
+            f"not fit into the session timeout {timeouts.session_timeout_ms:,} ms: one silently dead "
+            f"connection would cost the membership. Fix: set socket.timeout.ms below {longest_ms:,}, "
+            f"leave it unset ({timeouts.request_ms:,} is sent then), or raise the session timeout"
         )
 
 
@@ -275,10 +278,11 @@ def _check_group(
     say = "kafka-configs --alter --entity-type groups --entity-name <group id> --add-config consumer."
     if session_seconds is not None or heartbeat_seconds is not None:
         raise InvalidSettingError(
-            f"session_timeout_seconds={session_seconds} and heartbeat_interval_seconds={heartbeat_seconds} "
-            f"cannot be sent with group.protocol=consumer (KIP-848): {group.session_ms:,} and "
-            f"{group.heartbeat_ms:,} ms of the broker's group config rule. Leave them unset, or change them "
-            f"there: {say}session.timeout.ms=<ms>"
+            f"session_timeout_seconds={session_seconds} and "
+            f"heartbeat_interval_seconds={heartbeat_seconds} cannot be sent with "
+            f"group.protocol=consumer (KIP-848). The broker's group config sets {group.session_ms:,} "
+            f"and {group.heartbeat_ms:,} ms. Fix: leave them unset, or change them on the broker: "
+            f"{say}session.timeout.ms=<ms>"
         )
     _check_heartbeat(
         group.heartbeat_ms, group.session_ms, f"set it on the broker: {say}heartbeat.interval.ms=<ms>"
@@ -293,9 +297,10 @@ def _session_ms(budget: RunBudget, session_seconds: float | None, limits: Broker
         session_ms = _milliseconds("session timeout", session_seconds)
     if not limits.min_session_ms <= session_ms <= limits.max_session_ms:
         raise InvalidSettingError(
-            f"session timeout {session_ms:,} ms is outside what the broker allows, "
-            f"{limits.min_session_ms:,} to {limits.max_session_ms:,} ms (group.min/max.session.timeout.ms): "
-            "change session_timeout_seconds or the broker's limits"
+            f"session timeout {session_ms:,} ms is outside the broker's limits, "
+            f"{limits.min_session_ms:,} to {limits.max_session_ms:,} ms "
+            "(group.min/max.session.timeout.ms). Fix: change session_timeout_seconds, or the broker's "
+            "limits"
         )
     return session_ms
 
@@ -314,12 +319,12 @@ def _check_heartbeat(heartbeat_ms: int, session_ms: int, remedy: str) -> None:
     if not 0 < heartbeat_ms <= ceiling:
         raise InvalidSettingError(
             f"heartbeat interval {heartbeat_ms:,} ms must be above 0 and at most a third of the session "
-            f"timeout, {ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the membership. "
-            f"To mend it, {remedy}"
+            f"timeout, {ceiling:,} of {session_ms:,} ms: one lost heartbeat must not cost the "
+            f"membership. Fix: {remedy}"
         )
 
 
 def _milliseconds(name: str, seconds: float) -> int:
     if not math.isfinite(seconds):
-        raise InvalidSettingError(f"{name} {seconds} s is not a number of seconds")
+        raise InvalidSettingError(f"{name} is {seconds} s: wanted a number of seconds")
     return round(seconds * 1000)

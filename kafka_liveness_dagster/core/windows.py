@@ -75,7 +75,7 @@ def judge_window(
     """
     if unknown := next((one for one in partitions if _first_offset(one) is None), None):
         return JudgedWindow(
-            WindowStatus.WAITING, waiting_for=f"a commit that says where {unknown.topic_partition} began"
+            WindowStatus.WAITING, waiting_for=f"a commit that records where {unknown.topic_partition} began"
         )
     if not has_records(partitions, ends):
         return JudgedWindow(WindowStatus.BEFORE)

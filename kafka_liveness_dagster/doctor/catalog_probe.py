@@ -1,7 +1,7 @@
-"""Try on a scratch table of a catalog what the sink and the ledger rely on, for ``kafka-liveness doctor``.
+"""Probe a catalog with a scratch table, for ``kafka-liveness doctor``.
 
-The table is written by the sink's own code and dropped at the end. Never touches another table, and never
-Kafka.
+Tries each operation that the sink and the ledger rely on, with the sink's own code. Drops the table at the
+end. Never touches another table or Kafka.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 
 _TOPIC = "probe"
 _KEYS = (ATTEMPT, WRITTEN_KEY)
-_ANSWER_SECONDS = 120.0  # a cold metastore's first answer
-_MERGE_AT_ONCE = 9  # attempts that were refused: the next one is a MERGE
+_ANSWER_SECONDS = 120.0  # a cold metastore needs long for its first response
+_MERGE_AT_ONCE = 9  # as many rejected attempts make the next one a MERGE
 
 
 def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]:
-    """Create a table, try each step, drop the table; give a finding for each step.
+    """Create a table, try each step and drop the table; yield a finding for each step.
 
     Args:
-        session: a Spark session of a server that has the catalog.
-        catalog_name: ``catalog``, in which a namespace is created and dropped; or ``catalog.namespace``,
-            which has to exist.
+        session: a Spark session on a server that has the catalog.
+        catalog_name: ``catalog``, in which the probe creates and drops a namespace; or
+            ``catalog.namespace``, which must exist.
     """
     name = f"kafka_liveness_probe_{uuid4().hex[:8]}"
     is_own = "." not in catalog_name
@@ -64,7 +64,7 @@ def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]
     is_created = False
     for check, step in tried.steps().items():
         if check != "create" and not is_created:
-            yield Finding(area, check, UNKNOWN("could not be tried: there is no table"))
+            yield Finding(area, check, UNKNOWN("not tried: the scratch table was not created"))
             continue
         try:
             answer = step()
@@ -79,13 +79,13 @@ def probe_catalog(session: SparkSession, catalog_name: str) -> Iterator[Finding]
 
 @dataclass
 class _CatalogProbe:
-    """One scratch table."""
+    """The steps of a probe on one scratch table."""
 
     session: SparkSession
     table: IcebergTable
 
     def steps(self) -> dict[str, Callable[[], CheckResult]]:
-        """Return what is tried, in its order, by name."""
+        """Return the steps by name, in their order."""
         return {
             "create": self.create,
             "properties": self.properties,
@@ -98,9 +98,9 @@ class _CatalogProbe:
         }
 
     def create(self) -> CheckResult:
-        """Create the table by its first batch."""
+        """Create the table with its first batch."""
         self._write(0, 10)
-        return OK(f"created {self.table.name} by its first batch")
+        return OK(f"created {self.table.name} with its first batch")
 
     def properties(self) -> CheckResult:
         """Compare the table's properties with those that it was created with."""
@@ -112,41 +112,42 @@ class _CatalogProbe:
                 f"the catalog sets {describe_refused(wrong)}", "change the catalog's defaults for new tables"
             )
         others = {key: found.get(key, "not set") for key, value in wanted.items() if found.get(key) != value}
-        others.pop("format-version", None)  # of the metadata, and not shown by each version of Iceberg
+        others.pop("format-version", None)  # in the metadata; not every version of Iceberg shows it
         own = [f"{key}={value}" for key, value in sorted(others.items())]
         if not maintenance_policy(found).allows_delete:
             own.append("gc.enabled=false")
         if own:
             return WARN(
-                f"the catalog has its own: {', '.join(own)}", "docs/table.md says what each property is for"
+                f"the catalog overrides {', '.join(own)}",
+                "see docs/table.md for the purpose of each property",
             )
-        return OK("as the table was created with")
+        return OK("the table has the properties that it was created with")
 
     def summaries(self) -> CheckResult:
-        """Look for the ledger's keys in the snapshot's summary."""
+        """Check that the snapshot's summary has the ledger's keys."""
         sql = f"SELECT summary FROM {self.table.quoted}.`snapshots` ORDER BY committed_at DESC LIMIT 1"
         kept = dict(self.session.sql(sql).collect()[0][0])
         if lacking := [key for key in _KEYS if key not in kept]:
-            advice = "take another catalog: without them nobody knows which offsets the table has"
+            advice = "use another catalog. Without these keys no ledger records the offsets of the table"
             return FAIL(f"the catalog drops {', '.join(lacking)} from a snapshot's summary", advice)
-        return OK("snapshots keep what each batch records")
+        return OK("snapshots keep the ledger's keys of each batch")
 
     def replace(self) -> CheckResult:
-        """Write a second batch, write it again, and cut through both files."""
+        """Write a second batch twice, then a batch that overlaps both files."""
         for start, end in ((10, 20), (10, 20), (5, 15)):
             self._write(start, end)
-        return self._check_exact(20, "a batch that is written again replaces its rows")
+        return self._check_exact(20, "a batch that is retried replaces its rows")
 
     def merge(self) -> CheckResult:
-        """Write a batch by a MERGE, and look whether its summary has the ledger's keys."""
+        """Write a batch with a MERGE, and check that its summary has the ledger's keys."""
         self._prepare_write(18, 25, cuts=_MERGE_AT_ONCE)()
         exact = self._check_exact(25, "a MERGE replaces rows")
         return self.summaries() if exact.outcome is Outcome.OK else exact
 
     def race(self) -> CheckResult:
-        """Let two writers begin from one snapshot with the same offsets.
+        """Start two writers from one snapshot with the same offsets.
 
-        The one that commits later has to fail.
+        The later commit must fail.
         """
         later = self._prepare_write(25, 35)
         self._write(25, 30)
@@ -155,12 +156,14 @@ class _CatalogProbe:
         except PySparkException as error:
             if retry_reason(error, self.table.name, self.table.quoted) is None:
                 raise
-            return self._check_exact(30, "the later one of two writers of the same offsets is refused")
-        advice = "take another catalog: a writer that died could put its rows beside those of its successor"
+            return self._check_exact(30, "the catalog rejects the later of two writers of one range")
+        advice = (
+            "use another catalog. A dead writer's late commit could add its rows to those of its successor"
+        )
         return FAIL("two writers of the same offsets both committed", advice)
 
     def history(self) -> CheckResult:
-        """Read back from the table alone which offsets it has."""
+        """Read the offsets back from the table alone."""
         return self._offsets_of("the table's history has each offset")
 
     def expiry(self) -> CheckResult:
@@ -171,11 +174,11 @@ class _CatalogProbe:
         before = work.statistics().snapshots
         work.expire(time.time() + 1, max_age=0.0, max_snapshots=1)
         after = work.statistics().snapshots
-        return self._offsets_of(f"snapshots {before} → {after}, and the offsets are still known")
+        return self._offsets_of(f"snapshots {before} → {after}; the ledger still has each offset")
 
     def drop(self, *, with_namespace: bool) -> CheckResult:
         """Drop the table with its files, and the namespace if the probe created it."""
-        # PURGE is refused with gc.enabled=false
+        # Iceberg rejects PURGE with gc.enabled=false
         kept = self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted} PURGE")
         if kept and (why := self._error_of(f"DROP TABLE IF EXISTS {self.table.quoted}")):
             return WARN(f"{self.table.name} could not be dropped: {why}", "drop it by hand")
@@ -183,13 +186,13 @@ class _CatalogProbe:
         if with_namespace and (why := self._error_of(f"DROP NAMESPACE IF EXISTS {namespace}")):
             return WARN(f"namespace {namespace} could not be dropped: {why}", "drop it by hand")
         return (
-            WARN(f"dropped, and its files are still there: {kept}", "remove them by hand")
+            WARN(f"dropped, but its files are still there: {kept}", "remove the files by hand")
             if kept
             else OK("dropped")
         )
 
     def _error_of(self, sql: str) -> str:
-        """Run a statement; return why it failed, or nothing."""
+        """Run a statement; return its error, or an empty text."""
         try:
             self.session.sql(sql)
         except PySparkException as error:
@@ -199,10 +202,10 @@ class _CatalogProbe:
         return ""
 
     def _prepare_write(self, start: int, end: int, cuts: int = 0) -> Callable[[], int]:
-        """Return what commits a batch from the snapshot of now."""
+        """Prepare a batch on the current snapshot; return the function that commits it."""
 
         def nothing() -> None:
-            """Nobody else is at work here."""
+            """Do nothing: no other run uses the scratch table."""
 
         ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
         rows = partial(self._rows, start, end)
@@ -221,7 +224,7 @@ class _CatalogProbe:
     def _write(self, start: int, end: int) -> None:
         ranges = [OffsetRange(_TOPIC, 0, start, end=end)]
         ledger = self._ledger()
-        ledger.read([TopicPartition(_TOPIC, 0)])  # so that each commit sums up what was there before
+        ledger.read([TopicPartition(_TOPIC, 0)])  # so that each commit carries the total of the earlier ones
         write_table(
             self.session, self.table, ranges, make_frame=lambda: self._rows(start, end), ledger=ledger
         )
@@ -240,7 +243,7 @@ class _CatalogProbe:
         if tuple(rows) == (end, end):
             return OK(told)
         return FAIL(
-            f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "take another catalog"
+            f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "use another catalog"
         )
 
     def _offsets_of(self, told: str) -> CheckResult:

@@ -1,7 +1,7 @@
 """Check Kafka, a group, Spark and its catalogs against the advice of docs/production.md.
 
-Rules judge the facts of a real deployment. Starts nothing and changes nothing but the scratch table of a
-probed catalog; each question is bounded in time, and one that fails does not end the rest.
+Rules judge the facts of a real deployment. Each query has a timeout, and a failed query does not end the
+others. Starts nothing, and changes only the scratch table of a probed catalog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SPARK_TIMEOUT_SECONDS = 10.0
 SERVER_TIMEOUT_SECONDS = 30.0  # a cold server's first queries
-CATALOG_TIMEOUT_SECONDS = 45.0  # Iceberg itself asks a REST catalog for half a minute
+CATALOG_TIMEOUT_SECONDS = 45.0  # Iceberg itself retries a REST catalog for half a minute
 PROBE_TIMEOUT_SECONDS = 180.0  # about ten small commits
 _RETENTION_SETTING = "offsets.retention.minutes"
 _CLUSTER_SETTINGS = [
@@ -44,16 +44,16 @@ _CLUSTER_SETTINGS = [
 def check_kafka(
     settings: Callable[[], KafkaSettings], group_id: str | None, *, is_embedded: bool
 ) -> Iterator[Finding]:
-    """What the brokers say, and what they say of one group."""
+    """Check the brokers and, if one is named, a group; yield a finding for each check."""
     yield from _run_checks(
         "kafka", "brokers", lambda: _check_cluster(settings(), group_id, is_embedded=is_embedded)
     )
 
 
 def check_spark(url: Callable[[], str], probed: str | None = None) -> Iterator[Finding]:
-    """What the Spark Connect server says, and each of its catalogs.
+    """Check the Spark Connect server and each of its catalogs; yield a finding for each check.
 
-    The one that is probed gets a scratch table.
+    The catalog ``probed`` gets a scratch table.
     """
     yield from _run_checks("spark", "server", lambda: _check_server(url(), probed))
 
@@ -64,9 +64,7 @@ def _run_checks(area: str, check: str, ask: Callable[[], Iterator[Finding]]) -> 
     except NoSuchGroupError as error:
         yield Finding(area, check, WARN(str(error)))
     except KafkaRefusedError as error:
-        yield Finding(
-            area, check, UNKNOWN(f"could not be asked: {error}", "docs/security.md has the rights it takes")
-        )
+        yield Finding(area, check, UNKNOWN(f"not checked: {error}", "grant the rights of docs/security.md"))
     except KafkaLivenessError as error:
         yield Finding(area, check, FAIL(str(error)))
 
@@ -101,14 +99,14 @@ def _check_group(
         kept = cluster
     else:
         kept = cluster.get(
-            _RETENTION_SETTING, Unavailable(f"{_RETENTION_SETTING} is not told to this client")
+            _RETENTION_SETTING, Unavailable(f"the broker does not return {_RETENTION_SETTING} to this client")
         )
     for topic in sorted({one.snapshot.topic_partition.topic for one in found.partitions}):
         partitions = [one for one in found.partitions if one.snapshot.topic_partition.topic == topic]
         config = setup.topic(topic)
         if not isinstance(config, Unavailable):
             of_records = {
-                # First: a broker counts over 11 s
+                # First: a broker's quota counts the last 11 s, so the reads below would count too
                 "throttle seconds": measure_throttle_seconds(
                     settings, partitions[0].snapshot.topic_partition
                 ),
@@ -122,9 +120,9 @@ def _check_group(
 def _oldest_age_seconds(
     settings: KafkaSettings, group_id: str, partitions: Sequence[PartitionStatus]
 ) -> float | Unavailable:
-    """Of the oldest record that neither lane has processed, as far as the broker has it.
+    """Return the age of the oldest waiting record that the broker still has.
 
-    0 where nothing waits.
+    0 if no record waits.
     """
     firsts = {
         one.snapshot.topic_partition: max(one.snapshot.log_start, one.committed)
@@ -137,7 +135,7 @@ def _oldest_age_seconds(
     return (
         max(0.0, time.time() - min(found.values()) / 1000)
         if found
-        else Unavailable("no record was read within 2 s")
+        else Unavailable("no record could be read within 2 s")
     )
 
 
@@ -161,9 +159,11 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
     address = urlsplit(url)
     host = address.hostname or ""
     port = address.port or 15002
-    if not processes.is_listening(port, host):  # pyspark itself goes on trying for ten minutes
+    if not processes.is_listening(port, host):  # pyspark itself retries for ten minutes
         yield Finding(
-            "spark", "server", FAIL(f"nothing answers at {host}:{port}: check the address and that it runs")
+            "spark",
+            "server",
+            FAIL(f"no server listens at {host}:{port}. Fix: check the address, or start it"),
         )
         return
     session = connect(url, timeout_seconds=SPARK_TIMEOUT_SECONDS)
@@ -172,24 +172,24 @@ def _check_server(url: str, probed: str | None) -> Iterator[Finding]:
             yield Finding("spark", "server", FAIL(f"{why} {health.FIX}"))
             return
         yield Finding("spark", "server", OK(f"{host}:{port}"))
-        with connection_of(session).abort_after(SERVER_TIMEOUT_SECONDS, "it was asked how it is set up"):
+        with connection_of(session).abort_after(SERVER_TIMEOUT_SECONDS, "the query of its settings"):
             server = spark_facts.server_facts(session)
             catalogs = spark_rules.find_catalogs(spark_facts.server_settings(session))
         yield from run_rules(
             "spark", spark_rules.SERVER, {**server, "run with": jars.connector_version(server["client"])}
         )
         if not catalogs:
-            advice = "set spark.sql.catalog.<name> (docs/spark.md); a sink of your own needs none"
-            yield Finding("spark", "catalogs", FAIL("the server knows no catalog for tables", advice))
+            advice = "set spark.sql.catalog.<name> (docs/spark.md). A custom sink needs none"
+            yield Finding("spark", "catalogs", FAIL("the server has no catalog for tables", advice))
         for name, settings in catalogs.items():
             with connection_of(session).abort_after(
-                CATALOG_TIMEOUT_SECONDS, f"it was asked whether catalog {name} answers"
+                CATALOG_TIMEOUT_SECONDS, f"the list of namespaces of catalog {name}"
             ):
                 yield from _run_checks(
                     f"catalog {name}", "answers", partial(_check_catalog, session, name, settings)
                 )
         if probed is not None:
-            with connection_of(session).abort_after(PROBE_TIMEOUT_SECONDS, f"catalog {probed} was probed"):
+            with connection_of(session).abort_after(PROBE_TIMEOUT_SECONDS, f"the probe of catalog {probed}"):
                 yield from _run_checks(f"catalog {probed}", "probe", partial(probe_catalog, session, probed))
     finally:
         close(session)
@@ -199,5 +199,5 @@ def _check_catalog(session: SparkSession, name: str, settings: Mapping[str, str 
     from kafka_liveness_dagster.doctor.spark_facts import list_namespaces  # noqa: PLC0415  takes half a second
 
     list_namespaces(session, name)
-    yield Finding(f"catalog {name}", "answers", OK("it answered Spark"))
+    yield Finding(f"catalog {name}", "answers", OK("the catalog responded to Spark"))
     yield from run_rules(f"catalog {name}", spark_rules.CATALOG, settings)

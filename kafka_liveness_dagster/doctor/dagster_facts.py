@@ -1,8 +1,8 @@
 """Collect facts of a Dagster instance and a code location, for ``doctor.dagster_rules``.
 
-Reads the instance's ``dagster.yaml`` and loads the code location; docs/production.md has the advice. Starts
-no daemon and no run. Where the instance keeps its state is asked for which sensors are on, when they ticked,
-and when the daemon was alive.
+Reads the instance's ``dagster.yaml`` and loads the code location; docs/production.md has the advice. Queries
+the instance's storage for the state of the sensors, their ticks and the daemon's heartbeat. Starts no daemon
+and no run.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ if TYPE_CHECKING:
 
 _STORAGE_SECONDS = 15.0
 _DAGSTERS_EXECUTOR = "multi_or_in_process_executor"
-_NO_LOCATION = Unavailable("name the code location with -m or -f to have it looked at")
-_NO_INSTANCE = Unavailable(
-    "set DAGSTER_HOME to the folder of your dagster.yaml to have the instance looked at"
-)
-_TICKS = 21  # the latest, by which a period is judged
+_NO_LOCATION = Unavailable("name the code location with -m or -f to check it")
+_NO_INSTANCE = Unavailable("set DAGSTER_HOME to the folder of your dagster.yaml to check the instance")
+_TICKS = 21  # the latest ticks, which give the period
 _MIN_STEPS = 3
 
 
-def check_dagster(home: Path | None, module: str | None, file: Path | None) -> Iterator[Finding]:
-    """The instance, then the code location; what is not named or cannot be read is unknown, never well.
+def check_dagster(
+    home: Path | None, module: str | None, file: Path | None, *, is_embedded: bool = False
+) -> Iterator[Finding]:
+    """Check the instance, then the code location; yield a finding for each check.
+
+    A part that is not named, or cannot be read, is UNKNOWN, never OK.
 
     Args:
         home: ``DAGSTER_HOME``.
-        module: of the code location's definitions.
-        file: the same as a file.
+        module: the module of the code location's definitions.
+        file: the file of the definitions, instead of a module.
+        is_embedded: whether Kafka is the embedded broker, which is for one machine.
     """
     settings: dict[str, Any] | Unavailable = _NO_INSTANCE
     if home is not None:
@@ -81,7 +84,12 @@ def check_dagster(home: Path | None, module: str | None, file: Path | None) -> I
         yield from run_rules(
             "dagster",
             INSTANCE,
-            {**settings, **_find_group_sensors(location), "daemon seconds": _daemon_age_seconds(seen)},
+            {
+                **settings,
+                **_find_group_sensors(location),
+                "daemon seconds": _daemon_age_seconds(seen),
+                "embedded": is_embedded,
+            },
         )
     yield from run_rules(
         "location", LOCATION, location if isinstance(location, Unavailable) else location.facts(seen)
@@ -89,9 +97,9 @@ def check_dagster(home: Path | None, module: str | None, file: Path | None) -> I
 
 
 class _SensorState(NamedTuple):
-    """What the instance remembers of one sensor.
+    """The stored state of one sensor: its status and its latest ticks.
 
-    Its status, empty where nobody switched it, and its latest ticks.
+    The status is empty if the sensor was never switched on or off in the UI.
     """
 
     status: str
@@ -99,7 +107,7 @@ class _SensorState(NamedTuple):
 
 
 class _InstanceState(NamedTuple):
-    """What the instance's storage says: the sensors by name, and when the sensor daemon was alive."""
+    """The stored state of the instance: sensors by name, and the last heartbeat of the sensor daemon."""
 
     sensors: Mapping[str, _SensorState]
     daemon_heartbeat_at: float | None
@@ -107,7 +115,7 @@ class _InstanceState(NamedTuple):
 
 @dataclass(frozen=True)
 class _CodeLocation:
-    """A code location: the name of its executor, and its group sensors, each with its group."""
+    """A code location: the name of its executor, its group sensors with their groups, and its groups."""
 
     executor: str
     sensors: tuple[tuple[str, dg.SensorDefinition], ...]
@@ -140,7 +148,7 @@ class _CodeLocation:
 def _group_sensor(
     group_id: str, sensor: dg.SensorDefinition, known: Mapping[str, _SensorState]
 ) -> GroupSensorFacts:
-    """By what people switched in the UI, else by what its code says; and how its ticks came."""
+    """Return the facts of a sensor. Its status in the UI counts, else the status in its code."""
     one = known.get(sensor.name, _SensorState("", ()))
     in_code = sensor.default_status is dg.DefaultSensorStatus.RUNNING
     ticks = sorted(one.ticks)
@@ -160,7 +168,7 @@ def _find_group_sensors(location: _CodeLocation | Unavailable) -> dict[str, Any]
 
 
 def _daemon_age_seconds(seen: _InstanceState | Unavailable) -> float | Unavailable | None:
-    """Seconds since the sensor daemon was alive; None where it never was."""
+    """Return the seconds since the sensor daemon's last heartbeat; None if it never sent one."""
     if isinstance(seen, Unavailable):
         return seen
     return None if seen.daemon_heartbeat_at is None else max(0.0, time.time() - seen.daemon_heartbeat_at)
@@ -169,12 +177,12 @@ def _daemon_age_seconds(seen: _InstanceState | Unavailable) -> float | Unavailab
 def _read_settings(home: Path) -> dict[str, Any]:
     if not home.is_absolute() or not home.is_dir():
         raise InvalidSettingError(
-            "DAGSTER_HOME must be the absolute path of a folder, or Dagster does not start"
+            "DAGSTER_HOME must be the absolute path of a folder; otherwise Dagster does not start"
         )
     file = home / "dagster.yaml"
     told = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.exists() else {}
     if not isinstance(told, dict):
-        raise InvalidSettingError("wanted settings by name")
+        raise InvalidSettingError("the file is not a YAML mapping: wanted settings by name")
     return {**facts_with_defaults(told), "home": home}
 
 
@@ -185,12 +193,12 @@ def load_definitions(module: str | None, file: Path | None) -> dg.Definitions:
         InvalidSettingError: the file is no Python file, or has no definitions.
         Exception: the code raised.
     """
-    sys.path.insert(0, "")  # as Dagster does: what lies where it is started can be imported
+    sys.path.insert(0, "")  # as Dagster does, so that modules of the current folder can be imported
     loaded: Any = import_module(module) if module else None
     if file is not None:
         spec = spec_from_file_location(file.stem, file)
         if spec is None or spec.loader is None:
-            raise InvalidSettingError(f"{file} is no Python file")
+            raise InvalidSettingError(f"{file} is not a Python file")
         loaded = module_from_spec(spec)
         spec.loader.exec_module(loaded)
     for one in vars(loaded).values():
@@ -198,11 +206,14 @@ def load_definitions(module: str | None, file: Path | None) -> dg.Definitions:
             return one
         if type(one).__name__ == "LazyDefinitions":  # of @dg.definitions, which names no public type
             return one()  # type: ignore[no-any-return]
-    raise InvalidSettingError("it has no dg.Definitions")
+    raise InvalidSettingError("the code location has no dg.Definitions")
 
 
 def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _InstanceState | Unavailable:
-    """What the instance remembers; nothing of one whose database nobody has made, and nor do we."""
+    """Return the stored state of the instance.
+
+    The state is empty if the SQLite database does not exist: the doctor must not create it.
+    """
     home = settings["home"]
     folder = Path(settings["storage.sqlite.base_dir"] or home)
     if settings["storage"] == "sqlite" and not (folder / "schedules" / "schedules.db").exists():
@@ -212,20 +223,20 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
         with dg.DagsterInstance.from_config(str(home)) as instance:
             return _sensor_states(instance, sensors)
 
-    reading = run_in_daemon_thread(read, "kafka-liveness-instance")  # a silent database is not waited for
+    reading = run_in_daemon_thread(read, "kafka-liveness-instance")  # given up if the database hangs
     wait([reading], _STORAGE_SECONDS)
     if not reading.done():
-        return Unavailable(f"the instance's storage did not answer in {_STORAGE_SECONDS:.0f} s")
+        return Unavailable(f"the instance's storage did not respond in {_STORAGE_SECONDS:.0f} s")
     try:
         return reading.result()
-    except Exception as error:  # noqa: BLE001 - of whatever keeps the state
-        return Unavailable(f"the instance's storage says {error!r:.200}")
+    except Exception as error:  # noqa: BLE001 - each storage raises its own errors
+        return Unavailable(f"the instance's storage failed: {error!r:.200}")
 
 
 def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:
-    """Return the state of each sensor; of several with one name, the one that ticked last counts.
+    """Return the state of each sensor. Of several with one name, the one that ticked last counts.
 
-    An instance has several after a code location was renamed.
+    An instance has several states of a sensor after its code location was renamed.
     """
     found: dict[str, _SensorState] = {}
     for one in instance.all_instigator_state():

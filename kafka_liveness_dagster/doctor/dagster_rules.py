@@ -1,7 +1,7 @@
-"""Rules for a Dagster instance: it soon starts what follows a crash, and keeps room for it.
+"""Rules for a Dagster instance: it starts the next run soon after a crash, and has room for that run.
 
-Nothing is queried here. Settings have their names in ``dagster.yaml``, with dots; Dagster's defaults stand
-for what is not there.
+Facts have the names of the settings in ``dagster.yaml``, with dots. A missing setting has Dagster's default.
+Queries nothing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 _DEQUEUE_SECONDS = 1
 _POLL_SECONDS = 30
-DAEMON_SECONDS = 5.0  # how often Dagster's daemon comes by its sensors
+DAEMON_SECONDS = 5.0  # the period of the daemon's loop over its sensors
 _DAEMON_IS_GONE_SECONDS = 300.0  # its heartbeats are 30 s apart
-_LATE_PERIODS = 2.0  # of the sensor
+_LATE_PERIODS = 2.0  # in periods of the sensor
 _STOPPED_PERIODS = 10.0
 _LANE = "kafka_liveness/lane"
 _GROUP = "kafka_liveness/group"
@@ -49,9 +49,9 @@ class GroupSensorFacts:
 
     Attributes:
         is_on: whether it is switched on.
-        interval_seconds: the period that is set, as the daemon can keep it.
-        ticks_kept_seconds: the period that its latest ticks kept; None where it is not known.
-        idle_seconds: since its newest tick; None if it never ticked.
+        interval_seconds: the configured period, at least the period of the daemon's loop.
+        ticks_kept_seconds: the median period of its latest ticks; None with too few ticks.
+        idle_seconds: seconds since its newest tick; None if it never ticked.
     """
 
     group_id: str
@@ -64,15 +64,16 @@ class GroupSensorFacts:
 
 
 def facts_with_defaults(yaml: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``dagster.yaml`` that was read, as facts by dotted name.
+    """Return the settings of a ``dagster.yaml`` as facts by dotted name.
 
-    >>> told = facts_with_defaults({"run_queue": {"max_concurrent_runs": 3}})
-    >>> told["concurrency.runs.max_concurrent_runs"], told["run_monitoring.enabled"], told["storage"]
+    >>> facts = facts_with_defaults({"run_queue": {"max_concurrent_runs": 3}})
+    >>> facts["concurrency.runs.max_concurrent_runs"], facts["run_monitoring.enabled"], facts["storage"]
     (3, False, 'sqlite')
     """
     queue = {**_setting(yaml, "run_queue", {}), **_setting(yaml, "run_coordinator.config", {})}
     told = {name: _setting(yaml, name, default) for name, default in _DEFAULTS.items()}
-    for name in ("max_concurrent_runs", "tag_concurrency_limits"):  # their places before `concurrency`
+    # Before Dagster had `concurrency`, both were in `run_queue` or in the run_coordinator's config
+    for name in ("max_concurrent_runs", "tag_concurrency_limits"):
         told[f"concurrency.runs.{name}"] = queue.get(name, told[f"concurrency.runs.{name}"])
     told["run_coordinator.config.dequeue_interval_seconds"] = queue.get("dequeue_interval_seconds", 5)
     return {**told, "storage": next(iter(yaml.get("storage") or {"sqlite": {}}))}
@@ -86,111 +87,113 @@ def _setting(yaml: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def _monitoring(enabled: bool, poll: int, most: int, free: int) -> CheckResult:  # noqa: FBT001
-    # Rule 1: somebody keeps dagster/max_runtime and gives back what dead runs hold
+    # Rule 1: run monitoring enforces dagster/max_runtime and frees the slots of dead runs
     if not enabled:
         return WARN(
             "run_monitoring is off, its default",
-            "set run_monitoring.enabled: true: nobody else ends a run whose container is gone, keeps "
-            "dagster/max_runtime, or gives back the slots of a killed run",
+            "set run_monitoring.enabled: true. Without it, runs of dead containers stay in progress, "
+            "dagster/max_runtime is not enforced, and killed runs keep their slots",
         )
     if poll > _POLL_SECONDS or not free:
         return WARN(
-            f"run_monitoring looks every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
-            f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60: a killed "
-            "run keeps its slot in a pool for ever otherwise",
+            f"run_monitoring polls every {poll} s, free_slots_after_run_end_seconds is {free or 'not set'}",
+            f"set poll_interval_seconds: {_POLL_SECONDS} and free_slots_after_run_end_seconds: 60. Otherwise "
+            "a killed run keeps its slot in a pool indefinitely",
         )
-    found = f"run_monitoring looks every {poll} s"
+    found = f"run_monitoring polls every {poll} s"
     return OK(f"{found}; live runs end before max_runtime_seconds, {most:,}" if most else found)
 
 
 def _coordinator(kind: str, dequeue: int) -> CheckResult:
-    # Rule 2: runs are held back by a queue, which is looked at often
+    # Rule 2: a queue enforces the limits of runs, and the daemon polls it often
     if kind != _QUEUED:
         return WARN(
             f"run_coordinator is {kind}",
-            f"remove it, so that {_QUEUED} is used: every limit of runs is its work; without it a backfill "
-            "of 200 partitions is up to 200 processes at once",
+            f"remove it, so that Dagster uses {_QUEUED}, which enforces every limit of runs. Without it, a "
+            "backfill of 200 partitions is up to 200 processes at once",
         )
     if dequeue > _DEQUEUE_SECONDS:
         return WARN(
-            f"the queue is looked at every {dequeue} s",
-            "set run_coordinator's dequeue_interval_seconds: 1: the run that follows a crash waits for it",
+            f"the daemon polls the queue every {dequeue} s",
+            "set run_coordinator's dequeue_interval_seconds: 1. The next run after a crash waits for a poll",
         )
-    return OK(f"the queue is looked at every {dequeue} s")
+    return OK(f"the daemon polls the queue every {dequeue} s")
 
 
 def _limits(most: int, tags: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> CheckResult:
-    # Rule 3: a live run in the queue counts as in progress, and a group stands still
+    # Rule 3: a queued live run counts as in progress, so its group stands still
     for limit in tags:
         if limit.get("key") == _GROUP or (limit.get("key") == _LANE and limit.get("value") != "catch-up"):
             return FAIL(
                 f"tag_concurrency_limits holds back {limit.get('key')}: {limit.get('value', 'any')}",
-                "limit kafka_liveness/lane: catch-up alone: a live run that waits in the queue counts as "
-                "in progress, so its group stands still",
+                "limit only kafka_liveness/lane: catch-up. A queued live run counts as in progress, so its "
+                "group stands still",
             )
     found = f"max_concurrent_runs is {most}, groups here: {len(groups)}"
     if most != -1 and most <= len(groups):
         return FAIL(
             found,
-            f"set concurrency.runs.max_concurrent_runs above {len(groups)}, with room for backfills: live "
+            f"set concurrency.runs.max_concurrent_runs above {len(groups)}, with room for backfills. Live "
             "runs do not end, so the last group never starts",
         )
     return OK(found)
 
 
 def _pools(granularity: str) -> CheckResult:
-    # Rule 4: what waits for a slot waits as an entry of the queue, not as a process
+    # Rule 4: a run that waits for a slot is an entry of the queue, not a process
     if granularity != "run":
         return WARN(
             f"concurrency.pools.granularity is {granularity}",
-            "set it to run: with op a catch-up run is started and waits with its process open",
+            "set it to run. With op, a catch-up run starts and waits with its process open",
         )
-    return OK("pools hold whole runs back")
+    return OK("pools limit whole runs")
 
 
 def _retries(enabled: bool, most: int) -> CheckResult:  # noqa: FBT001
     # Rule 5: the sensor starts the next run
     if enabled and most:
         return OK(f"run_retries is on, max_retries {most}: not for live runs, which the sensor starts")
-    return OK("the sensor alone starts runs anew")
+    return OK("only the sensor restarts runs")
 
 
-def _storage(kind: str, launcher: str) -> CheckResult:
-    # Rule 6: each live run asks for its state once a second, from wherever it is
+def _storage(kind: str, launcher: str, is_embedded: bool) -> CheckResult:  # noqa: FBT001
+    # Rule 6: each live run queries its state once a second, from its own machine
     if kind != "sqlite":
         return OK(f"storage: {kind}, runs by {launcher}")
     elsewhere = launcher != "DefaultRunLauncher"
     advice = (
-        "put the storage into Postgres: SQLite is a file with one writer; ticks, events and live runs wait "
+        "move the storage to Postgres. SQLite is a file with one writer: ticks, events and live runs wait "
         "for it"
     )
     if elsewhere:
         return FAIL(
             f"storage: SQLite, runs by {launcher}", f"{advice}, and runs on other machines cannot reach it"
         )
+    if is_embedded:
+        return OK("storage: SQLite, for one machine, as the embedded Kafka is")
     return WARN("storage: SQLite", advice)
 
 
 def _threads(threads: bool, groups: Sequence[str]) -> CheckResult:  # noqa: FBT001
-    # Rule 7: a crash is noticed by a tick
+    # Rule 7: a tick detects a crash, so ticks must not wait for each other
     if not threads and len(groups) != 1:
         return WARN(
             "sensors.use_threads is off, its default",
-            "set sensors.use_threads: true with num_workers: 8: the ticks of all groups are one after the "
-            "other, and a crash goes unnoticed until its group's turn",
+            "set sensors.use_threads: true with num_workers: 8. Otherwise the groups tick one after the "
+            "other, and a crash is detected only at its group's turn",
         )
-    return OK("ticks go on side by side" if threads else "one group, one sensor")
+    return OK("ticks run concurrently" if threads else "one group, one sensor")
 
 
 def _ticks(days: Mapping[str, int] | int) -> CheckResult:
-    # Rule 8: a sensor that looks every 5 s writes 17,280 ticks a day
+    # Rule 8: a sensor that ticks every 5 s writes 17,280 ticks a day
     kept = (
         {"success": days, "skipped": days} if isinstance(days, int) else {"success": -1, "skipped": 7, **days}
     )
     if forever := [kind for kind in ("success", "skipped") if kept[kind] == -1]:
         return WARN(
             f"ticks kept indefinitely: {', '.join(forever)}",
-            "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30): a sensor writes "
+            "set retention.sensor.purge_after_days (skipped: 1, success: 30, failure: 30). A sensor writes "
             "up to 17,280 ticks a day",
         )
     return OK(
@@ -199,52 +202,53 @@ def _ticks(days: Mapping[str, int] | int) -> CheckResult:
 
 
 def _executor(name: str) -> CheckResult:
-    # Rule 9: a killed run leaves no step at work
+    # Rule 9: a killed run leaves no step running
     if name != "in_process":
         return WARN(
             f"the code location's executor is {name}",
-            "give it dg.Definitions(executor=dg.in_process_executor): backfills use it, and the step of a "
-            "killed run worker goes on in a process of its own, for which Spark works until it is fenced",
+            "set dg.Definitions(executor=dg.in_process_executor), which backfills use too. With another "
+            "executor, the step of a killed run worker continues in its own process. Spark works for it "
+            "until it is fenced",
         )
-    return OK("backfills work in the run's own process")
+    return OK("backfills run in the run's own process")
 
 
 def _sensors(groups: Sequence[GroupSensorFacts]) -> CheckResult:
-    # Rule 10: the sensor is what starts a lane again
+    # Rule 10: only the sensor restarts a lane
     if not groups:
-        return WARN("no group sensor", "look whether this is the code location of your assets")
+        return WARN("no group sensor", "check that this is the code location of your assets")
     if off := [one for one in groups if not one.is_on]:
         return FAIL(
             f"off: {join_some([f'{one.name} ({one.group_id})' for one in off])}",
-            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING): "
-            "nobody else starts a group's live lane, or tells of a crash",
+            "switch it on in Dagster's UI, or give the asset sensor=kl.Sensor(default_status=RUNNING). Only "
+            "the sensor starts a group's live lane and reports a crash",
         )
     return OK(f"on: {join_some([one.name for one in groups])}")
 
 
 def _daemon(seconds: float | None) -> CheckResult:
-    # Rule 11: sensors tick, queued runs start and backfills go on in the daemon
+    # Rule 11: the daemon runs the ticks of sensors, starts queued runs and continues backfills
     advice = (
-        "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME: no lane is started again "
-        "without it"
+        "run `dagster-daemon run` or `dagster dev` with this DAGSTER_HOME. Without the daemon no lane is "
+        "restarted"
     )
     if seconds is None:
-        return WARN("no daemon has ever worked for this instance", advice)
+        return WARN("no daemon has ever run for this instance", advice)
     if seconds > _DAEMON_IS_GONE_SECONDS:
         return FAIL(f"the sensor daemon was alive {format_duration(seconds)} ago", advice)
     return OK(f"the sensor daemon was alive {format_duration(seconds)} ago")
 
 
 def _period(groups: Sequence[GroupSensorFacts]) -> CheckResult:
-    # Rule 12: a crash is noticed by a tick, whatever period is set
+    # Rule 12: a tick detects a crash, so the measured period counts, not the configured one
     on = [one for one in groups if one.is_on]
     advice = (
-        "look at the sensor's page in Dagster: ticks wait for those of other sensors (sensors.use_threads, "
-        "num_workers), take long, or the daemon is down. A crash is noticed that much later"
+        "see the sensor's page in Dagster. Ticks wait for other sensors (sensors.use_threads, num_workers), "
+        "take long, or the daemon is down. A crash is detected that much later"
     )
     if never := [one.name for one in on if one.idle_seconds is None]:
         return WARN(
-            f"never ticked: {join_some(never)}", "start the daemon, or look whether it has this code location"
+            f"never ticked: {join_some(never)}", "start the daemon, or check that it loads this code location"
         )
     for one in on:
         idle = one.idle_seconds or 0.0
@@ -285,7 +289,7 @@ INSTANCE = (
     ),
     Rule("pools", ("concurrency.pools.granularity",), _pools),
     Rule("retries", ("run_retries.enabled", "run_retries.max_retries"), _retries),
-    Rule("storage", ("storage", "run_launcher.class"), _storage),
+    Rule("storage", ("storage", "run_launcher.class", "embedded"), _storage),
     Rule("threads", ("sensors.use_threads", "groups"), _threads),
     Rule("ticks", ("retention.sensor.purge_after_days",), _ticks),
     Rule("daemon", ("daemon seconds",), _daemon),

@@ -1,7 +1,7 @@
-"""Collect facts on how the brokers are set up, for ``doctor.kafka_rules``.
+"""Collect facts on the configuration of the brokers, for ``doctor.kafka_rules``.
 
-Each request is bounded in time. Never changes anything, and takes no answer for none: what may not be asked
-is ``Unavailable``, with the right that it needs.
+Each request has a timeout. Facts that the broker refuses are ``Unavailable``, with the right that the login
+lacks. Changes nothing.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _CLUSTER_NAME = "the cluster"
 
 
 class ClusterConfig:
-    """How a cluster is set up, asked.
+    """The configuration of a cluster, as its brokers return it.
 
-    Every method raises ``BrokerUnreachableError`` within ``REQUEST_SECONDS`` when no broker answers, and
-    ``AccessRefusedError`` when the login is refused.
+    Every method raises ``BrokerUnreachableError`` within ``REQUEST_SECONDS`` if no broker responds, and
+    ``AccessRefusedError`` if the brokers reject the login.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._admin, self._error_listener = admin_client(settings)
 
     def brokers(self) -> tuple[int, ...]:
-        """Their ids."""
+        """Return the ids of the brokers, the lowest first."""
         try:
             return tuple(sorted(self._admin.list_topics(timeout=REQUEST_SECONDS).brokers))
         except KafkaException as error:
-            raise self._to_package_error(error, "asking for its brokers") from error
+            raise self._to_package_error(error, "listing its brokers") from error
 
     def cluster(self, brokers: Iterable[int], names: Iterable[str]) -> dict[str, Any] | Unavailable:
-        """Return the lowest broker's settings.
+        """Return the settings of the broker with the lowest id.
 
-        ``differing`` contains those of ``names`` in which others differ from it.
+        ``differing`` has the settings of ``names`` that differ between brokers, with each broker's value.
         """
         asked = {broker: ConfigResource(_RESOURCE_TYPE.BROKER, str(broker)) for broker in brokers}
-        # All requests are under way before the first is waited for
+        # All requests are sent first: one after the other, slow brokers would add up
         futures = {broker: self._describe_config(one) for broker, one in asked.items()}
         told = {
             broker: self._result_or_unavailable(future, "DESCRIBE_CONFIGS", _CLUSTER_NAME)
@@ -73,19 +73,19 @@ class ClusterConfig:
         return {**first, "differing": {name: of for name, of in values.items() if len(set(of.values())) > 1}}
 
     def topic(self, name: str) -> dict[str, Any] | Unavailable:
-        """A topic's settings as they count, its own or the broker's."""
+        """Return a topic's effective settings: its own or the broker's."""
         future = self._describe_config(ConfigResource(_RESOURCE_TYPE.TOPIC, name))
         return self._result_or_unavailable(future, "DESCRIBE_CONFIGS", f"topic {name}")
 
     def group(self, group_id: str) -> dict[str, Any] | Unavailable:
-        """What the broker decides for a group under KIP-848; the group need not exist."""
+        """Return the settings of a group under KIP-848; the group need not exist."""
         future = self._describe_config(ConfigResource(_RESOURCE_TYPE.GROUP, group_id))
         return self._result_or_unavailable(future, "DESCRIBE_CONFIGS", f"group {group_id}")
 
     def offsets_topic(self, cluster: Mapping[str, Any] | Unavailable) -> dict[str, Any] | Unavailable:
-        """Return copies and ``min.insync.replicas`` of the topic that contains all commits.
+        """Return copies and ``min.insync.replicas`` of the topic that stores all commits.
 
-        Before the topic is created: what it will have.
+        Before the topic is created, these are the values that it will get.
 
         Args:
             cluster: the brokers' settings.
@@ -101,7 +101,8 @@ class ClusterConfig:
                     return cluster
                 names = ("min.insync.replicas", "offsets.topic.replication.factor")
                 in_sync, copies = (
-                    cluster.get(name, Unavailable(f"{name} is not told to this client")) for name in names
+                    cluster.get(name, Unavailable(f"the broker does not return {name} to this client"))
+                    for name in names
                 )
                 return {"copies": copies, "min.insync.replicas": in_sync}
             return self._unavailable(error, "DESCRIBE", f"topic {_OFFSETS_TOPIC_NAME}")
@@ -113,14 +114,14 @@ class ClusterConfig:
     def clock_ahead_seconds(self, partitions: Iterable[TopicPartition]) -> float | None:
         """Return by how many seconds these partitions' newest timestamp is ahead of this clock.
 
-        None without a record. By the broker's index of timestamps: no record is read.
+        None without a record. Uses the broker's index of timestamps and reads no record.
         """
         asked = {KafkaTopicPartition(*tp): OffsetSpec.max_timestamp() for tp in partitions}
         futures = self._admin.list_offsets(asked, request_timeout=REQUEST_SECONDS) if asked else {}
         try:
             stamps = [future.result().timestamp for future in futures.values()]
         except KafkaException as error:
-            raise self._to_package_error(error, "asking for the newest timestamps") from error
+            raise self._to_package_error(error, "reading the newest timestamps") from error
         newest = max((stamp for stamp in stamps if stamp and stamp > 0), default=None)
         return None if newest is None else newest / 1000 - time.time()
 
@@ -144,9 +145,9 @@ class ClusterConfig:
         if cause.code() in _ACCESS_DENIED:
             return Unavailable(f"this login needs {right} on {what} ({cause.name()})")
         if cause.code() == KafkaError.INVALID_REQUEST or cause.code() == KafkaError.UNSUPPORTED_VERSION:
-            return Unavailable(f"this broker does not know the question ({cause.name()})")
-        raise self._to_package_error(error, f"asking how {what} is set up") from error
+            return Unavailable(f"this broker does not support the request ({cause.name()})")
+        raise self._to_package_error(error, f"reading the config of {what}") from error
 
     def _to_package_error(self, error: KafkaException, doing: str) -> Exception:
-        self._admin.poll(0)  # serves what the client has to say
+        self._admin.poll(0)  # runs the error callbacks that wait
         return self._error_listener.to_package_error(error, doing)

@@ -1,6 +1,6 @@
-"""What is missing on this machine for the embedded services? Java, the jars, and the catalog's file.
+"""Check this machine for the embedded services: Java, the jars, and the catalog's file.
 
-Starts nothing, downloads nothing, writes nothing.
+Starts nothing, downloads nothing and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CATALOG_SECONDS = 5.0
 
 
 def check_machine() -> Iterator[Finding]:
-    """Check one thing after the other; a failed check does not end the rest."""
+    """Yield a finding for each check; a failed check does not end the others."""
     checks: dict[str, Callable[[], CheckResult]] = {
         "java": lambda: OK(str(jars.find_java())),
         "jars": _check_jars,
@@ -39,24 +39,24 @@ def check_machine() -> Iterator[Finding]:
 def _check_jars() -> CheckResult:
     if broken := [jar for name in jars.NAMES for jar in jars.find_damaged(name)]:
         return FAIL(
-            f"{', '.join(broken[:3])} in {jars.jars_folder()} are not those of the release",
-            "`kafka-liveness up` downloads them again",
+            f"{', '.join(broken[:3])} in {jars.jars_folder()} are not the release's jars",
+            "run `kafka-liveness up`, which downloads them again",
         )
     missing = [name for name in jars.NAMES if not jars.is_downloaded(name)]
     if missing:
         return FAIL(
-            f"those of {' and '.join(missing)} are not in {jars.jars_folder()}",
-            "`kafka-liveness up` downloads them",
+            f"the jars of {' and '.join(missing)} are not in {jars.jars_folder()}",
+            "run `kafka-liveness up`, which downloads them",
         )
     return OK(
-        f"complete in {jars.jars_folder()}, checksums of the release, for pyspark {jars.check_pyspark()}"
+        f"complete in {jars.jars_folder()}, with the release's checksums, for pyspark {jars.check_pyspark()}"
     )
 
 
 def _check_state_file(home: Path) -> CheckResult:
     file = home / state.CATALOG_FILE
     if not file.exists() or file.stat().st_size == 0:
-        return OK(f"{file} is made with the first table")
+        return OK(f"{file} is created with the first table")
     if not os.access(home / "warehouse", os.W_OK):
         return FAIL(f"{home}/warehouse is not writable", "change its owner, or set KAFKA_LIVENESS_HOME")
     try:
@@ -64,6 +64,6 @@ def _check_state_file(home: Path) -> CheckResult:
             (tables,) = catalog.execute("select count(*) from iceberg_tables").fetchone()
     except sqlite3.Error as error:
         return FAIL(
-            f"{file} cannot be read ({error})", "move it away with the warehouse to start from scratch"
+            f"{file} cannot be read ({error})", "move it and the warehouse away to start from scratch"
         )
     return OK(f"{file}, {tables} table(s)")

@@ -1,13 +1,13 @@
-"""Judge facts of a deployment by rules, which say what to change, and why.
+"""Judge facts of a deployment by rules. Each result has advice: what to change, and why.
 
-The advice is that of docs/production.md. Never asks anybody. What could not be asked is said so, and never
-taken for well.
+The advice is that of docs/production.md. A fact that could not be read gives UNKNOWN, never OK. Queries
+nothing.
 
 >>> rule = Rule(
-...     "records", ("retention.ms",), lambda kept: OK("well") if int(kept) > 70 else FAIL(kept, "raise it")
+...     "records", ("retention.ms",), lambda kept: OK("enough") if int(kept) > 70 else FAIL(kept, "raise it")
 ... )
 >>> [one.message for one in run_rules("topic orders", [rule], {"retention.ms": "120"})]
-['well']
+['enough']
 >>> [one.outcome.value for one in run_rules("topic orders", [rule], {})]
 ['?']
 """
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     OK = "ok"
     WARN = "warn"
-    """It works, until something happens that it could be made to survive; or it is slower than it need be."""
+    """It works now, and causes trouble later; or it is slower than necessary."""
     FAIL = "FAIL"
-    """Something is refused, lost or stands still."""
+    """Something is rejected, lost or stuck."""
     UNKNOWN = "?"
-    """It could not be asked."""
+    """It could not be checked."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found, in numbers, and what to change and why; no advice where all is well."""
+    """The result of one check: a message with numbers, and advice unless the outcome is OK."""
 
     outcome: Outcome
     message: str
@@ -52,7 +52,7 @@ UNKNOWN = partial(CheckResult, Outcome.UNKNOWN)
 
 @dataclass(frozen=True)
 class Finding:
-    """An answer, and to which question."""
+    """The result of one check, with its area and its name."""
 
     area: str
     check: str
@@ -60,16 +60,16 @@ class Finding:
 
     @property
     def outcome(self) -> Outcome:
-        """The answer's."""
+        """The outcome of the check."""
         return self.result.outcome
 
     @property
     def message(self) -> str:
-        """The answer's."""
+        """The message of the result."""
         return self.result.message
 
     def as_json(self) -> dict[str, str]:
-        """One flat object."""
+        """Return the finding as one flat object."""
         answer = self.result
         return {
             "area": self.area,
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Instead of facts: why there are none, and what helps."""
+    """A placeholder for facts that could not be read: the reason, and the fix."""
 
     reason: str
 
@@ -92,9 +92,9 @@ class Rule:
     """One check.
 
     Attributes:
-        check: its name.
-        required_facts: the names of the facts it is told, in the order in which ``judge`` takes them.
-        judge: decides.
+        check: the name of the check.
+        required_facts: the names of the facts, in the order of the arguments of ``judge``.
+        judge: judges the facts.
     """
 
     check: str
@@ -105,34 +105,31 @@ class Rule:
 def run_rules(
     area: str, rules: Iterable[Rule], known_facts: Mapping[str, Any] | Unavailable
 ) -> Iterator[Finding]:
-    """Each rule's answer; one that says which are left out, where nothing could be asked.
+    """Yield a finding for each rule; without any facts, one finding that names all rules.
 
     Args:
-        area: whose rules they are.
-        rules: what to judge by.
-        known_facts: facts by name; a fact that is ``Unavailable`` or missing leaves the rules that need it
-            without an answer.
+        area: the area of the findings.
+        rules: the rules to apply.
+        known_facts: facts by name. A rule that needs an ``Unavailable`` or a missing fact gives UNKNOWN.
     """
     rules = list(rules)
     if isinstance(known_facts, Unavailable):
         named = ", ".join(rule.check for rule in rules)
         check = "settings" if rules[1:] else named
-        yield Finding(
-            area, check, UNKNOWN(f"could not be asked, so nothing is known of: {named}", known_facts.reason)
-        )
+        yield Finding(area, check, UNKNOWN(f"not checked: {named}", known_facts.reason))
         return
     for rule in rules:
         facts = [
-            known_facts.get(name, Unavailable(f"{name} is not told to this client"))
+            known_facts.get(name, Unavailable(f"{name} is not visible to this client"))
             for name in rule.required_facts
         ]
         untold = next((one for one in facts if isinstance(one, Unavailable)), None)
-        answer = rule.judge(*facts) if untold is None else UNKNOWN("could not be asked", untold.reason)
+        answer = rule.judge(*facts) if untold is None else UNKNOWN("not checked", untold.reason)
         yield Finding(area, rule.check, answer)
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people say it.
+    """Return a duration as text, in the largest unit that fits.
 
     >>> format_duration(604_800), format_duration(5_400), format_duration(45), format_duration(0.25)
     ('7 days', '1.5 h', '45 s', '0.25 s')

@@ -1,7 +1,7 @@
 """Collect facts of a Spark Connect server, for ``doctor.spark_rules``.
 
-Changes nothing and reads no table. What Java knows is asked by ``java_method``: versions, and from which jar
-a class comes.
+Queries the JVM with ``java_method`` for versions and for the jar of a class. Changes nothing, and reads no
+table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RUNTIME = ("iceberg-spark-runtime-", "org/apache/iceberg/spark/SparkCatalog.cla
 
 
 def server_facts(session: SparkSession) -> dict[str, Any]:
-    """Everything that the rules of a server need."""
+    """Return the facts for the rules of a server."""
     zone = _select_row(
         session, "current_timezone()", *(f"unix_timestamp(timestamp'{day} 00:00:00')" for day in MIDNIGHTS)
     )
@@ -49,22 +49,22 @@ def server_facts(session: SparkSession) -> dict[str, Any]:
 
 
 def server_settings(session: SparkSession) -> dict[str, str]:
-    """What is set on the server, secrets redacted by it."""
+    """Return the settings of the server, which redacts secrets."""
     return {row[0]: row[1] for row in session.sql("SET").collect()}
 
 
 def list_namespaces(session: SparkSession, catalog: str) -> None:
-    """Let a catalog name its namespaces.
+    """List the namespaces of a catalog, to check that it responds.
 
     Raises:
-        TableUnreadableError: it is away, or refuses.
-        SparkFailedError: Spark cannot ask it.
+        TableUnreadableError: the catalog is unavailable, or rejects the request.
+        SparkFailedError: Spark cannot query the catalog.
     """
     try:
         session.sql(f"SHOW NAMESPACES IN `{catalog}`").collect()
     except PySparkException as error:
         raise storage_read_error(error, catalog) or SparkFailedError(
-            f"the server cannot ask catalog {catalog} ({summarize(error)}): mend its settings "
+            f"The server cannot query catalog {catalog} ({summarize(error)}). Fix: correct its settings "
             f"spark.sql.catalog.{catalog}.*"
         ) from None
 
@@ -74,7 +74,7 @@ def _select_row(session: SparkSession, *columns: str) -> Any:
 
 
 def _call_java(session: SparkSession, java_class: str, method: str, *arguments: str) -> str | None:
-    """What a static method gives; None where there is no such class."""
+    """Return the result of a static Java method; None if the class does not exist."""
     told = ", ".join(f"'{one}'" for one in (java_class, method, *arguments))
     try:
         with _silence_pyspark():
@@ -86,9 +86,9 @@ def _call_java(session: SparkSession, java_class: str, method: str, *arguments: 
 
 @contextmanager
 def _silence_pyspark() -> Iterator[None]:
-    """Without pyspark's own word on standard error, a page of JSON.
+    """Suppress pyspark's own log of errors, a page of JSON on standard error.
 
-    That a class is not there is an answer.
+    A missing class is an expected result here.
     """
     logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, logger.disabled = logger.disabled, True
@@ -99,10 +99,7 @@ def _silence_pyspark() -> Iterator[None]:
 
 
 def _jar_of_class(session: SparkSession, name: str, resource: str) -> Jar:
-    """The jar of a class.
-
-    From the server's own class path, or from those that it was started or told with.
-    """
+    """Return the jar of a class: on the server's own class path, or in ``spark.jars``."""
     found = _call_java(session, "java.lang.ClassLoader", "getSystemResource", resource) or ""
     added = (session.conf.get("spark.jars", None) or "").split(",")
     jars = [one.partition("!")[0].rpartition("/")[2] for one in (found, *added)]
@@ -110,7 +107,7 @@ def _jar_of_class(session: SparkSession, name: str, resource: str) -> Jar:
 
 
 def _has_kafka_source(session: SparkSession) -> bool:
-    """Whether a plan that reads Kafka is understood; no broker is asked for that."""
+    """Return whether the server can plan a read from Kafka; contacts no broker."""
     options = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "nothing"}
     try:
         return bool(session.read.format("kafka").options(**options).load().columns)
@@ -119,9 +116,9 @@ def _has_kafka_source(session: SparkSession) -> bool:
 
 
 def _clock_skew(session: SparkSession) -> ClockSkew:
-    """The server's clock against this one.
+    """Return the difference of the server's clock to this one.
 
-    Each look bounds it by how long it took, and the second is quick.
+    The duration of a query bounds the difference. The first query is slow, the next ones are fast.
     """
     looks = [_clock_bounds(session) for _ in range(3)]
     return ClockSkew(max(one.least for one in looks), min(one.most for one in looks))

@@ -1,7 +1,7 @@
-"""Rules for a Spark Connect server: it can read what is planned and write it to its place.
+"""Rules for a Spark Connect server: it can read the planned records and write them to the table.
 
-Nothing is queried here. Versions are what ``version()`` and the names of jars say; settings are texts, None
-where nobody set them.
+Versions come from ``version()`` and from the names of jars. Settings are texts; None if not set. Queries
+nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafka_liveness_dagster.doctor.rules import FAIL, OK, UNKNOWN, WARN, CheckRe
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ICEBERG = "1.12.0"  # what the tests run, in embedded/ivy-spark.xml
+ICEBERG = "1.12.0"  # the tested version, in embedded/ivy-spark.xml
 _ICEBERG_EXTENSIONS = "IcebergSparkSessionExtensions"
 _ICEBERG_CATALOGS = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
 _LOCAL = ("", "file", "hdfs", "viewfs")
@@ -31,33 +31,30 @@ _SKEW_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Jar:
-    """A class of the server's, by its jar's name.
+    """The jar of a class on the server, by its name.
 
-    Empty where the jar cannot be seen from the server's class path.
+    The name is empty if the jar is not on the server's own class path.
     """
 
     name: str
 
     @property
     def version(self) -> str | None:
-        """``4.1.3`` of ``spark-sql-kafka-0-10_2.13-4.1.3.jar``."""
+        """The version in the name: ``4.1.3`` of ``spark-sql-kafka-0-10_2.13-4.1.3.jar``."""
         found = re.search(r"-(\d+\.\d+(?:\.\d+)*[^/]*)\.jar$", self.name)
         return found[1] if found else None
 
 
 @dataclass(frozen=True)
 class ClockSkew:
-    """By how many seconds a clock is ahead of this machine's.
-
-    No less than ``least``, no more than ``most``.
-    """
+    """The seconds by which a clock is ahead of this machine's: at least ``least``, at most ``most``."""
 
     least: float
     most: float
 
     @property
     def certain_seconds(self) -> float:
-        """The least that it is off by, whichever way; 0 where it may be right."""
+        """The smallest possible error in either direction; 0 if the clock may be right."""
         return max(self.least, -self.most, 0.0)
 
     def __str__(self) -> str:
@@ -66,11 +63,11 @@ class ClockSkew:
 
 @dataclass(frozen=True)
 class TimeZoneFacts:
-    """A time zone by what it does.
+    """A time zone: its name and its offsets.
 
     Attributes:
-        name: as its owner calls it.
-        midnights: seconds of the Unix epoch at which ``MIDNIGHTS`` are, there.
+        name: the name in the settings of its server or machine.
+        midnights: ``MIDNIGHTS`` in this zone, in seconds of the Unix epoch.
     """
 
     name: str
@@ -81,80 +78,80 @@ MIDNIGHTS = ("2026-01-01", "2026-07-01")  # one in winter, one in summer
 
 
 def _version(server: str, client: str) -> CheckResult:
-    # Rule 1: client and server speak one protocol, and jars are made for one line
+    # Rule 1: client and server use one protocol, and jars are built for one line
     if _version_line(server) != _version_line(client):
         return WARN(
             f"the server is Spark {server}, the client here pyspark {client}",
-            f"install pyspark {_version_line(server)} here, or run Spark {_version_line(client)}: what is "
-            "sent is what the client's version knows, and only versions of one line were run together",
+            f"install pyspark {_version_line(server)} here, or run Spark {_version_line(client)}. The client "
+            "sends the protocol of its own version, and only versions of one line were tested together",
         )
     return OK(f"Spark {server}, pyspark {client}")
 
 
 def _connector(server: str, client: str, jar: Jar | None, run_with: str | None) -> CheckResult:
-    # Rule 2: without the connector no record is read; one of another line meets classes that it does not
-    # know. Within a line only pairs of pyspark and connector that were run together are well
+    # Rule 2: without the connector Spark reads no record. A connector of another line uses classes that this
+    # Spark lacks. Within a line, only pairs of pyspark and connector that were tested together are OK
     wanted = f"spark-sql-kafka-0-10_2.13 {_version_line(server)}"
     if jar is None:
         return FAIL(
-            "the server has no Kafka connector", f"put {wanted} on its class path: it reads the records"
+            "the server has no Kafka connector", f"put {wanted} on its class path. It reads the records"
         )
     if jar.version is None:
         return UNKNOWN(
-            "the server has a Kafka connector of an unknown version: its jar is not on the server's own "
+            "the version of the server's Kafka connector is unknown: its jar is not on the server's own "
             "class path",
-            f"compare the jar: pyspark {client} goes with {run_with or 'none of docs/spark.md'}",
+            f"check the version of the jar: pyspark {client} goes with {run_with or 'none of docs/spark.md'}",
         )
     if _version_line(jar.version) != _version_line(server):
-        return FAIL(f"{jar.name} on Spark {server}", f"replace it by {wanted}: it uses Spark's own classes")
+        return FAIL(f"{jar.name} on Spark {server}", f"replace it with {wanted}. It uses Spark's own classes")
     if _version_line(client) != _version_line(server):
         return OK(jar.name)  # rule 1 warns of the client
     if jar.version != run_with:
         replace = (
-            f"replace it by spark-sql-kafka-0-10_2.13 {run_with}: pyspark {client} was run with that one"
+            f"replace it with spark-sql-kafka-0-10_2.13 {run_with}, which was tested with pyspark {client}"
         )
-        install = "install a pyspark of the table in docs/spark.md: this one was run with no connector"
+        install = "install a pyspark of the table in docs/spark.md. This one was tested with no connector"
         return WARN(f"{jar.name} with pyspark {client}", replace if run_with else install)
     return OK(f"{jar.name} with pyspark {client}")
 
 
 def _iceberg(server: str, version: str | None, jar: Jar | None) -> CheckResult:
-    # Rule 3: without the runtime no table is written; it is made for one line of Spark
+    # Rule 3: without the runtime Spark writes no table; each runtime is built for one line of Spark
     wanted = f"iceberg-spark-runtime-{_version_line(server)}_2.13 {ICEBERG}"
     if version is None:
-        return FAIL(
-            "the server has no Iceberg", f"put {wanted} on its class path; a sink of your own needs none"
-        )
+        return FAIL("the server has no Iceberg", f"put {wanted} on its class path. A custom sink needs none")
     made_for = re.search(r"iceberg-spark-runtime-(\d+\.\d+)_", jar.name) if jar else None
     if made_for and made_for[1] != _version_line(server):
-        return FAIL(f"Iceberg {version} for Spark {made_for[1]} on Spark {server}", f"replace it by {wanted}")
+        return FAIL(
+            f"Iceberg {version} for Spark {made_for[1]} on Spark {server}", f"replace it with {wanted}"
+        )
     if _version_numbers(version) < _version_numbers(ICEBERG):
         return WARN(
-            f"Iceberg {version}", f"take {wanted}: how commits of two lanes meet was tested with that"
+            f"Iceberg {version}", f"use {wanted}. Concurrent commits of two lanes were tested with it"
         )
     return OK(f"Iceberg {version}{f', {jar.name}' if jar and jar.name else ''}")
 
 
 def _extensions(extensions: str | None) -> CheckResult:
-    # Rule 4: without them partitioning and sorting of a table are not understood
+    # Rule 4: without the extensions Spark cannot set the partitioning and the sort order of a table
     if _ICEBERG_EXTENSIONS in (extensions or ""):
         return OK("Iceberg's SQL extensions are on")
     return WARN(
         f"spark.sql.extensions is {extensions or 'not set'}",
-        f"set it to org.apache.iceberg.spark.extensions.{_ICEBERG_EXTENSIONS}: Spark does not understand "
-        "Iceberg's own statements without (WRITE ORDERED BY, partition fields, branches)",
+        f"set it to org.apache.iceberg.spark.extensions.{_ICEBERG_EXTENSIONS}. Otherwise Spark rejects "
+        "Iceberg's own statements (WRITE ORDERED BY, partition fields, branches)",
     )
 
 
 def _detached(timeout: str | None) -> CheckResult:
-    # Rule 5: what a dead run left at work takes Spark from its successor
+    # Rule 5: the work of a dead run takes Spark from the next run
     kept = parse_seconds(timeout or "5m")
-    found = f"work of a client that died ends after {format_duration(kept)}"
+    found = f"work of a dead client ends after {format_duration(kept)}"
     if kept > _DETACHED_SECONDS:
         return WARN(
             found,
-            f"set {_DETACHED_TIMEOUT}=60s: what it writes is refused or replaced, and until then the run "
-            "that follows shares Spark with it",
+            f"set {_DETACHED_TIMEOUT}=60s. The table rejects that work, or the next run replaces it. Until "
+            "then the next run shares Spark with it",
         )
     return OK(found)
 
@@ -162,72 +159,72 @@ def _detached(timeout: str | None) -> CheckResult:
 def _progress(interval: str | None) -> CheckResult:
     # Rule 6: with liveness="progress" a finished task is a sign of life
     told = parse_seconds(interval or "2s")
-    found = f"finished tasks are told every {format_duration(told)}"
+    found = f"Spark reports finished tasks every {format_duration(told)}"
     if told > _REPORT_SECONDS:
         return WARN(
             found,
             (
-                f"set {_PROGRESS_INTERVAL}=500ms: with liveness='progress' it has to be far below the "
-                "process timeout"
+                f"set {_PROGRESS_INTERVAL}=500ms. With liveness='progress' it must be far below the process "
+                "timeout"
             ),
         )
     return OK(found)
 
 
 def _fetched(timeout: str | None) -> CheckResult:
-    # Rule 7: what executors fetched and nobody asked for fills their heap
+    # Rule 7: fetched records that no read used fill the heap of the executors
     kept = parse_seconds(timeout or "5m")
     if kept > _CACHED_SECONDS:
         return WARN(
-            f"fetched records that no read asked for are kept for {format_duration(kept)}",
+            f"executors keep unread fetched records for {format_duration(kept)}",
             f"set {_FETCH_TIMEOUT}=10s and "
-            "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s: they have no other bound, "
-            "and small batches with snapshots='append' filled a heap of 1 GB",
+            "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval=5s. The cache has no other "
+            "limit: small batches with snapshots='append' filled a heap of 1 GB",
         )
-    return OK(f"fetched records that no read asked for are kept for {format_duration(kept)}")
+    return OK(f"executors keep unread fetched records for {format_duration(kept)}")
 
 
 def _zone(session: TimeZoneFacts, host: TimeZoneFacts) -> CheckResult:
-    # Rule 8: hour() and to_date() in a transform are of the session's zone
+    # Rule 8: hour() and to_date() in a transform use the session's time zone
     if session.midnights == host.midnights:
         return OK(f"the session's time zone, {session.name}, is that of this machine")
     return WARN(
         f"the session's time zone is {session.name}, this machine's {host.name}",
-        f"set spark.sql.session.timeZone on the server, or TZ={session.name} for Dagster's processes: "
-        "hour(), to_date() and texts made of a timestamp are of the first, Python's of the second",
+        f"set spark.sql.session.timeZone on the server, or TZ={session.name} for Dagster's processes. "
+        "hour(), to_date() and timestamps as text use the session's zone; Python uses this machine's",
     )
 
 
 def _clock(skew: ClockSkew) -> CheckResult:
-    # Rule 9: current_timestamp() is in rows, and certificates and logins end by the clock
+    # Rule 9: rows contain current_timestamp(), and certificates and logins expire by the clock
     if skew.certain_seconds > _SKEW_SECONDS:
         return WARN(
             f"the server's clock is off by {skew}",
-            "set both by NTP: current_timestamp() in a transform, TLS and tokens go by the server's, "
-            "freshness and retention are told by this one",
+            "synchronize both with NTP. current_timestamp() in a transform, TLS and tokens use the server's "
+            "clock; freshness and retention use this machine's",
         )
-    return OK(f"the server's clock is off by {skew}, as far as a question can tell")
+    return OK(f"the server's clock is off by {skew}, within the precision of a query")
 
 
 def _cache(kind: str, cached: str | None) -> CheckResult:
-    # Rule 10: each session has a cache of its own
+    # Rule 10: each session has its own cache of the catalog
     if kind in _ICEBERG_CATALOGS and (cached or "true").lower() == "true":
         return WARN(
             "cache-enabled is true, its default",
-            "set it to false: other sessions' commits are seen up to 30 s late, and each write begins from "
-            "the newest snapshot, so it is refused and made again",
+            "set it to false. Otherwise a session sees other sessions' commits up to 30 s late. A write must "
+            "begin from the newest snapshot, so it is rejected and retried",
         )
-    return OK("not cached" if kind in _ICEBERG_CATALOGS else f"{kind}: not Iceberg's, for sinks of your own")
+    return OK("not cached" if kind in _ICEBERG_CATALOGS else f"{kind}: not Iceberg's, for custom sinks")
 
 
 def _atomic(type_: str | None, warehouse: str | None) -> CheckResult:
-    # Rule 11: two lanes are kept apart by the catalog's atomic commit
+    # Rule 11: two lanes rely on the catalog's atomic commits
     scheme = (warehouse or "").partition(":")[0] if ":" in (warehouse or "") else ""
     if type_ == "hadoop" and scheme not in _LOCAL:
         return FAIL(
             f"type hadoop on {scheme}:",
-            "take a REST, Glue, Hive or JDBC catalog: an object store has no atomic rename, so of two "
-            "commits at once one is lost",
+            "use a REST, Glue, Hive or JDBC catalog. An object store has no atomic rename, so one of two "
+            "concurrent commits is lost",
         )
     return OK(f"commits of type {type_ or 'its own'} are atomic")
 
@@ -248,7 +245,7 @@ SETTINGS = tuple(name for rule in SERVER for name in rule.required_facts if name
 
 
 def parse_seconds(text: str) -> float:
-    """A time as Spark writes it; a number alone is milliseconds.
+    """Return a duration of Spark's settings in seconds; a number alone is milliseconds.
 
     >>> parse_seconds("500ms"), parse_seconds("5m"), parse_seconds("60000")
     (0.5, 300.0, 60.0)
@@ -258,7 +255,7 @@ def parse_seconds(text: str) -> float:
 
 
 def find_catalogs(settings: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    """The catalogs that a server's settings name, each with what the rules need.
+    """Return the catalogs that a server's settings name, each with the settings that the rules need.
 
     >>> find_catalogs({"spark.sql.catalog.lake": "a.Catalog", "spark.sql.catalog.lake.type": "rest"})
     {'lake': {'class': 'a.Catalog', 'cache-enabled': None, 'type': 'rest', 'warehouse': None}}

@@ -1,11 +1,11 @@
-"""Find Java, and download the jars of the embedded services once a machine.
+"""Find Java, and download the jars of the embedded services once per machine.
 
-Never installs Java.
+Never installs Java, and never continues an interrupted download. Each download starts in its own empty folder
+and becomes visible by one rename. A folder of jars is therefore complete or absent.
 
-Never continues a download that was cut off: each starts in an empty folder of its own and becomes visible by
-one rename, so that a folder of jars is complete or absent. Each jar must have the SHA-256 that this package
-was released with, wherever it came from: a repository, a mirror, the user's local Maven repository, another
-machine. ``SHA256SUMS`` beside the jars is what `sha256sum --check` reads.
+Each jar must have the SHA-256 that this package was released with. Its source may be a repository, a mirror,
+the user's local Maven repository or another machine. The file ``SHA256SUMS`` next to the jars has the format
+of `sha256sum --check`.
 
 ``KAFKA_LIVENESS_IVY_SETTINGS`` may name an ``ivysettings.xml`` that points to a mirror.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 _REMEDY = (
-    "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`) or set JAVA_HOME"
+    "install one (`apt-get install openjdk-17-jre-headless`, `brew install openjdk@17`), or set JAVA_HOME"
 )
 
 
@@ -45,7 +45,7 @@ class _JavaInstallation(NamedTuple):
 
     @property
     def major_version(self) -> int:
-        """17 of ``17.0.15``, 8 of ``1.8.0_392``, 0 when it did not say."""
+        """The major version: 17 of ``17.0.15``, 8 of ``1.8.0_392``, 0 if Java reported none."""
         numbers = [int(number) for number in re.findall(r"\d+", self.version)]
         if numbers[:1] == [1]:
             numbers = numbers[1:]
@@ -53,10 +53,10 @@ class _JavaInstallation(NamedTuple):
 
 
 def find_java() -> Path:
-    """The ``java`` binary itself, so that its grandparent is a ``JAVA_HOME``.
+    """Return the ``java`` binary itself, so that its grandparent is a ``JAVA_HOME``.
 
     Raises:
-        JavaNotFoundError: there is none, or none of 17 or newer; says what was found where.
+        JavaNotFoundError: no Java is of version 17 or newer; the message lists the versions that were found.
     """
     found = [_read_version(candidate) for candidate in _candidates()]
     for java in found:
@@ -64,7 +64,7 @@ def find_java() -> Path:
             return java.path
     seen = ", ".join(f"{java.path} is {java.version or 'no working Java'}" for java in found)
     raise JavaNotFoundError(
-        f"Java {OLDEST_JAVA} or newer is needed; {seen or 'JAVA_HOME is unset and PATH has no java'}: "
+        f"Java {OLDEST_JAVA} or newer is needed; {seen or 'JAVA_HOME is unset and PATH has no java'}. Fix: "
         f"{_REMEDY}"
     )
 
@@ -77,7 +77,10 @@ def _candidates() -> list[Path]:
 
 
 def _read_version(java: Path) -> _JavaInstallation:
-    """Ask Java itself: a ``java`` on the PATH is often a link or a version manager's script."""
+    """Run Java to read its version and its home.
+
+    A ``java`` on the PATH is often a link or a version manager's script.
+    """
     try:
         asked = subprocess.run(
             [java, "-XshowSettings:properties", "-version"],
@@ -102,7 +105,7 @@ Name = Literal["kafka", "spark"]
 NAMES: tuple[Name, ...] = get_args(Name)
 _HERE = Path(__file__).parent
 MODULES: dict[str, Path] = {name: _HERE / f"ivy-{name}.xml" for name in NAMES}
-"""What Ivy is to bring for each name; those who develop this package keep jars of theirs by another name."""
+"""The Ivy file of each name, with the jars to download. Tests add files under other names."""
 RELEASED = _HERE / "SHA256SUMS"
 """The SHA-256 of each jar for each pyspark."""
 _LAST_LINES = 15
@@ -113,11 +116,17 @@ PROVIDED_BY_SPARK = {
     "4.1.3": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
     "4.1.4": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
 }
-"""What each pyspark was run with, the last that were published: there is no connector 4.0.5 or 4.1.4."""
+"""The versions that each pyspark was tested with, the last ones published.
+
+There is no connector 4.0.5 or 4.1.4.
+"""
 
 
 def jars_folder() -> Path:
-    """``KAFKA_LIVENESS_JARS``, or ``kafka-liveness/jars`` in the user's cache: one for all state folders."""
+    """Return ``KAFKA_LIVENESS_JARS``, or ``kafka-liveness/jars`` in the user's cache.
+
+    All state folders share this folder.
+    """
     if named := os.environ.get("KAFKA_LIVENESS_JARS"):
         return Path(named).absolute()
     cache = os.environ.get("XDG_CACHE_HOME", "")
@@ -125,53 +134,60 @@ def jars_folder() -> Path:
 
 
 def pyspark_folder() -> Path:
-    """Where the pyspark wheel is; does not import it, which takes half a second."""
+    """Return the folder of the pyspark wheel, without the import, which takes half a second.
+
+    Raises:
+        JarsError: pyspark is not installed.
+    """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise JarsError("pyspark is not installed here: pip install 'pyspark[connect]'")
+        raise JarsError("pyspark is not installed here. Fix: pip install 'pyspark[connect]'")
     return Path(spec.origin).parent
 
 
 def connector_version(pyspark: str) -> str | None:
-    """The version of the Kafka connector that this pyspark was run with.
+    """Return the version of the Kafka connector that this pyspark was tested with.
 
-    None for a pyspark that was not run.
+    None for a pyspark that was not tested.
     """
     return PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
 
 
 def check_pyspark() -> str:
-    """The version of pyspark here, one that the embedded Spark has jars for.
+    """Return the version of the installed pyspark.
 
     Raises:
-        JarsError: it is none of these.
+        JarsError: the embedded Spark has no jars for this version.
     """
     found = version("pyspark")
     if found not in PROVIDED_BY_SPARK:
         known = " or ".join(PROVIDED_BY_SPARK)
         raise JarsError(
-            f"the embedded Spark is made for pyspark {known}, and here is {found}: pip install "
+            f"The embedded Spark has jars for pyspark {known}, but {found} is installed. Fix: pip install "
             f"'pyspark[connect]=={max(PROVIDED_BY_SPARK)}', or use your own Spark Connect server "
-            "(SparkConnectResource("
-            "remote=…)) with the Kafka connector and the Iceberg runtime of its own version"
+            "(SparkConnectResource(remote=…)) with the Kafka connector and the Iceberg runtime of its own "
+            "version"
         )
     return found
 
 
 def find_jars(name: Name) -> Path | None:
-    """The folder of jars when each has its checksum; None when it has to be downloaded. Reads all of them."""
+    """Return the folder of jars if each jar has its checksum; None if the jars must be downloaded.
+
+    Reads all jars.
+    """
     return _jars_folder(name, jars_folder()) if is_downloaded(name) and not find_damaged(name) else None
 
 
 def is_downloaded(name: Name) -> bool:
-    """Whether a download has ended; reads no jar."""
+    """Return whether a download is complete; reads no jar."""
     return bool(_downloaded_checksums(_jars_folder(name, jars_folder())))
 
 
 def find_damaged(name: Name) -> list[str]:
-    """The jars that are not those of the release, and what else is on the class path with them.
+    """Return the jars that differ from the release's, and other jars in their folder.
 
-    Reads all of them.
+    All jars of the folder are on the class path. Reads all jars.
     """
     folder = _jars_folder(name, jars_folder())
     downloaded = _downloaded_checksums(folder)
@@ -185,16 +201,16 @@ def find_damaged(name: Name) -> list[str]:
 
 
 def resolve_jars(name: Name, *, show: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of jars of a service, downloaded when it is not there or damaged (10-40 s, 44 and 68 MB).
+    """Return the folder of a service's jars; download missing or damaged jars (10-40 s, 44 and 68 MB).
 
     Args:
-        name: whose jars.
-        show: told what is being done.
+        name: the service.
+        show: called with each step as text.
 
     Raises:
-        JarsError: the download failed, or there is no place for it; the message ends with the last lines of
-            its log.
-        JavaNotFoundError: Ivy is a Java program.
+        JarsError: the download failed, and the message ends with the last lines of its log; or the folder
+            is not writable.
+        JavaNotFoundError: there is no Java. Ivy is a Java program.
     """
     if folder := find_jars(name):
         return folder
@@ -205,21 +221,24 @@ def resolve_jars(name: Name, *, show: Callable[[str], None] = lambda _: None) ->
     except OSError:
         is_ours = False
     if not is_ours:
-        raise JarsError(f"the jars cannot be kept in {root}: let KAFKA_LIVENESS_JARS name your own folder")
+        raise JarsError(
+            f"The jars cannot be written to {root}. Nothing was downloaded. Fix: set KAFKA_LIVENESS_JARS to "
+            "a writable folder"
+        )
     with FileLock(root / f"{name}.lock"):
         return find_jars(name) or _download(name, root, show)
 
 
 def ivy_settings() -> Path:
-    """Where jars come from: what ``KAFKA_LIVENESS_IVY_SETTINGS`` names, or the public repository.
+    """Return the Ivy settings: ``KAFKA_LIVENESS_IVY_SETTINGS``, or those of the public repository.
 
-    Spark's own settings ask the user's local Maven repository first, which often has half of a module.
+    Spark's own settings search the user's local Maven repository first, which often has half of a module.
     """
     return Path(os.environ.get("KAFKA_LIVENESS_IVY_SETTINGS") or _HERE / "ivysettings.xml").absolute()
 
 
 def _downloaded_checksums(folder: Path) -> dict[str, str]:
-    """File name to checksum, as they were downloaded; none when the folder is not complete."""
+    """Return the checksums of a download by file name; empty if the folder is not complete."""
     try:
         return _read_lines(folder / _CHECKSUMS_FILE)
     except OSError:
@@ -227,7 +246,7 @@ def _downloaded_checksums(folder: Path) -> dict[str, str]:
 
 
 def _expected_checksums(name: str, downloaded: Mapping[str, str]) -> Mapping[str, str]:
-    """Those of the release; jars of those who develop this package have only those of their download."""
+    """Return the release's checksums; a name that tests added has only those of its download."""
     return _read_lines(RELEASED) if name in NAMES else downloaded
 
 
@@ -241,7 +260,7 @@ def _checksum(jar: Path) -> str:
 
 
 def _coordinates(name: str) -> bytes:
-    """What Ivy is to bring; of Spark's, what belongs to the pyspark that is here."""
+    """Return the Ivy file of a name; for Spark with the versions of the installed pyspark."""
     module = MODULES[name].read_text(encoding="utf-8")
     if name == "spark":
         pyspark = check_pyspark()
@@ -251,7 +270,7 @@ def _coordinates(name: str) -> bytes:
 
 
 def _jars_folder(name: str, root: Path) -> Path:
-    """Named after what is asked for, so that other versions are another folder."""
+    """Return the folder of a name's jars. Its name has a hash of the Ivy file, so versions never mix."""
     return root / f"{name}-{hashlib.sha256(_coordinates(name)).hexdigest()[:8]}"
 
 
@@ -260,7 +279,7 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
     log = root / f"{name}-download.log"
     with _scratch_folder(name, root) as scratch:
         failed = _run_ivy(name, scratch, log, show=show)
-        found = sorted((scratch / "jars").glob("*"))  # tests have a server that comes as a .zip
+        found = sorted((scratch / "jars").glob("*"))  # not only .jar: tests download a server as a .zip
         broken = [jar.name for jar in found if not zipfile.is_zipfile(jar)]
         if failed or broken or not found:
             raise JarsError(_failure_message(name, broken, log))
@@ -269,9 +288,9 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
         if others := [jar for jar, checksum in sums.items() if wanted.get(jar) != checksum]:
             raise JarsError(
                 f"{', '.join(others[:3])} of the {name} jars do not have the SHA-256 that this package was "
-                "released with. Nothing of the download was kept. Fix: look at the mirror that "
-                "KAFKA_LIVENESS_IVY_SETTINGS names, and at ~/.m2/repository; one of them has other files "
-                "under these names"
+                "released with. Nothing of the download was kept. Fix: check the mirror that "
+                "KAFKA_LIVENESS_IVY_SETTINGS names, and ~/.m2/repository; one of them has other files under "
+                "these names"
             )
         shutil.rmtree(folder, ignore_errors=True)
         (scratch / "jars" / _CHECKSUMS_FILE).write_text(
@@ -283,7 +302,7 @@ def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
 
 @contextmanager
 def _scratch_folder(name: str, root: Path) -> Iterator[Path]:
-    """An empty folder, gone afterwards; those of processes that were killed go first."""
+    """Yield an empty folder and remove it afterwards; remove the folders of killed processes first."""
     for left in root.glob(f".{name}-*"):
         shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
@@ -294,7 +313,7 @@ def _scratch_folder(name: str, root: Path) -> Iterator[Path]:
 
 
 def _run_ivy(name: str, scratch: Path, log: Path, show: Callable[[str], None]) -> bool:
-    """Whether Ivy failed; its words are in ``log``."""
+    """Run Ivy and write its output to ``log``; return whether it failed."""
     show(f"downloading the {name} jars")
     (scratch / "ivy.xml").write_bytes(_coordinates(name))
     with (
@@ -325,7 +344,7 @@ def _ivy_command(scratch: Path) -> list[str]:
     ivy = next(iter(spark_jars.glob("ivy-2*.jar")), None)
     if ivy is None:
         raise JarsError(
-            f"there is no ivy-2*.jar in {spark_jars}: pip install --force-reinstall 'pyspark[connect]'"
+            f"No ivy-2*.jar is in {spark_jars}. Fix: pip install --force-reinstall 'pyspark[connect]'"
         )
     return [
         str(find_java()), "-cp", str(ivy), "org.apache.ivy.Main",
@@ -340,8 +359,8 @@ def _failure_message(name: str, damaged: list[str], log: Path) -> str:
     what = f"damaged: {', '.join(damaged)}" if damaged else "Ivy failed"
     last = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-_LAST_LINES:])
     return (
-        f"the {name} jars could not be downloaded ({what}): check the network and run the command again, or "
-        "let KAFKA_LIVENESS_IVY_SETTINGS name an ivysettings.xml with a mirror. Without a network copy the "
-        f"folder {_jars_folder(name, log.parent).name} from the same place of a machine that has one into "
-        f"{log.parent}. {log} ends with:\n{last}"
+        f"The {name} jars could not be downloaded ({what}). Nothing of the download was kept. Fix: check the "
+        "network and run the command again, or set KAFKA_LIVENESS_IVY_SETTINGS to an ivysettings.xml with a "
+        f"mirror. Without a network, copy the folder {_jars_folder(name, log.parent).name} from the same "
+        f"folder of another machine into {log.parent}. {log} ends with:\n{last}"
     )

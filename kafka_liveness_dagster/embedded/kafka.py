@@ -1,8 +1,8 @@
-"""How is the embedded broker started? Apache Kafka, one node that is broker and controller, on loopback only.
+"""Start the embedded broker: Apache Kafka, one node that is broker and controller, on loopback only.
 
-The settings are those of a broker nobody shares: replication factors of 1, no initial wait for group members,
-session timeouts down to 1 s, 4 s instead of 9 s until a killed broker is let in again, and compaction that
-looks for work every second instead of every 15. Topics are never created by a misspelt name.
+The settings suit a broker with one user: replication factors of 1, no initial wait for group members, and
+session timeouts down to 1 s. A killed broker can rejoin after 4 s instead of 9 s. Compaction checks for work
+every second instead of every 15. A misspelled name never creates a topic.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# log.dirs is relative to where the broker runs: Java reads this file as Latin-1, and a comma would divide the
-# path
+# log.dirs is relative to the broker's current folder. An absolute path could contain a comma, which divides
+# it, or characters outside Latin-1, as which Java reads this file
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -64,11 +64,11 @@ log.cleaner.backoff.ms=1000
 
 
 def prepare_launch(home: Path, port: int, process_marker: str, show: Callable[[str], None]) -> Launch:
-    """Write the broker's settings and, once, format its storage.
+    """Write the broker's settings and, once, format its storage; return the command to start it.
 
     Raises:
-        JarsError, JavaNotFoundError: see `resolve`.
-        ServiceNotStartedError: the storage could not be formatted, or not in time.
+        JarsError, JavaNotFoundError: see `resolve_jars`.
+        ServiceNotStartedError: formatting the storage failed, or took too long.
     """
     folder = folder_of(home, "kafka")
     data = folder / "data"
@@ -83,18 +83,19 @@ def prepare_launch(home: Path, port: int, process_marker: str, show: Callable[[s
     )
     java = (str(find_java()), *options, "-cp", f"{resolve_jars('kafka', show=show)}/*")
     settings.write_text(_PROPERTIES.format(loopback=LOOPBACK, port=port, controller_port=free_port()))
-    if not (data / "meta.properties").exists():  # the last thing the format writes
+    if not (data / "meta.properties").exists():  # the format writes this file last
         show("formatting the storage of Kafka")
         _format_storage(java, data, settings, log=home / "logs" / "kafka-format.log")
     return Launch((*java, "kafka.Kafka", str(settings)), folder, os.environ)
 
 
 def is_broker_ready(port: int) -> bool:
-    """Whether the broker tells its topics and a group's offsets.
+    """Return whether the broker returns its topics and a group's offsets.
 
-    The port is open a little earlier, and the first group waits for the offsets topic to be made: without the
-    question its first commit would be refused with NOT_COORDINATOR. A consumer asks, not an AdminClient: in
-    that one librdkafka 2.16 dereferences NULL (a segmentation fault) when the answer is NOT_COORDINATOR.
+    The port opens a little earlier, and the first group waits for the creation of the offsets topic. Without
+    this query the broker would reject the first commit with NOT_COORDINATOR. A consumer sends the query, not
+    an AdminClient: there librdkafka 2.16 dereferences NULL (a segmentation fault) if the response is
+    NOT_COORDINATOR.
     """
     if not is_listening(port):
         return False
@@ -112,7 +113,7 @@ def is_broker_ready(port: int) -> bool:
 
 
 def _logging_config() -> tuple[str, ...]:
-    """Warnings and worse, to standard error, which is the log file."""
+    """Return the options that log warnings and errors to standard error, which is the log file."""
     simple = "-Dorg.slf4j.simpleLogger"
     return (
         f"{simple}.defaultLogLevel=warn",
@@ -122,7 +123,7 @@ def _logging_config() -> tuple[str, ...]:
 
 
 def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path) -> None:
-    shutil.rmtree(data, ignore_errors=True)  # a format that was cut off: no broker has ever run on it
+    shutil.rmtree(data, ignore_errors=True)  # from an interrupted format: no broker has ever run on it
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     seconds = start_seconds()
     try:
@@ -137,12 +138,12 @@ def _format_storage(java: tuple[str, ...], data: Path, settings: Path, log: Path
             )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise ServiceNotStartedError(
-            f"the storage of Kafka was not formatted in {seconds:g} s, which takes one second on an idle "
-            f"machine: is the disk of {data.parent} slow or full, or the machine busy? The next start "
-            f"formats it again; set {START_SECONDS} to give it more. {log} ends with:\n{last_lines(log)}"
+            f"The storage of Kafka was not formatted in {seconds:g} s; an idle machine takes one second. The "
+            f"disk of {data.parent} is slow or full, or the machine is busy. The next start formats the "
+            f"storage again. Fix: set {START_SECONDS} to a longer time. {log} ends with:\n{last_lines(log)}"
         ) from late
     if done.returncode:
         raise ServiceNotStartedError(
-            f"the storage of Kafka could not be formatted (code {done.returncode}): is {data.parent} "
-            f"writable and the disk not full? {log} ends with:\n{last_lines(log)}"
+            f"The storage of Kafka could not be formatted (exit code {done.returncode}). Fix: make "
+            f"{data.parent} writable, and free space on its disk. {log} ends with:\n{last_lines(log)}"
         )

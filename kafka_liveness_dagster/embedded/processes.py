@@ -1,9 +1,9 @@
 """Start, recognize and end child processes, and find free loopback ports for them.
 
-A process is known by its pid, a random mark that is a whole argument of its command line, its user, and the
-folder it runs in. The mark, unlike a start time, survives a clock that was set, and a pid that now belongs to
-another program never carries it; the folder tells a state folder from its copy. What is not recognised is
-never signalled.
+A process is recognized by its pid, its user, its current folder, and a random marker that is a whole argument
+of its command line. The marker, unlike a start time, survives a change of the clock. If another program gets
+the pid, its command line lacks the marker. The folder distinguishes a state folder from its copy. A process
+that is not recognized gets no signal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PORTS = range(20_000, 30_000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a service could listen there now; a connection that is only closing does not count."""
+    """Return whether a service could listen on the port now; a closing connection does not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -42,16 +42,17 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port nobody listens on.
+    """Return a port on which no program listens.
 
-    Not port 0: the system's answer lies where a client's next connection may take it before the service does.
+    Not port 0: the system would choose from the ports of outgoing connections. A client's next connection
+    could then take the port before the service does.
     """
     tried = random.SystemRandom()
     return next(port for port in iter(lambda: tried.choice(_PORTS), None) if is_free(port))
 
 
 def is_listening(port: int, host: str = LOOPBACK) -> bool:
-    """Whether something accepts a connection within a second."""
+    """Return whether a program accepts a connection on the port within a second."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -66,12 +67,15 @@ _GRACE_SECONDS = 15.0
 _KILLED_SECONDS = 5.0
 _LAST_LINES = 20
 _children: list[subprocess.Popen[bytes]] = []
-"""Kept, so that a dead one is reaped with the next start and the interpreter does not warn about the rest."""
+"""The child processes of this process.
+
+The list lets the next start reap dead ones, and stops the interpreter from warning about the others.
+"""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a service: an argument list, where, and the whole environment."""
+    """The command to start a service: an argument list, its folder, and the whole environment."""
 
     command: tuple[str, ...]
     folder: Path
@@ -79,12 +83,12 @@ class Launch:
 
 
 def process_marker_option(process_marker: str) -> str:
-    """The Java option that carries the mark; it means nothing to Java."""
+    """Return the Java option that has the marker; Java ignores the option."""
     return f"-Dkafka_liveness.process_marker={process_marker}"
 
 
 def start_process(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own: Ctrl-C in this terminal does not reach a shared service."""
+    """Start a process in its own session, so that Ctrl-C in this terminal does not end a shared service."""
     if log.exists():
         log.replace(log.with_suffix(".previous.log"))
     with log.open("wb") as output:
@@ -102,10 +106,11 @@ def start_process(launch: Launch, log: Path) -> subprocess.Popen[bytes]:
 
 
 def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.Process | None:
-    """The living service with that pid and mark that runs in that folder.
+    """Return the running service with this pid and marker in this folder; None if there is none.
 
-    None when it is gone, a zombie, another program, another user's, of another state folder (a copy has the
-    state file too), the first process of all, or one that we descend from: such a one was not started by us.
+    None also for a zombie, another program, another user's process, and a process of another state folder (a
+    copy has the state file too). None for the first process of the system and for ancestors of this process,
+    which this package did not start.
     """
     if not process_marker or pid is None or pid <= _INIT_PID:
         return None
@@ -114,7 +119,7 @@ def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.P
         is_ours = (
             process.uids().effective == os.geteuid()
             and not {process_marker, process_marker_option(process_marker)}.isdisjoint(process.cmdline())
-            # Equal also for a folder that was removed
+            # Equal even if the folder was removed
             and os.path.realpath(process.cwd()) == os.path.realpath(folder)
             and pid not in _own_ancestors()
         )
@@ -124,7 +129,10 @@ def find_process(pid: int | None, process_marker: str, folder: Path) -> psutil.P
 
 
 def end_processes(processes: Iterable[psutil.Process]) -> None:
-    """Ask them and their children to end, and kill those that have not after 15 s. Never who asks for it."""
+    """Send SIGTERM to the processes and their children, and SIGKILL to those that remain after 15 s.
+
+    Never signals this process or its ancestors.
+    """
     asking = _own_ancestors()
     everyone = [
         one for process in processes for one in (*_descendants(process), process) if one.pid not in asking
@@ -138,12 +146,12 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
 
 
 def start_seconds() -> float:
-    """Return how long a service may take until it responds, and a broker to format its storage.
+    """Return the time limit for a service to respond, and for a broker to format its storage.
 
-    It is 120 s unless set otherwise.
+    The default is 120 s.
 
     Raises:
-        InvalidSettingError: ``KAFKA_LIVENESS_START_SECONDS`` is no number of seconds.
+        InvalidSettingError: ``KAFKA_LIVENESS_START_SECONDS`` is not a number of seconds.
     """
     said = os.environ.get(START_SECONDS)
     if not said:
@@ -152,19 +160,19 @@ def start_seconds() -> float:
         if 0 < float(said) < math.inf:
             return float(said)
     raise InvalidSettingError(
-        f"{START_SECONDS} is {said!r}: wanted a number of seconds above 0, like 300, or leave it out for "
-        f"{_DEFAULT_START_SECONDS:g}"
+        f"{START_SECONDS} is {said!r}: wanted a number of seconds above 0, like 300, or unset it for the "
+        f"default of {_DEFAULT_START_SECONDS:g}"
     )
 
 
 def last_lines(log: Path) -> str:
-    """The end of a log file, for an error message."""
+    """Return the last lines of a log file, for an error message."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"
 
 
 def _own_ancestors() -> set[int]:
-    """This process and all that it descends from."""
+    """Return the pids of this process and of its ancestors."""
     return {_INIT_PID, os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
 
 

@@ -2,11 +2,11 @@
 
 Progress is always on standard error: standard output belongs to ``up --json``.
 
-The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. What it holds
-(topics, committed offsets, tables) survives `stop`; the services survive the process that started them.
+The state folder is ``KAFKA_LIVENESS_HOME`` or ``.kafka_liveness`` in the current folder. Its topics,
+committed offsets and tables survive `stop_services`. The services survive the process that started them.
 
-A start runs under the lock of the state folder. If this process is killed meanwhile, the next start finds
-what it left in the state file and ends it; if it is interrupted, it ends it itself.
+A start holds the lock of the state folder. An interrupted start ends its services. If the starting process is
+killed, the next start finds its services in the state file and ends them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is done now; it prints nothing when it is told nothing."""
+    """Yield a function that shows the current step; without a call of it nothing is printed."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _lines_once(console)
@@ -50,7 +50,7 @@ def show_progress() -> Iterator[Callable[[str], None]]:
 
 
 def _lines_once(console: Console) -> Callable[[str], None]:
-    """Lines without their counters, so that a log gets one line per step and not per jar."""
+    """Return a function that prints each step once, without counters: a log gets no line per jar."""
     shown: set[str] = set()
 
     def show(text: str) -> None:
@@ -64,24 +64,24 @@ def _lines_once(console: Console) -> Callable[[str], None]:
 
 _NAMES = ("kafka", "spark")
 LOCK_TIMEOUT_SECONDS = 780.0
-"""For downloads, beside what a start may take."""
+"""The time limit for downloads, in addition to the time limit of a start."""
 
 
 @dataclass(frozen=True)
 class Services:
-    """Addresses of the embedded services, as their clients want them."""
+    """The addresses of the embedded services, in the form that their clients take."""
 
     bootstrap_servers: str
-    """Kafka's ``host:port``; empty when it does not run."""
+    """Kafka's ``host:port``; empty if Kafka does not run."""
     spark_remote: str = field(repr=False)
-    """``sc://localhost:PORT/;token=…``, a secret; empty when Spark does not run."""
+    """``sc://localhost:PORT/;token=…``, a secret; empty if Spark does not run."""
     catalog_uri: str
     """The Iceberg catalog's database for pyiceberg's ``SqlCatalog``: ``sqlite:////…``."""
     _: KW_ONLY
     warehouse: str
     """Folder of the tables, an absolute path."""
     catalog_name: str = CATALOG
-    """What the catalog is called in its database: who opens it by another name finds no table."""
+    """The name of the catalog in its database; under another name a client finds no table."""
 
 
 def ensure_services(
@@ -93,25 +93,26 @@ def ensure_services(
     spark_cores: int = 2,
     even_if_down: bool = False,
 ) -> Services:
-    """Start what does not run and return when it answers; milliseconds when all of it runs.
+    """Start the services that do not run, and return when all respond; takes milliseconds if all run.
 
     Args:
-        kafka_port: the broker's port; else the one it had before, else a free one.
+        kafka_port: the broker's port; by default its former one, else a free one.
         spark_port: the same for Spark Connect.
-        home: the state folder, when it is not the default one.
+        home: the state folder, if not the default one.
         which: ``kafka``, ``spark`` or both.
-        spark_cores: how many tasks Spark runs at once, when it is started now.
-        even_if_down: start services that `kafka-liveness down` stopped, too, as `kafka-liveness up` does.
+        spark_cores: the number of tasks that Spark runs at once, if this call starts it.
+        even_if_down: also start services that `kafka-liveness down` stopped, as `kafka-liveness up` does.
             From then on every caller may start them.
 
     Raises:
         ServicesDownError: `kafka-liveness down` stopped the services.
-        PortTakenError: another program listens on a port asked for by number.
-        InvalidSettingError: a service already runs on another port than the one asked for, or has another
-            name.
-        ServiceNotStartedError: a service ended or did not answer in 120 s (``KAFKA_LIVENESS_START_SECONDS``);
-            shows the end of its log. Or the state folder cannot be written.
-        JavaNotFoundError, JarsError: what the services are made of is missing.
+        PortTakenError: another program listens on a requested port.
+        InvalidSettingError: a service already runs on another port than the requested one, or ``which`` has
+            an unknown name.
+        ServiceNotStartedError: a service ended, or did not respond in 120 s
+            (``KAFKA_LIVENESS_START_SECONDS``); the message has the end of its log. Or the state folder
+            cannot be written.
+        JavaNotFoundError, JarsError: Java or the jars of the services are missing.
     """
     home = state.home_folder(home)
     ports = {"kafka": kafka_port, "spark": spark_port}
@@ -121,7 +122,7 @@ def ensure_services(
 
 
 def running_services(home: Path | None = None) -> Services | None:
-    """The services that run now; None when none does."""
+    """Return the addresses of the services that run now; None if none runs."""
     home = state.home_folder(home)
     return _addresses(home) if any(_is_up(home, *named) for named in state.read_state(home).items()) else None
 
@@ -130,17 +131,17 @@ def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[s
     """End the services: SIGTERM, and SIGKILL after 15 s.
 
     Args:
-        home: the state folder, when it is not the default one.
+        home: the state folder, if not the default one.
         until_up: leave a marker, so that only ``ensure_services(even_if_down=True)`` starts them again. A
             folder in which no service was ever started gets none.
 
     Returns:
-        The names of those that ran. Their topics, offsets and tables stay.
+        The names of the services that ran. Their topics, offsets and tables stay.
     """
     home = state.home_folder(home)
     if not state.read_state(home) and not (home / state.LOCK).exists():
         return []
-    # A first start notes nothing while jars are downloaded: only its lock is there
+    # While a first start downloads jars, only its lock shows it: the state file does not exist yet
     with _locked_state(home):
         started = state.read_state(home)
         found = {name: _find_service(home, name, one) for name, one in started.items()}
@@ -154,9 +155,9 @@ def stop_services(home: Path | None = None, *, until_up: bool = False) -> list[s
 
 
 def mark_for_restart(spark: StartedService, home: Path | None = None) -> None:
-    """Let the next start end this Spark and start another: it answers, and can run no job.
+    """Make the next start replace this Spark, which responds but can run no job.
 
-    Where another process has restarted Spark meanwhile, nothing changes.
+    If another process has restarted Spark meanwhile, nothing changes.
     """
     home = state.home_folder(home)
     with _locked_state(home):
@@ -172,8 +173,7 @@ def _start_missing(
     *,
     even_if_down: bool,
 ) -> None:
-
-    processes.start_seconds()  # a limit that is none is told before anything is made
+    processes.start_seconds()  # raises for an invalid limit, before anything is created
     if not even_if_down:
         _check_not_down(home)  # before waiting for the lock, which a start may hold for minutes
     try:
@@ -188,8 +188,8 @@ def _start_missing(
                     ServiceStarter(home, ports, spark_cores, show=show).run(missing)
     except OSError as error:
         raise ServiceNotStartedError(
-            f"the services of {home} could not be started ({error}): give this user the folder and room on "
-            "its disk, or set KAFKA_LIVENESS_HOME to another one"
+            f"The services of {home} could not be started ({error}). Fix: make the folder writable for this "
+            "user and free space on its disk, or set KAFKA_LIVENESS_HOME to another folder"
         ) from error
 
 
@@ -197,8 +197,8 @@ def _check_not_down(home: Path) -> None:
     if state.is_down(home):
         raise ServicesDownError(
             f"The embedded services of {home} were stopped by `kafka-liveness down`. Nothing was started. "
-            "Fix: run `kafka-liveness up`; from another folder, set KAFKA_LIVENESS_HOME to the one that is "
-            "named here."
+            "Fix: run `kafka-liveness up`; from another current folder, set KAFKA_LIVENESS_HOME to the "
+            "folder above."
         )
 
 
@@ -210,8 +210,8 @@ def _find_missing(home: Path, which: Collection[str], ports: Mapping[str, int | 
     for name, one in up.items():
         if ports[name] not in (None, one.port):
             raise InvalidSettingError(
-                f"port {ports[name]} was asked for, but the {name} of {home} already runs on {one.port}: "
-                "use that one, or run `kafka-liveness down` first"
+                f"Port {ports[name]} was requested, but the {name} of {home} already runs on {one.port}. "
+                "Fix: use that port, or run `kafka-liveness down` first"
             )
     return [name for name in which if name not in up]
 
@@ -245,14 +245,14 @@ def _locked_state(home: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ServiceNotStartedError(
-            f"another process has been starting or stopping the services of {home} for {seconds:.0f} s: end "
-            f"it, or set KAFKA_LIVENESS_HOME to another folder"
+            f"Another process has been starting or stopping the services of {home} for {seconds:.0f} s. "
+            f"Fix: end that process, or set KAFKA_LIVENESS_HOME to another folder"
         ) from None
 
 
 TITLES = {"kafka": "Kafka", "spark": "Spark Connect"}
 _POLL_SECONDS = 0.05
-_SLOW_MACHINE_HINT = f"a machine that is slow or busy needs more, set {processes.START_SECONDS}"
+_SLOW_MACHINE_HINT = f"A slow or busy machine needs more time: set {processes.START_SECONDS}"
 
 
 @dataclass(frozen=True)
@@ -261,9 +261,9 @@ class ServiceStarter:
 
     Attributes:
         home: the state folder.
-        ports: those asked for by number.
-        spark_cores: how many tasks Spark runs at once.
-        show: told what is being done.
+        ports: the requested ports by service; None for any port.
+        spark_cores: the number of tasks that Spark runs at once.
+        show: called with each step as text.
     """
 
     home: Path
@@ -274,7 +274,10 @@ class ServiceStarter:
     _children: dict[str, Popen[bytes]] = field(default_factory=dict)
 
     def run(self, names: Collection[str]) -> None:
-        """Start them and return when they answer; on any exception those that do not answer yet are ended."""
+        """Start the services and return when all respond.
+
+        On an exception, end those that do not respond yet.
+        """
         try:
             planned = {name: self._settle_port(name) for name in sorted(names, reverse=True)}
             for name, one in planned.items():  # Spark first: Kafka may have to format its storage
@@ -287,7 +290,7 @@ class ServiceStarter:
             raise
 
     def _settle_port(self, name: str) -> StartedService:
-        """Settle the port before anything is started, and end what is there but does not answer."""
+        """Settle the port before anything is started; end a former process that does not respond."""
         former = state.read_state(self.home).get(name)
         if former and (
             deaf := processes.find_process(
@@ -332,7 +335,7 @@ class ServiceStarter:
                     del self._children[name]
                 elif time.monotonic() > deadline:
                     raise self._not_started_error(
-                        name, f"did not answer on port {one.port} in {seconds:g} s: {_SLOW_MACHINE_HINT}"
+                        name, f"did not respond on port {one.port} in {seconds:g} s. {_SLOW_MACHINE_HINT}"
                     )
             time.sleep(_POLL_SECONDS)
 
@@ -345,17 +348,17 @@ class ServiceStarter:
     def _not_started_error(self, name: str, what: str) -> ServiceNotStartedError:
         log = self._log_file(name)
         return ServiceNotStartedError(
-            f"{TITLES[name]} {what}. `kafka-liveness doctor` looks for the cause. {log} ends with:\n"
+            f"{TITLES[name]} {what}. Fix: run `kafka-liveness doctor` to find the cause. {log} ends with:\n"
             f"{processes.last_lines(log)}"
         )
 
 
 def _choose_port(name: str, asked: int | None, former: StartedService | None) -> int:
-    """The port asked for, or the former one, so that clients find the service again, or a free one."""
+    """Return the requested port, else the former one, which clients know, else a free one."""
     if asked is not None and not is_free(asked):
         raise PortTakenError(
-            f"port {asked} for {TITLES[name]} is taken by another program: end that one, ask for another "
-            "port, or for none to get a free one"
+            f"Port {asked} for {TITLES[name]} is taken by another program. Nothing was started. Fix: end "
+            "that program, or request another port, or none to get a free one"
         )
     if asked is None and former and is_free(former.port):
         return former.port

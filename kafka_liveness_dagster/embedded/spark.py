@@ -1,14 +1,14 @@
 """Start the embedded Spark Connect server from the pyspark wheel, on loopback.
 
-Only clients with its token are served. The token is in the environment of the process and in the state file,
-never on a command line or in a log. Whatever Spark drops where it runs (warehouse, artifacts, temporary
-files) is dropped in the state folder.
+The server accepts only clients with its token. The token is in the environment of the process and in the
+state file, never on a command line or in a log. Files that Spark writes to its current folder (warehouse,
+artifacts, temporary files) are in the state folder.
 
 ``KAFKA_LIVENESS_SPARK_CONF`` may name a file of further settings, written as in ``spark-defaults.conf``:
-another catalog, packages, memory. They come after ours, so they win; all but a few by which the server is
-reached and found again. Options for its Java go into ``spark.driver.defaultJavaOptions``. What Iceberg itself
-has to find, like the clients of a store, goes into ``spark.driver.extraClassPath``: Iceberg is on that path,
-and does not see packages.
+another catalog, packages, memory. They override this package's settings, except the few by which it reaches
+and recognizes the server. Options for the server's Java go into ``spark.driver.defaultJavaOptions``. Classes
+that Iceberg itself needs, like the clients of a store, go into ``spark.driver.extraClassPath``: Iceberg is on
+that path, and does not see packages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OWN_SETTINGS = (
     "spark.connect.grpc.binding.address",
     "spark.connect.grpc.binding.port",
     "spark.driver.extraClassPath",
-    "spark.driver.extraJavaOptions",  # with the mark by which the process is told from others
+    "spark.driver.extraJavaOptions",  # has the marker that identifies the process
 )
 _CLASS_PATH = re.compile(r"^\s*spark\.driver\.extraClassPath[\s=:]+(?P<theirs>.*\S)", re.MULTILINE)
 _FOREIGN_VARIABLES = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
@@ -50,11 +50,11 @@ appender.stderr.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 def prepare_launch(
     home: Path, port: int, token: str, process_marker: str, show: Callable[[str], None], *, cores: int = 2
 ) -> Launch:
-    """Write the server's settings.
+    """Write the server's settings; return the command to start it.
 
     Raises:
-        InvalidSettingError: there is no such file as ``KAFKA_LIVENESS_SPARK_CONF`` names.
-        JarsError, JavaNotFoundError: see `resolve`.
+        InvalidSettingError: the file that ``KAFKA_LIVENESS_SPARK_CONF`` names cannot be read.
+        JarsError, JavaNotFoundError: see `resolve_jars`.
     """
     folder = folder_of(home, "spark")
     jars = resolve_jars("spark", show=show)
@@ -86,31 +86,31 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": "1g",
-        # For short-lived objects on few cores it takes half of G1's time
+        # For short-lived objects on few cores the parallel collector takes half of G1's time
         "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
-        # Each job broadcasts its code: by default it takes 4 MB of the heap for it
+        # Each job broadcasts its code; with the default a broadcast takes 4 MB of the heap
         "spark.broadcast.blockSize": "64k",
-        # Hadoop's own starts processes (`chmod`) for each file that it makes; this one asks Java
+        # Hadoop's own class starts a process (`chmod`) for each file that it creates; this one uses Java
         "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
         "spark.driver.extraClassPath": ":".join(class_path),
         "spark.driver.extraJavaOptions": f'{process_marker_option(mark)} "-Djava.io.tmpdir={scratch}"',
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
-        # Of the driver's RPC and the block manager: without it every user of this machine may stop them, and
-        # has them deserialize objects of Java's. With a local master Spark makes up the secret, and keeps it
-        # in its memory
+        # For the driver's RPC and the block manager. Without authentication every user of this machine could
+        # stop them, and make them deserialize Java objects. With a local master Spark generates the secret
+        # and keeps it in memory
         "spark.authenticate": "true",
         "spark.jars.ivySettings": ivy_settings().as_uri(),
-        "spark.local.dir": "local",  # where it runs; a comma in its whole path would divide it
+        "spark.local.dir": "local",  # relative: a comma in an absolute path would divide it
         "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.progress.reportInterval": "500ms",
-        # By default the server works for 5 min for a client that died
+        # By default the server works for a dead client for 5 min
         "spark.connect.execute.manager.detachedTimeout": "60s",
-        # What a read fetched and left is kept for the next, by default for 5 min and however much that is:
-        # small batches that were looked into before they were appended left 2.3 million records, and filled
-        # the heap
+        # Executors keep fetched, unread records for the next read: by default for 5 min, without a limit.
+        # Small batches that were checked before they were appended left 2.3 million records, and filled the
+        # heap
         "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
         "spark.sql.catalogImplementation": "in-memory",
@@ -122,30 +122,33 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
         f"{catalog}.uri": f"jdbc:sqlite:{home}/catalog.db?busy_timeout=10000",
         f"{catalog}.jdbc.schema-version": "V1",
         f"{catalog}.warehouse": f"{home}/warehouse",
-        f"{catalog}.cache-enabled": "false",  # else other sessions' commits are seen up to 30 s late
+        f"{catalog}.cache-enabled": "false",  # else a session sees others' commits up to 30 s late
     }
 
 
 def _user_settings() -> str:
-    """Java reads the last of two lines that set the same."""
+    """Return the user's settings as text; empty without a file.
+
+    They may repeat a name: Java uses the last of two lines that set the same.
+    """
     named = os.environ.get("KAFKA_LIVENESS_SPARK_CONF")
     try:
         return Path(named).read_text() if named else ""
     except OSError as error:
         raise InvalidSettingError(
-            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}): name a "
-            "file like spark-defaults.conf, or unset it"
+            f"KAFKA_LIVENESS_SPARK_CONF names {named!r}, which cannot be read ({error.strerror}). Fix: name "
+            "a file like spark-defaults.conf, or unset the variable"
         ) from None
 
 
 def _environment(conf: Path, token: str) -> dict[str, str]:
-    """This environment without what was meant for another Spark or Hadoop."""
+    """Return this environment without variables for another Spark or Hadoop."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
     return kept | {
         "JAVA_HOME": str(find_java().parent.parent),
         "SPARK_HOME": str(pyspark_folder()),
         "SPARK_CONF_DIR": str(conf),
-        "PYSPARK_PYTHON": sys.executable,  # functions of the user's find what their transform finds
+        "PYSPARK_PYTHON": sys.executable,  # the user's functions import what the transform can import
         "SPARK_LOCAL_IP": LOOPBACK,
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": token,
     }

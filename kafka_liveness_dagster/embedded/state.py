@@ -1,6 +1,6 @@
-"""The state file of the embedded services, and the errors that may occur before they answer.
+"""Read and write the state file of the embedded services; define the errors of their start.
 
-Never decides whether a process is still the one that was started: see ``embedded.processes``.
+Never decides whether a process is still the one that was started: ``embedded.processes`` does.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class JavaNotFoundError(KafkaLivenessError):
 
 
 class JarsError(KafkaLivenessError):
-    """The jars could not be downloaded; what was downloaded so far is dropped."""
+    """The jars could not be downloaded; a partial download is dropped."""
 
 
 class PortTakenError(KafkaLivenessError):
-    """A port that was asked for by number is in use by another program."""
+    """Another program uses a requested port."""
 
 
 class ServiceNotStartedError(KafkaLivenessError):
-    """A service ended or did not answer in time; nothing of it is left running."""
+    """A service ended, or did not respond in time; no process of it is left."""
 
 
 class ServicesDownError(KafkaLivenessError):
@@ -37,7 +37,7 @@ class ServicesDownError(KafkaLivenessError):
 
 
 LOCK = "services.lock"
-"""Also the mark of a state folder: the first file that is created in one, and never removed."""
+"""Also the marker of a state folder: the first file that is created in one, and never removed."""
 CATALOG_FILE = "catalog.db"
 _DOWN = "down"
 _STARTED = "services.json"
@@ -46,12 +46,12 @@ _NAMES = ("kafka", "spark", "logs", "warehouse", CATALOG_FILE, _STARTED, _DOWN)
 
 @dataclass(frozen=True)
 class StartedService:
-    """One service as it was last started; port and token outlive it, so that clients find it again."""
+    """One service as it was last started. The next start reuses port and token, which clients know."""
 
     port: int
     pid: int | None = None
     process_marker: str = ""
-    """On the command line of the process, so that no other program's pid is mistaken for it."""
+    """An argument on the process's command line, which another program with the same pid lacks."""
     _: KW_ONLY
     ready: bool = False
     token: str = ""
@@ -61,14 +61,17 @@ class StartedService:
 
 
 def home_folder(home: Path | None = None) -> Path:
-    """The state folder: the argument, ``KAFKA_LIVENESS_HOME``, or ``.kafka_liveness`` where we are."""
+    """Return the state folder.
+
+    It is the argument, ``KAFKA_LIVENESS_HOME``, or ``.kafka_liveness`` in the current folder.
+    """
     return (home or Path(os.environ.get("KAFKA_LIVENESS_HOME") or ".kafka_liveness")).absolute()
 
 
 def folder_of(home: Path, name: str) -> Path:
-    """Where a service runs.
+    """Return the current folder of a service.
 
-    Its current folder, by which its process is known to belong to this state folder.
+    The folder shows that the service's process belongs to this state folder.
     """
     return home / name
 
@@ -76,11 +79,11 @@ def folder_of(home: Path, name: str) -> Path:
 def create_home(home: Path) -> None:
     """Create the state folder, closed to other users and ignored by git, or use an existing one.
 
-    An existing folder keeps its mode and its ``.gitignore``. What is created in it is closed to other users
-    by itself.
+    An existing folder keeps its mode and its ``.gitignore``. Files and folders that are created in it are
+    closed to other users.
 
     Raises:
-        InvalidSettingError: `check_home` refuses the folder.
+        InvalidSettingError: `check_home` rejects the folder.
     """
     check_home(home)
     try:
@@ -89,18 +92,18 @@ def create_home(home: Path) -> None:
     except FileExistsError:
         if not home.is_dir():
             raise
-    (home / LOCK).touch(mode=0o600)  # first: without it the next start refuses the rest as the user's
+    (home / LOCK).touch(mode=0o600)  # first: without it the next start rejects the rest as the user's
     for folder in ("kafka", "spark", "logs", "warehouse"):
         (home / folder).mkdir(mode=0o700, exist_ok=True)
-    (home / CATALOG_FILE).touch(mode=0o600)  # SQLite creates a file that everyone may read
+    (home / CATALOG_FILE).touch(mode=0o600)  # SQLite itself would create a file that everyone may read
 
 
 def check_home(home: Path) -> None:
-    """Refuse a folder whose content is not only this package's: a start empties folders in it.
+    """Reject a folder with content that this package did not create: a start empties folders in it.
 
     Raises:
-        InvalidSettingError: the folder holds names of the services that belong to something else, or every
-            user may write in it.
+        InvalidSettingError: the folder has the services' file names, but is no state folder; or every user
+            may write in it.
     """
     if not home.is_dir():
         return
@@ -114,10 +117,10 @@ def check_home(home: Path) -> None:
 
 
 def remove_home(home: Path) -> None:
-    """Remove a state folder with all that is in it.
+    """Remove a state folder with all its content.
 
     Raises:
-        InvalidSettingError: the folder holds something and is no state folder.
+        InvalidSettingError: the folder has content and is no state folder.
     """
     if home.is_dir():
         _check_owner(home, sorted(path.name for path in home.iterdir()))
@@ -140,20 +143,20 @@ def is_down(home: Path) -> bool:
 def mark_down(home: Path, *, down: bool) -> None:
     """Write or remove the marker of ``kafka-liveness down``; the caller holds the lock of the folder."""
     if down:
-        (home / _DOWN).touch()  # without text: it needs no room on a full disk
+        (home / _DOWN).touch()  # empty: it needs no space on a full disk
     else:
         (home / _DOWN).unlink(missing_ok=True)
 
 
 def empty_folder(folder: Path) -> Path:
-    """An empty folder for temporary files; a service that was killed has left its own there."""
+    """Create an empty folder for temporary files; remove those that a killed service left there."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def read_state(home: Path) -> dict[str, StartedService]:
-    """What was started by name; empty when nothing was or when the file is another version's."""
+    """Return the started services by name; empty if none was started or another version wrote the file."""
     try:
         stored = json.loads((home / _STARTED).read_text())
         return {name: StartedService(**fields) for name, fields in stored.items()}
@@ -162,7 +165,7 @@ def read_state(home: Path) -> dict[str, StartedService]:
 
 
 def write_state(home: Path, started: dict[str, StartedService]) -> None:
-    """Replace the file in one step; mode 0600 from the start, since it holds the token."""
+    """Replace the file in one step. Its mode is 0600 from the start, since it contains the token."""
     text = json.dumps({name: asdict(one) for name, one in started.items()}, indent=2)
     handle, path = tempfile.mkstemp(dir=home, prefix=".services-")
     try:

@@ -80,9 +80,10 @@ class Cluster:
             near = difflib.get_close_matches(missing[0], known, n=3)
             hint = f"; did you mean {' or '.join(near)}" if near else f"; the cluster has {len(known)} topics"
             raise TopicNotFoundError(
-                f"topic {missing[0]!r} does not exist at {self.settings.bootstrap_servers}"
-                f"{self.settings.security.hidden_reason}{hint}. Create it first: "
-                "a group that waits for a topic would look healthy and consume nothing"
+                f"topic {missing[0]!r} does not exist at "
+                f"{self.settings.bootstrap_servers}{self.settings.security.hidden_reason}{hint}. A "
+                "group that waits for a topic would look healthy and consume nothing. Fix: create the "
+                "topic, or correct its name"
             )
         found = [
             TopicPartition(topic, partition)
@@ -110,7 +111,7 @@ class Cluster:
         group = ConfigResource(ConfigResource.Type.GROUP, group_id)
         asked = self._admin.describe_configs([group], request_timeout=REQUEST_SECONDS)[group]
         try:
-            found = self._result(asked, f"asking for the config of group {group_id}")
+            found = self._result(asked, f"reading the config of group {group_id}")
             session, heartbeat = (int(found[f"consumer.{k}.ms"].value) for k in _GROUP_KEYS)
         except (KafkaRefusedError, KeyError, TypeError):
             # Managed clusters refuse the request, and older brokers do not support it. The broker applies its
@@ -132,7 +133,7 @@ class Cluster:
             self._admin.list_offsets(one, isolation_level=level, request_timeout=REQUEST_SECONDS)
             for one in every
         ]
-        doing = f"asking for the offsets of {', '.join(sorted({tp.topic for tp in partitions}))}"
+        doing = f"reading the log bounds of {', '.join(sorted({tp.topic for tp in partitions}))}"
         starts, ends = (
             {(tp.topic, tp.partition): self._result(at, doing) for tp, at in one.items()} for one in asked
         )
@@ -166,7 +167,7 @@ class Cluster:
             try:
                 topic_id = str(future.result().topic_id or "").translate(_URL_SAFE)
             except KafkaException as error:
-                refused = self._to_package_error(error, f"asking for the id of topic {topic}")
+                refused = self._to_package_error(error, f"reading the id of topic {topic}")
                 if not isinstance(refused, KafkaRefusedError):
                     raise refused from error
                 # A broker without this request: a recreated topic cannot be recognized by its id
@@ -268,7 +269,7 @@ class Cluster:
         try:
             found = self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
-            raise self._to_package_error(error, "asking for its topics") from error
+            raise self._to_package_error(error, "listing the topics") from error
         self._responded_at = time.monotonic()
         return found
 

@@ -91,8 +91,8 @@ class BatchConsumer:
         Args:
             batch: batch returned by ``poll``.
             prefetch: KIP-41's heuristic for fetching ahead, see ``core.record_reader.Prefetch``.
-                ``partition`` fetches each partition that has less than its share in the buffer. ``total``
-                fetches all partitions when the whole buffer is low.
+                With ``partition`` a partition is fetched while the buffer has less than its share. With
+                ``total`` all partitions are fetched when the whole buffer is low.
             max_buffered_records: approximate number of buffered records; never three times as many.
             max_buffered_bytes: the same limit for the bytes of their values. librdkafka's own queue comes on
                 top (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``).

@@ -52,7 +52,10 @@ def create_client(kind: Callable[..., _Client], config: Mapping[str, Any]) -> _C
     try:
         return kind(config, logger=logger_for(config))
     except KafkaException as error:
-        raise InvalidSettingError(f"librdkafka refuses the settings: {error.args[0].str()}") from error
+        raise InvalidSettingError(
+            f"librdkafka refuses the settings: {error.args[0].str()}. Fix: correct this setting in "
+            "extra of the resource, or in the file of --command-config"
+        ) from error
 
 
 def admin_client(settings: KafkaSettings) -> tuple[AdminClient, ErrorListener]:

@@ -1,7 +1,7 @@
 """Commit offsets with a timeout, in requests that the broker can append.
 
-Without the split, the broker refused 10,000 partitions with 30 bytes of metadata each as "Unknown broker
-error"; it would refuse 300 with 4,000 bytes each. Never decides which offsets to commit.
+Without the split, the broker refused 10,000 partitions with 30 bytes of metadata each ("Unknown broker
+error"). It would refuse 300 with 4,000 bytes each. Never decides which offsets to commit.
 
 >>> from confluent_kafka import TopicPartition as KafkaTopicPartition
 >>> metadata = "kl1 running 0badcafe @- 70-120" + ",140-190" * 450
@@ -113,7 +113,7 @@ class Committer:
                 return error
             except NoAnswerError:
                 self.timed_out = True
-                silence = KafkaError(KafkaError._TIMED_OUT, "not a word came back")  # noqa: SLF001
+                silence = KafkaError(KafkaError._TIMED_OUT, "no response to the commit")  # noqa: SLF001
                 raise to_package_error(
                     silence, f"committing to group {self._group_id}", self._servers
                 ) from None

@@ -125,7 +125,7 @@ def is_rebalance_in_progress(error: KafkaError) -> bool:
 
     The member is between two generations (KIP-848: epochs), or its requests are delayed. The coordinator is
     unavailable (``_WAIT_COORD``), or a rebalance is in progress. The broker answers the requests of a
-    connection in turn, so a commit waits behind the member's own JoinGroup until the slowest other member has
+    connection in turn. So a commit waits behind the member's own JoinGroup until the slowest other member has
     joined (seen as ``_TIMED_OUT``). A removed member gets another error.
     """
     return error.code() in _TIMEOUT_CODES | {
@@ -162,9 +162,10 @@ def to_package_error(
         )
     if cause.code() in _NO_LONGER_A_MEMBER:
         return CommitRefusedError(
-            f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of the "
-            "group, and its partitions have other owners. Nothing was committed; the next owner processes "
-            "the batch again. Fix: none is needed, unless it repeats: then raise session_timeout_seconds."
+            f"Kafka refused while {operation} ({cause.name()}): this consumer is no longer a member of "
+            "the group, and its partitions have other owners. Nothing was committed; the next owner "
+            "processes the batch again. Fix: none is needed, unless it repeats: then raise "
+            "session_timeout_seconds."
         )
     if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
         return TopicNotFoundError(
@@ -232,8 +233,8 @@ class ErrorListener:
             return BrokerUnreachableError(
                 f"no Kafka broker answered at {self._settings.bootstrap_servers} while {operation} "
                 f"({cause.name()}: {cause.str()}), or the token server at "
-                f"{self._settings.security.sasl_oauthbearer_token_endpoint_url} gave no token. Check both "
-                "addresses, the network and the listener's security settings"
+                f"{self._settings.security.sasl_oauthbearer_token_endpoint_url} gave no token. Fix: "
+                "check both addresses, the network and the listener's security settings"
             )
         return to_package_error(error, operation, self._settings.bootstrap_servers)
 
@@ -259,39 +260,44 @@ class ErrorListener:
                 f"no TLS with the token server at {url} while {doing}: {why}. {_CHECK_HTTPS}"
             )
         return BrokerUnreachableError(
-            f"the token server at {url} gave no token while {doing}: {why}. Without a token no broker can "
-            "be asked. Check sasl_oauthbearer_token_endpoint_url, and that the token server is up"
+            f"the token server at {url} gave no token while {doing}: {why}. Without a token the client "
+            "sends no request to a broker. Fix: check sasl_oauthbearer_token_endpoint_url, and that the "
+            "token server is up"
         )
 
 
 _OTHER_ASSIGNOR = (
-    ". The group has members that share its partitions by another assignor, or that are no consumers: this "
-    "one joins with cooperative-sticky unless extra says otherwise. It has not joined and committed "
-    "nothing. Stop the others (kafka-consumer-groups --describe --members --verbose names them), take a "
-    "group_id that only this asset uses, or join them by extra={'partition.assignment.strategy': 'range'}, "
-    "or whatever theirs is"
+    ". The group has members with another assignor, or members that are no consumers. This member joins "
+    "with cooperative-sticky unless extra sets another. It has not joined and committed nothing. Fix: "
+    "stop the others (kafka-consumer-groups --describe --members --verbose names them), or take a "
+    "group_id that only this asset uses. Or use their assignor, for example "
+    "extra={'partition.assignment.strategy': 'range'}"
 )
 _SASL_STATE_ERROR = "not valid in current SASL state"  # not a refusal: see _LOGIN
 _WHERE_AND_WHEN = re.compile(r"^\S+://\S+: |\s*\(after [^)]*\)$")
-_CHECK_LOGIN = "Check sasl_username and sasl_password, and that the broker knows this user for this mechanism"
-_CHECK_CLAIMS = (
-    "The token server issued a token, so check what the broker wants in it: its audience, issuer, scope "
-    "and subject (sasl_oauthbearer_scope, sasl_oauthbearer_extensions; sasl.oauthbearer.expected.* of the "
-    "broker)"
+_CHECK_LOGIN = (
+    "Fix: check sasl_username and sasl_password, and that the broker has this user for this mechanism"
 )
-_CHECK_CLIENT = "Check sasl_oauthbearer_client_id, sasl_oauthbearer_client_secret and sasl_oauthbearer_scope"
+_CHECK_CLAIMS = (
+    "The token server issued a token, and the broker refused it. Fix: check the audience, issuer, scope "
+    "and subject that the broker requires (sasl_oauthbearer_scope, sasl_oauthbearer_extensions; "
+    "sasl.oauthbearer.expected.* of the broker)"
+)
+_CHECK_CLIENT = (
+    "Fix: check sasl_oauthbearer_client_id, sasl_oauthbearer_client_secret and sasl_oauthbearer_scope"
+)
 _CHECK_HTTPS = (
-    "Set https_ca_location to the PEM file of the authority that signed the token server's certificate"
+    "Fix: set https_ca_location to the PEM file of the authority that signed the token server's certificate"
 )
 _WITHOUT_TOKEN = "Failed to acquire SASL OAUTHBEARER token: "  # noqa: S105
 RECENT_REFUSAL_SECONDS = 60.0
 """Age up to which a refusal explains an error. While a login is refused, librdkafka reports it at least every
 30 s. A token server that was briefly unavailable does not explain an outage an hour later."""
 _CHECK_CA = (
-    "Set ssl_ca_location to the PEM file of the authority that signed the broker's certificate, and "
-    "connect by a host name that is in the certificate"
+    "Fix: set ssl_ca_location to the PEM file of the authority that signed the broker's certificate. "
+    "Connect by a host name that is in the certificate"
 )
 _CHECK_CERTIFICATE = (
-    "Check security_protocol and, when the listener asks for a client's certificate, "
+    "Fix: check security_protocol and, when the listener requires a client's certificate, "
     "ssl_certificate_location and ssl_key_location"
 )

@@ -81,8 +81,9 @@ class RecordReader:
             may_go_on()
             if turn != self._iteration:
                 raise BatchInterleavedError(
-                    "the records of another batch were asked for before these were all read: read one "
-                    "batch after the other, or keep the records of the first in a list"
+                    "the records of another batch were requested before all records of this batch were "
+                    "read. Fix: read one batch after the other, or keep the records of the first in a "
+                    "list"
                 )
 
         check()

@@ -26,7 +26,7 @@ _NOT_FOUND_CODES = {40401: "subject", 40402: "version", 40403: "schema"}  # the 
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
 _NOT_FOUND = 404
-_CHECK_ADDRESS = "nothing of the batch was written or committed"
+_CHECK_ADDRESS = "Nothing of the batch was written or committed"
 
 
 class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
@@ -52,8 +52,8 @@ class SchemaRegistry:
             from confluent_kafka.schema_registry import SchemaRegistryClient  # noqa: PLC0415 - an extra brings it
         except ImportError as error:
             raise InvalidSettingError(
-                f"a schema registry needs what is not installed here ({error}): "
-                "pip install 'kafka-liveness-dagster[registry]'"
+                f"a schema registry needs a package that is not installed here ({error}). Fix: pip "
+                "install 'kafka-liveness-dagster[registry]'"
             ) from None
         self._url = settings.url
         self._client = SchemaRegistryClient(settings.client_config())
@@ -75,7 +75,7 @@ class SchemaRegistry:
         """
         found: Schema = self._request(
             lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES),
-            f"schema {number}, by which {where} was written",
+            f"schema {number}, used by {where}",
         )
         return self._require_usable(number, found)
 
@@ -94,12 +94,13 @@ class SchemaRegistry:
 
     def _require_usable(self, number: int, schema: Schema) -> SchemaWithId:
         if not schema.schema_str:
-            raise RegistryUnreachableError(self._not_a_registry_error("an answer without a schema"))
+            raise RegistryUnreachableError(self._not_a_registry_error("a response without a schema"))
         if schema.references:
             named = ", ".join(str(one.name) for one in schema.references)
             raise SchemaUnusableError(
-                f"schema {number} of {self._url} refers to others ({named}), which decode() does not follow: "
-                f"{_CHECK_ADDRESS}; register it as one, or decode the column by a function of your own"
+                f"schema {number} of {self._url} refers to others ({named}), which decode() does not "
+                f"follow. {_CHECK_ADDRESS}. Fix: register it as one schema, or decode the column by "
+                "your own function"
             )
         return SchemaWithId(number, schema.schema_type or "AVRO", schema.schema_str)
 
@@ -114,43 +115,47 @@ class SchemaRegistry:
             told = summary_line(error)[:200]
             if _is_certificate_error(error):
                 raise AccessRefusedError(
-                    f"the certificate of the schema registry at {self._url} was refused ({told}): "
-                    f"{_CHECK_ADDRESS}; let ssl_ca_location name the PEM file of the authority that signed "
-                    "it, and url the host in it"
+                    f"the certificate of the schema registry at {self._url} was refused ({told}). "
+                    f"{_CHECK_ADDRESS}. Fix: set ssl_ca_location to the PEM file of the authority that "
+                    "signed it, and use the host of the certificate in url"
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
-                raise RegistryUnreachableError(self._not_a_registry_error("what is no JSON of one")) from None
+                raise RegistryUnreachableError(
+                    self._not_a_registry_error("no JSON of a schema registry")
+                ) from None
             raise RegistryUnreachableError(
                 f"no schema registry answered at {self._url} in {RETRY_SETTINGS['max.retries'] + 1} "
-                f"attempts of {RETRY_SETTINGS['timeout']} s ({told}), asked for {what}: {_CHECK_ADDRESS}; "
-                "start it, or correct url"
+                f"attempts of {RETRY_SETTINGS['timeout']} s ({told}), asked for {what}. "
+                f"{_CHECK_ADDRESS}. Fix: start it, or correct url"
             ) from None
 
     def _request_error(self, status: int, code: int, what: str) -> KafkaLivenessError:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             return AccessRefusedError(
-                f"the schema registry at {self._url} refused the login (HTTP {status}), asked for {what}: "
-                f"{_CHECK_ADDRESS}; "
-                "correct username and password, or let that user read the subject"
+                f"the schema registry at {self._url} refused the login (HTTP {status}), asked for "
+                f"{what}. {_CHECK_ADDRESS}. Fix: correct username and password, or let that user read "
+                "the subject"
             )
         if status == _NOT_FOUND and code in _NOT_FOUND_CODES:
             return SchemaNotFoundError(
-                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}): "
-                f"{_CHECK_ADDRESS}; correct the subject, or url where the producers have another registry, "
-                "or register it again"
+                f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}). "
+                f"{_CHECK_ADDRESS}. Fix: correct the subject, correct url if the producers use another "
+                "registry, or register it again"
             )
         if status == _NOT_FOUND:
-            return RegistryUnreachableError(self._not_a_registry_error(f"HTTP {status} and no code of one"))
+            return RegistryUnreachableError(
+                self._not_a_registry_error(f"HTTP {status} and no code of a schema registry")
+            )
         return RegistryUnreachableError(
             f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for "
-            f"{what}: {_CHECK_ADDRESS}; look at its log; the batch comes again"
+            f"{what}. {_CHECK_ADDRESS}; the batch is retried. Fix: read the log of the registry"
         )
 
     def _not_a_registry_error(self, answered: str) -> str:
         return (
-            f"what is at {self._url} answered with {answered}: {_CHECK_ADDRESS}; url is where Confluent's "
-            "API begins: http://host:8081 of Confluent's and Karapace, http://host:8080/apis/ccompat/v7 of "
-            "Apicurio"
+            f"the server at {self._url} is no schema registry: it answered with {answered}. "
+            f"{_CHECK_ADDRESS}. Fix: set url to the address where Confluent's API begins: "
+            "http://host:8081 for Confluent and Karapace, http://host:8080/apis/ccompat/v7 for Apicurio"
         )
 
 

@@ -56,7 +56,7 @@ def find_contradictions(given: Mapping[str, Any]) -> Iterator[str]:
     if given["ssl_ca_location"] and "https://" not in given["url"]:
         yield "ssl_ca_location would not be used: url begins with http://, not https://"
     if ":" in (given["username"] or ""):
-        yield "username has a ':', at which the password would begin (RFC 7617)"
+        yield "username has a ':', which would begin the password (RFC 7617): use a username without one"
 
 
 def _find_invalid(settings: RegistrySettings) -> Iterator[str]:
@@ -77,5 +77,5 @@ def _check_authority(file: str) -> None:
             else f"cannot be read ({error.strerror})"
         )
         raise InvalidSettingError(
-            f"ssl_ca_location={file} {why}: it has to be a PEM file on the machines where runs work"
+            f"ssl_ca_location={file} {why}: it must be a PEM file on the machines where runs work"
         ) from None

@@ -38,7 +38,7 @@ Without it, a token server that accepts a connection and never responds holds a 
 _OIDC_METHOD = "sasl.oauthbearer.method"
 _TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
 """librdkafka's settings for OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks
-for the authorities in Red Hat's location, and on Debian no token server is trusted (seen with 2.16.1)."""
+for the authorities in Red Hat's location. On Debian it then trusts no token server (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # librdkafka's names, and the JVM's
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _PKCS8 = re.compile(
@@ -116,7 +116,7 @@ class Security:
         if self.security_protocol == "PLAINTEXT":
             return ""
         who = f"user {self.login!r}" if self.login else "this client"
-        return f", or {who} may not see it, which takes READ"
+        return f", or {who} lacks the right READ to see it"
 
     def client_config(self) -> dict[str, str]:
         """Return librdkafka's settings: those that were set, and those that OAUTHBEARER requires."""
@@ -237,7 +237,7 @@ def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -
         yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
     if mechanism and mechanism not in MECHANISMS:
         known = ", ".join(MECHANISMS)
-        yield f"sasl_mechanism is {mechanism!r}: wanted {known}; no other can be told to Spark as well"
+        yield f"sasl_mechanism is {mechanism!r}: wanted {known}; Spark supports no other"
     elif mechanism:
         others = _PASSWORD if mechanism == _TOKEN_MECHANISM else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
         if unused := [name for name in others if given[name]]:
@@ -260,13 +260,13 @@ def _find_token_contradictions(protocol: str, known: Mapping[str, str | None]) -
         elif not url.startswith("https://"):
             if protocol == "SASL_SSL":
                 yield (
-                    "sasl_oauthbearer_token_endpoint_url is refused: with SASL_SSL it begins with "
-                    "https://, because the secret is sent to it as it is"
+                    "sasl_oauthbearer_token_endpoint_url is refused: with SASL_SSL it must begin with "
+                    "https://, because the client secret is sent to it unencrypted otherwise"
                 )
             if known.get("https_ca_location"):
                 yield (
-                    "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url is no "
-                    "https:// address"
+                    "https_ca_location would not be used: sasl_oauthbearer_token_endpoint_url does not "
+                    "begin with https://"
                 )
 
 
@@ -313,8 +313,8 @@ def _read_file(name: str, file: str) -> str:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise InvalidSettingError(
-            f"{name}={file} cannot be read ({error.strerror}): it has to be a PEM file on the machines "
-            "where runs and sensors work; Spark is sent its content"
+            f"{name}={file} cannot be read ({error.strerror}): it must be a PEM file on the machines "
+            "where runs and sensors work; Spark receives its content"
         ) from None
 
 
@@ -322,8 +322,8 @@ def _read_certificates(name: str, file: str) -> str:
     if found := _CERTIFICATE.findall(_read_file(name, file)):
         return "\n".join(found)
     raise InvalidSettingError(
-        f"{name}={file} holds no PEM certificate: export it (`keytool -exportcert -rfc`, "
-        "`openssl pkcs12 -nokeys`, `openssl x509 -inform der`)"
+        f"{name}={file} holds no PEM certificate. Fix: export it (`keytool -exportcert -rfc`, `openssl "
+        "pkcs12 -nokeys`, `openssl x509 -inform der`)"
     )
 
 
@@ -331,14 +331,14 @@ def _read_key(file: str, *, encrypted: bool) -> str:
     found = _PKCS8.search(_read_file("ssl_key_location", file))
     if found is None:
         raise InvalidSettingError(
-            f"ssl_key_location={file} holds no private key in PKCS#8, the only form Spark's JVM reads: "
-            "convert it (`openssl pkcs8 -topk8 -in KEY -out KEY.pk8`)"
+            f"ssl_key_location={file} holds no private key in PKCS#8, the only form that Spark's JVM "
+            "reads. Fix: convert it (`openssl pkcs8 -topk8 -in KEY -out KEY.pk8`)"
         )
     if bool(found[1]) != encrypted:
         what = (
-            "encrypted, but ssl_key_password is missing"
+            "encrypted, but ssl_key_password is missing. Fix: set ssl_key_password"
             if found[1]
-            else "not encrypted: leave ssl_key_password out"
+            else "not encrypted. Fix: leave ssl_key_password out"
         )
         raise InvalidSettingError(f"the key in ssl_key_location={file} is {what}")
     return found[0]

@@ -32,8 +32,8 @@ REQUEST_MS = 5_000
 librdkafka's default of 60 s each of the sensor's clients would block for a minute, one after the other."""
 FETCH_MS = 1_000
 """Longest time that a fetch waits at the broker for the first record."""
-_DERIVED_FROM_BUDGET = "the poll interval comes from the run budget: set max_batch_seconds"
-_HAS_OWN_FIELD = "it has a field of its own on the resource or the consumer"
+_DERIVED_FROM_BUDGET = "the run budget sets it: set max_batch_seconds"
+_HAS_OWN_FIELD = "set the field of the resource or of the consumer instead"
 _REFUSED_SETTINGS = {
     "enable.auto.commit": "auto-commit acknowledges records that were never processed: call commit(batch)",
     "enable.auto.offset.store": "offsets are committed batch by batch: call commit(batch)",
@@ -43,16 +43,19 @@ _REFUSED_SETTINGS = {
     "heartbeat.interval.ms": "set heartbeat_interval_seconds, which is checked against the session timeout",
     "auto.offset.reset": "set auto_offset_reset, which decides only where nothing is committed",
     "isolation.level": (
-        "both lanes and Spark read read_committed: two views of the log end would lose records"
+        "leave it out: both lanes and Spark read read_committed, and two views of the log end would "
+        "lose records"
     ),
     "group.id": _HAS_OWN_FIELD,
-    "client.id": "it joins members to Dagster runs",
+    "client.id": "leave it out: it links members to Dagster runs",
     "bootstrap.servers": _HAS_OWN_FIELD,
     "metadata.broker.list": _HAS_OWN_FIELD,
     "group.instance.id": "set group_instance_id on the consumer: it changes how a leave is noticed",
     "group.protocol": "set group_protocol on the resource: it decides who owns the session timeout",
-    "internal.termination.signal": "librdkafka would send it to this process, and most signals end it",
-    "test.mock.num.brokers": "the client would talk to brokers that it makes up",
+    "internal.termination.signal": (
+        "leave it out: librdkafka would send it to this process, and most signals end it"
+    ),
+    "test.mock.num.brokers": "leave it out: the client would talk to mock brokers",
 }
 _CODE = ("default.topic.config", "logger", "on_commit", "on_delivery")  # and every name that ends in _cb
 
@@ -189,8 +192,9 @@ class KafkaSettings:
         if timeouts.protocol == "consumer":
             if "partition.assignment.strategy" in self.extra:
                 raise InvalidSettingError(
-                    "extra setting partition.assignment.strategy belongs to the classic protocol: with "
-                    "group_protocol='consumer' the broker assigns (group.remote.assignor chooses how)"
+                    "extra setting partition.assignment.strategy is refused: with "
+                    "group_protocol='consumer' the broker assigns the partitions. Fix: leave it out, or "
+                    "set group.remote.assignor"
                 )
             return {"group.protocol": "consumer"}
         return {
@@ -244,6 +248,6 @@ def refused_settings(extra: Mapping[str, str]) -> Iterator[str]:
         elif name in _REFUSED_SETTINGS:
             yield f"extra setting {name}={display(value)} is refused: {_REFUSED_SETTINGS[name]}"
         elif name.endswith("_cb") or name in _CODE:
-            yield f"extra setting {name} is refused: it is a function, and all of these are texts"
+            yield f"extra setting {name} is refused: it takes a function, and all values of extra are texts"
         elif not (VALUE.matches(name) and VALUE.matches(value)):
             yield f"extra setting {display(name)} is refused: wanted {VALUE.description}"

@@ -86,7 +86,7 @@ def open_transactions(
         BrokerUnreachableError: no broker responds.
         KafkaRefusedError: the broker refuses the request.
     """
-    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="asking where the logs end")
+    very_ends = _list_offsets(cluster, ends, OffsetSpec.latest(), operation="reading the log ends")
     behind = [tp for tp, at in very_ends.items() if at.offset > ends[tp]]
     # Read again, later: records that became stable meanwhile are behind no transaction
     stable = {tp: end for tp, (_, end) in cluster.log_bounds(behind).items()}
@@ -110,7 +110,8 @@ def timestamps(
     a transaction's marker, or compacted away.
     """
     with _timestamp_reader(cluster, group_id, isolation) as client:
-        return _first_timestamps(client, offsets)[0]
+        found, _ = _first_records(client, offsets)
+    return {tp: at_ms for tp, (_, at_ms) in found.items()}
 
 
 def timestamps_at(
@@ -130,8 +131,10 @@ def timestamps_at(
     with _timestamp_reader(cluster, group_id, "read_committed") as client:
         for turn in range(max(map(len, offsets.values()), default=0)):
             wanted = {tp: rest[turn] for tp, rest in offsets.items() if turn < len(rest)}
-            found, unheard = _first_timestamps(client, wanted)
-            yield from ((tp, wanted[tp], found.get(tp)) for tp in wanted if tp not in unheard)
+            found, unheard = _first_records(client, wanted)
+            for tp, offset in wanted.items():
+                if tp not in unheard:
+                    yield tp, offset, found[tp][1] if tp in found else None
             failures += bool(unheard)
             if failures > _MAX_FAILED_READS:
                 return
@@ -147,17 +150,17 @@ def _timestamp_reader(cluster: Cluster, group_id: str, isolation: str) -> Iterat
         yield client
     except KafkaException as error:
         raise to_package_error(
-            error, f"reading how old the records of {group_id} are", settings.bootstrap_servers
+            error, f"reading the age of the records of {group_id}", settings.bootstrap_servers
         ) from error
     finally:
         client.close()
 
 
-def _first_timestamps(
+def _first_records(
     client: Any, offsets: Mapping[TopicPartition, int]
-) -> tuple[dict[TopicPartition, int], set[TopicPartition]]:
-    """Return the timestamps of the first records, and the partitions without a response in time."""
-    found: dict[TopicPartition, int] = {}
+) -> tuple[dict[TopicPartition, tuple[int, int]], set[TopicPartition]]:
+    """Return offset and timestamp of the first records, and the partitions without a response in time."""
+    found: dict[TopicPartition, tuple[int, int]] = {}
     unheard = set(offsets)
     give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
@@ -167,12 +170,47 @@ def _first_timestamps(
         for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
             at = TopicPartition(message.topic(), message.partition())
             if at in unheard - heard and not message.error():
-                found[at] = message.timestamp()[1]
+                found[at] = message.offset(), message.timestamp()[1]
             heard.add(at)
         # Without the pause, records of the other partitions wait behind the rest of these
         client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
         unheard -= heard
     return found, unheard
+
+
+def event_times(
+    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange]
+) -> dict[OffsetRange, tuple[float, float]]:
+    """Return the timestamps of the first and the last record of the ten largest ranges.
+
+    In seconds since the epoch. Without a record at the last offset, the next record of the partition counts.
+    Ranges without a record, and those whose records did not come in time, are left out.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
+    """
+    largest = sorted(ranges, key=lambda r: -r.size)[:_MAX_MEASURED_PARTITIONS]
+    wanted = [(r, offset) for r in largest for offset in dict.fromkeys((r.start, r.end - 1))]
+    found: dict[tuple[OffsetRange, int], float] = {}
+    if not wanted:
+        return {}
+    with _timestamp_reader(cluster, group_id, "read_committed") as client:
+        while wanted:  # a consumer reads a partition at one offset only, so one round for each end
+            of_round = {r.topic_partition: (r, offset) for r, offset in reversed(wanted)}
+            read, _ = _first_records(client, {tp: offset for tp, (_, offset) in of_round.items()})
+            for tp, (offset, at_ms) in read.items():
+                r, wanted_offset = of_round[tp]
+                # Behind the log the consumer reads the first record; an expired range has none before its end
+                is_in_range = wanted_offset <= offset and (offset < r.end or wanted_offset > r.start)
+                if is_in_range and at_ms > 0:
+                    found[r, wanted_offset] = at_ms / 1000
+            wanted = [one for one in wanted if one not in of_round.values()]
+    return {
+        r: (found[r, r.start], found[r, r.end - 1])
+        for r in largest
+        if {(r, r.start), (r, r.end - 1)} <= found.keys()
+    }
 
 
 def offsets_for_times(
@@ -185,7 +223,7 @@ def offsets_for_times(
         KafkaRefusedError: the broker refuses the request.
     """
     found = _list_offsets(
-        cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="asking which offsets are of a time"
+        cluster, partitions, OffsetSpec.for_timestamp(at_ms), operation="reading the offsets of a time"
     )
     return {tp: one.offset if one.offset >= 0 else None for tp, one in found.items()}
 
@@ -224,7 +262,7 @@ def window_ends(
     """
     found = offsets_for_times(cluster, partitions, end_ms)
     last = [tp for tp, at in found.items() if at is None]
-    ends = _list_offsets(cluster, last, OffsetSpec.latest(), operation="asking where the logs end")
+    ends = _list_offsets(cluster, last, OffsetSpec.latest(), operation="reading the log ends")
     return {tp: ends[tp].offset if at is None else at for tp, at in found.items()}
 
 
@@ -232,7 +270,7 @@ def _newest_timestamps(cluster: Cluster, partitions: Iterable[TopicPartition]) -
     """Return each partition's newest timestamp in milliseconds, if it has one; none before Kafka 3.0."""
     try:
         found = _list_offsets(
-            cluster, partitions, OffsetSpec.max_timestamp(), operation="asking how new the newest records are"
+            cluster, partitions, OffsetSpec.max_timestamp(), operation="reading the newest timestamps"
         )
     except KafkaRefusedError:
         return {}
@@ -273,9 +311,9 @@ class ProcessedRanges:
         """Yield a line for each reason why offsets of the window are not in ``ranges``."""
         if self.pending:
             ranges = ", ".join(map(str, self.pending))
-            yield f"since they are pending and have partitions of their own: {ranges}"
+            yield f"because they are pending and have partitions of their own: {ranges}"
         if self.unread:
-            yield f"since the live lane comes to them: {self.unread:,} offsets"
+            yield f"because the live lane has not read them yet: {self.unread:,} offsets"
 
 
 def processed_ranges(
@@ -308,7 +346,8 @@ def processed_ranges(
     check_catch_up_log(cluster, group_id, states)
     if not states:
         raise InvalidSettingError(
-            f"group {group_id} has committed nothing{' of these topics' if topics else ''}"
+            f"group {group_id} has committed nothing{' of these topics' if topics else ''}. Fix: check "
+            f"the group and the topics with `kafka-liveness status {group_id}`"
         )
     first: Mapping[TopicPartition, int | None]
     behind: Mapping[TopicPartition, int | None] = dict.fromkeys(states)
@@ -338,9 +377,9 @@ def _require_whole(
     cut = [tp for tp, one in states.items() if 0 < one.log_start == spans[tp].start]
     if cut:
         raise DataExpiredError(
-            f"the broker has deleted the first {states[cut[0]].log_start:,} offsets of {cut[0]}"
-            f"{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and nobody can tell whether "
-            "some of them are of this time too"
+            f"the broker has deleted the first {states[cut[0]].log_start:,} offsets of "
+            f"{cut[0]}{f' and of {len(cut) - 1} more partitions' if cut[1:] else ''}, and some of them "
+            "may be of this time"
         )
 
 

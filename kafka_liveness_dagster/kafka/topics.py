@@ -63,7 +63,7 @@ def create_topic(
     try:
         admin.create_topics([wanted], request_timeout=REQUEST_SECONDS)[topic].result()
     except KafkaException as error:
-        raise heard.to_package_error(error, f"making topic {topic}") from error
+        raise heard.to_package_error(error, f"creating topic {topic}") from error
     give_up_at = time.monotonic() + REQUEST_SECONDS
     cluster = Cluster(settings)
     while not _is_visible(cluster, topic) and time.monotonic() < give_up_at:
@@ -85,7 +85,7 @@ def _is_visible(cluster: Cluster, topic: str) -> bool:
 def create_missing_topics(
     settings: KafkaSettings, topics: Iterable[str], report: Callable[[str], object]
 ) -> None:
-    """Create missing topics; only on the embedded broker, because nobody else uses it.
+    """Create missing topics; only on the embedded broker, because no other program uses it.
 
     Args:
         settings: settings of the embedded broker.
@@ -101,7 +101,7 @@ def create_missing_topics(
             if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue  # another process created it between the two requests
             raise
-        report(f"topic {topic} did not exist on the embedded broker: made it, with {count} partitions")
+        report(f"Created topic {topic} with {count} partitions: it did not exist on the embedded broker")
 
 
 def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
@@ -115,7 +115,7 @@ def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
     try:
         found = admin.describe_configs([asked], request_timeout=REQUEST_SECONDS)[asked].result()
     except KafkaException as error:
-        raise heard.to_package_error(error, f"asking for the config of topic {topic}") from error
+        raise heard.to_package_error(error, f"reading the config of topic {topic}") from error
     return {name: one.value for name, one in sorted(found.items()) if one.source == _EMBEDDED_TOPIC_CONFIG}
 
 
@@ -166,7 +166,7 @@ class RecordProducer:
             except BufferError:  # the client's queue is full
                 if time.monotonic() > give_up_at:
                     raise self._not_produced_error(
-                        f"the broker has taken none for {_DELIVERY_SECONDS:g} s"
+                        f"the broker accepted none for {_DELIVERY_SECONDS:g} s"
                     ) from None
                 self._producer.poll(0.1)
             except KafkaException as error:
@@ -185,7 +185,8 @@ class RecordProducer:
         self._raise_if_refused()
         if waiting:
             raise self._not_produced_error(
-                f"{waiting:,} were not acknowledged within {_DELIVERY_SECONDS:g} s, and may be there"
+                f"{waiting:,} records were not acknowledged within {_DELIVERY_SECONDS:g} s, and may be "
+                "in the topic"
             )
         return self.written.total()
 

@@ -301,7 +301,10 @@ class Watchdog:
                 failed = False
             except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run goes on
                 if not failed:
-                    told = "could not ask Dagster how the run is; it counts as %s until Dagster answers: %s"
+                    told = (
+                        "Could not read the run's state from Dagster; it counts as %s until Dagster "
+                        "responds: %s"
+                    )
                     log.warning(told, self._run_state.value, summary_line(error))
                 failed = True
 
@@ -325,14 +328,14 @@ class Watchdog:
             return False
         if not is_told.wait(seconds):
             # In another thread: if Dagster stores the lines of this log, this line would block too
-            told = "Dagster did not answer within %g s: it may not know why this process left"
+            told = "Dagster did not respond within %g s: it may not have the reason why this process left"
             start_daemon_thread(partial(log.warning, told, seconds), "kafka-liveness-tell")
         return True
 
     def _report(self, fenced: FenceReason | None = None) -> None:
         """Report to Dagster why this process left its group; without it the process looks frozen."""
         if fenced is not None:
-            log.warning("fenced: %s", fenced.value, extra={"fence": fenced})
+            log.warning("Fenced: %s", fenced.value, extra={"fence": fenced})
         with self._report_lock:
             self._last_reason = self._reason or self._last_reason
             why = (
@@ -345,7 +348,7 @@ class Watchdog:
             try:
                 self._run_context.report_fence(why)
             except Exception:  # without it only the reason of the departure is unknown
-                log.exception("could not report to Dagster: %s", why)
+                log.exception("Could not report the fence to Dagster: %s", why)
             self._reported = why
 
     def _raise_fence(self, reason: FenceReason, leave_of: Leave | None = None) -> None:
@@ -362,14 +365,14 @@ class Watchdog:
         try:
             named = leave(reason) or reason
         except Exception:  # the session timeout ends what could not be left
-            log.exception("could not leave the group")
+            log.exception("Could not leave the group")
             named = reason
         if named is not reason:
             with self._fence_lock:
                 if self._reason is reason:  # the run-state thread reports the new reason to Dagster
                     self._reason = named
         if not is_sure:
-            log.warning("fenced: %s", named.value, extra={"fence": named})
+            log.warning("Fenced: %s", named.value, extra={"fence": named})
         # No thread could be started; the member has left its group, so this thread may take its time
         if not is_cancelled:
             self._call_all(self._cancels)
@@ -389,7 +392,7 @@ class Watchdog:
             try:
                 cancel()
             except Exception:
-                log.exception("could not cancel the work under way")
+                log.exception("Could not cancel the work in progress")
 
     def _parent_is_alive(self) -> bool:
         # The parent's id is not enough: the starter may have died before we read it, or a fork server may be

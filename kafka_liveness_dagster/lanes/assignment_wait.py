@@ -54,7 +54,9 @@ class AssignmentWait:
         why = self._pending_reason()
         if why and self._since is None:
             self._since = now
-            self._storage.log.info("waits for partitions: %s; the others finish their batches first", why)
+            self._storage.log.info(
+                "Waiting for partitions: %s. The other members finish their batches first", why
+            )
             self._tag_run(f"partitions: {why}")
         was_held_up, self._is_assignment_pending = (
             self._is_assignment_pending,
@@ -66,7 +68,10 @@ class AssignmentWait:
             return True
         waited = 0.0 if self._since is None else now - self._since
         if why and waited > self._max_wait_seconds:
-            told = "no partition came in %.0f s, longer than a process timeout and a session: %s"
+            told = (
+                "No partition was assigned within %.0f s, longer than process timeout and session "
+                "timeout together: %s"
+            )
             self._storage.log.warning(told, waited, why)
             why = ""
         if not why:
@@ -84,7 +89,7 @@ class AssignmentWait:
             self._failing_since = now if self._failing_since is None else self._failing_since
             if now - self._failing_since >= self._process_seconds:
                 raise
-            return f"no broker says what is to come ({error})"
+            return f"no broker responded ({error})"
         return why
 
     def finish(self) -> None:

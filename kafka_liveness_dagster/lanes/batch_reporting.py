@@ -122,18 +122,18 @@ class BatchLog:
         """Log a committed batch, without the partitions that a new owner writes again."""
         if written.unknown_commits:
             self.log.warning(
-                "the catalog did not respond whether it took the commit of %s (%s): the table was read, each "
-                "row is once",
+                "The catalog's response to the commit of %s was lost (%s). Read the table: each row is "
+                "there once",
                 batch,
-                format_count(written.unknown_commits, "answer") + " lost",
+                format_count(written.unknown_commits, "response"),
             )
         if written.attempts - written.unknown_commits > 1:
             again = "its files" if written.rewrote_files else "the same offsets"
             self.log.info(
-                "another writer committed rows of %s: written at attempt %d", again, written.attempts
+                "Another writer committed rows of %s: written at attempt %d", again, written.attempts
             )
         if handed_over:
-            but = "written %s and committed but for %s, which its new owner writes again: %s in %.2f s"
+            but = "Written %s, and committed without %s, which its new owner writes again: %s in %.2f s"
             self.log.info(but, batch, join_some(handed_over), row_count_text(written.rows), seconds)
             return
         self._since.add(batch, written.rows, seconds)
@@ -147,10 +147,10 @@ class BatchLog:
         since, self._since = self._since, Tally()
         if since.batches == 1:
             self.log.info(
-                "committed %s: %s in %.2f s", self._last_batch, row_count_text(since.rows), since.seconds
+                "Committed %s: %s in %.2f s", self._last_batch, row_count_text(since.rows), since.seconds
             )
         elif since.batches:
-            told = "committed %s up to %s: %s in %.2f s"
+            told = "Committed %s up to %s: %s in %.2f s"
             self.log.info(
                 told,
                 format_count(since.batches, "batch"),

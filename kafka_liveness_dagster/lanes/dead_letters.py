@@ -47,7 +47,7 @@ class WriteOutcome(NamedTuple):
         Args:
             handed_over: partitions that another member has now; it processes all of their batch again.
         """
-        outcome = "A dead letter from now on; the others go on"  # pending, or with former rows
+        outcome = "Recorded as a dead letter; the other records are processed"  # pending, or with former rows
         for part in merge_ranges(self.reasons):
             if part.topic_partition not in handed_over:
                 bad = [one for one in self.reasons if one.overlaps(part)]
@@ -136,9 +136,9 @@ class DeadLetterHandler:
 
     def _too_many_error(self, batch: Batch, why: Mapping[OffsetRange, str]) -> BadRecordError:
         outcome = (
-            f"More than max_dead_letters={self.max_dead_letters} of {batch}: that is the transform, or what "
-            "it reads besides. Nothing of the batch was passed, written or committed, and it comes again: "
-            "mend the transform, or raise max_dead_letters"
+            f"More than max_dead_letters={self.max_dead_letters} of {batch}: the cause is the "
+            "transform, or what it reads. Nothing of the batch was skipped, written or committed; it is "
+            "retried. Fix: correct the transform, or raise max_dead_letters"
         )
         return BadRecordError(why, next(iter(why.values())), outcome)
 
@@ -183,6 +183,6 @@ def remove_processed(
     session = spark.session()
     seconds = max(budget_seconds, READ_TIMEOUT_SECONDS)
     with connection_of(session).abort_after(
-        seconds, f"dead letters of {table} were removed that are processed"
+        seconds, f"waiting for the removal of processed dead letters of {table}"
     ):
         DeadLetterTable.of_table(session, table).remove(done)

@@ -43,8 +43,8 @@ def hide_values() -> Iterator[None]:
             raise
         raise SparkFailedError(
             f"the run failed with {error_kind(error)}, and nothing more was committed. Its message may "
-            f"contain values of records and is left out, because {VARIABLE} is set. Fix: read the message "
-            "in the log of Spark's server, or run again without the variable"
+            f"contain values of records and is left out, because {VARIABLE} is set. Fix: read the "
+            "message in the log of Spark's server, or run again without the variable"
         ) from None
 
 

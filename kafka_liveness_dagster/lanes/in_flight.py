@@ -164,7 +164,7 @@ class InFlightWrites(deque[InFlightWrite]):
             while self and self[0].wait_until_written(check_deadline):
                 commit()
         except Exception as error:  # noqa: BLE001 - raised again where the run lands it
-            log.debug("not committed before its partitions went: %s", error)
+            log.debug("Not committed before its partitions were revoked: %s", error)
 
     def abandon(self, epoch: int | None = None) -> None:
         """Cancel and remove the batches of a membership and earlier ones, or all; wait up to 2 s for each."""
@@ -174,6 +174,6 @@ class InFlightWrites(deque[InFlightWrite]):
                 try:
                     one.job.cancel(seconds)
                 except Exception:  # logged, so that the other batches are canceled too
-                    log.exception("could not cancel the batch %s", one.batch)
+                    log.exception("Could not cancel the batch %s", one.batch)
         for one in dropped:
             self.remove(one)

@@ -92,7 +92,7 @@ class LateRecords:
             return since  # all records are of the current window or later, as in nearly all batches
         seconds = min(NEEDED_SECONDS, batch.deadline_seconds / 2) if wait_seconds is None else wait_seconds
         storage = _StorageCalls(
-            f"{batch} is in the table and not committed, so it comes again in its own place", seconds
+            f"{batch} is in the table and not committed, so it is retried, and its rows are replaced", seconds
         )
         until = max(since, storage.call(lambda: self._windows.materialized_until(self._context.instance)))
         if until > since and (oldest is None or oldest < 1000 * until):
@@ -110,7 +110,7 @@ class LateRecords:
             self.report(one, batch, since, wait_seconds=0.0)
         except Exception as error:  # noqa: BLE001 - of Spark, or of Dagster's storage
             storage_of(self._context).log.warning(
-                "unknown whether records of %s are late: %s", batch, error_text(error)
+                "Could not count late records of %s: %s", batch, error_text(error)
             )
 
     def report_recovered(self, frame: TransformedBatch, deleted: Sequence[OffsetRange]) -> None:
@@ -129,7 +129,7 @@ class LateRecords:
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415 - pyspark stays lazy
 
         storage = _StorageCalls(
-            "nothing of the dead run's ranges was committed, and the next run does it", None
+            "nothing of the dead run's ranges was committed, and the next run commits them", None
         )
         since = self._windows.begin
         until = storage.call(lambda: self._windows.materialized_until(self._context.instance))
@@ -144,7 +144,7 @@ class LateRecords:
             )
         if ranges := self._without_reprocessed(frame.ranges):
             silent = connection_of(frame.session).abort_after(
-                self._recovery_seconds, "late records of a dead run were counted"
+                self._recovery_seconds, "waiting for the count of late records of a dead run"
             )
             with SparkJob(frame.session), silent:
                 found = frame.for_ranges(ranges).count_by_time(since, until)
@@ -172,13 +172,13 @@ class LateRecords:
             total = count + storage.call(partial(self._previous_count, window.key))
             late = [r for r in ranges if tuple(r.topic_partition) in where[window]]
             storage_of(self._context).log.warning(
-                "%s of %s came after it was marked complete", format_count(count, "record"), window
+                "%s of %s arrived after it was marked complete", format_count(count, "record"), window
             )
             event = dg.AssetObservation(
                 self._windows.key,
                 partition=window.key,
                 description=(
-                    f"{format_count(count, 'record')} came after it was marked complete, {total:,} in all"
+                    f"{format_count(count, 'record')} arrived after it was marked complete, {total:,} in all"
                 ),
                 metadata=late_metadata(self._group_id, total, count, ranges=late),
             )

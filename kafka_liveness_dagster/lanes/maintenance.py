@@ -53,10 +53,12 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
         if (line := progress.next_line(completed, total, time.monotonic())) is not None:
             log.info("%s", line)
 
-    silent = connection_of(session).abort_if_silent(MAX_SILENT_SECONDS, f"{table.name} is maintained")
+    silent = connection_of(session).abort_if_silent(
+        MAX_SILENT_SECONDS, f"waiting for the maintenance of {table.name}"
+    )
     with SparkJob(session, None, reported), silent:
         if table.current_snapshot_id(session) is None:
-            log.info("%s has no snapshot yet: nothing to maintain", table.name)
+            log.info("%s has no snapshot yet: nothing was maintained", table.name)
             return
         work = TableMaintenance(session, table)
         before = work.statistics()
@@ -64,21 +66,22 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
             _compactable_ranges(kafka.cluster(), asset.group_id, asset.topics), told.min_files
         ):
             if rewritten:
-                log.info("compacted %s into %d", format_count(rewritten, "file"), into)
+                log.info("Compacted %s into %d", format_count(rewritten, "file"), into)
         work.rewrite_manifests()
         deleted = _delete(work, told)
         after = work.statistics()
     if work.conflicts:
         log.warning(
-            "gave way to the lanes' commits %s; the next maintenance continues",
+            "Rewrites gave way to the lanes' commits %s; the next maintenance continues",
             format_count(work.conflicts, "time"),
         )
     metadata = {**_before_and_after(before, after, work.conflicts), **deleted}
     storage = storage_of(context)
     storage.store_event(
-        dg.AssetObservation(asset.name, description="maintained", metadata=metadata), "what was done"
+        dg.AssetObservation(asset.name, description="maintained", metadata=metadata),
+        "the observation of the maintenance",
     )
-    storage.flush("the maintenance of the table is done, and both lanes are untouched by it")
+    storage.flush("the maintenance of the table is done, and both lanes are not affected")
 
 
 def _delete(work: TableMaintenance, settings: Settings) -> dict[str, dg.MetadataValue]:

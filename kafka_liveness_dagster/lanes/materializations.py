@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _DATA_VERSION = "dagster/data_version"
 _OWN_MARKER = "dagster/data_version_is_user_provided"
+_COLUMN_SCHEMA = "dagster/column_schema"
 
 
 class _PendingMaterialization(NamedTuple):
@@ -177,7 +178,7 @@ class Materializations:
         now = self._wait_for_table(one.table_future)
         metadata = {
             **one.since.metadata(),
-            **(_table_metadata(now) if now else {}),
+            **(table_metadata(now) if now else {}),
             **self._extra_metadata(),
             "group": self._group_id,
         }
@@ -188,16 +189,54 @@ class Materializations:
         try:
             return table.result()
         except KafkaLivenessError as error:  # the rows are committed, so this must not end the run
-            self._storage.log.warning("the table's snapshot is not in the event: %s", error)
+            self._storage.log.warning("Left the table's snapshot out of the event: %s", error)
             return None
 
 
-def _table_metadata(now: TableInfo) -> dict[str, dg.MetadataValue]:
+def observe_table(
+    storage: RunStorage,
+    asset: dg.AssetKey,
+    group_id: str,
+    processed: Tally,
+    read_table_info: Callable[[], TableInfo | None],
+) -> None:
+    """Record the table's row count on the live asset after another lane has written to its table.
+
+    The newest materialization has the row count of an earlier moment. An observation starts no downstream
+    asset, and Dagster does not count it as fresh data. A table that does not respond costs only the event.
+
+    Args:
+        storage: storage of the run.
+        asset: key of the live asset.
+        group_id: group of the asset.
+        processed: work of the other lane.
+        read_table_info: reads the table as its readers see it; returns None without a table.
+    """
+    try:
+        now = read_table_info()
+    except KafkaLivenessError as error:
+        storage.log.warning("Row count of the table is not in an event of %s: %s", asset, error)
+        return
+    if now is None or now.rows is None:
+        return
+    metadata = {name: value for name, value in table_metadata(now).items() if name != _COLUMN_SCHEMA}
+    event = dg.AssetObservation(
+        asset,
+        description=(
+            f"{now.name} has {format_count(now.rows, 'row')}, after a run of the catch-up lane wrote "
+            f"{processed.summary}"
+        ),
+        metadata={**metadata, "group": group_id},
+    )
+    storage.store_event(event, f"the row count of {now.name}")
+
+
+def table_metadata(now: TableInfo) -> dict[str, dg.MetadataValue]:
     """Return a table's metadata by Dagster's standard keys, and its snapshot."""
     columns = [dg.TableColumn(one.name, one.dataType.simpleString()) for one in now.columns.fields]
     return {
         "dagster/table_name": dg.MetadataValue.text(now.name),
-        "dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(columns)),
+        _COLUMN_SCHEMA: dg.MetadataValue.table_schema(dg.TableSchema(columns)),
         **({} if now.rows is None else {"dagster/row_count": dg.MetadataValue.int(now.rows)}),
         **({} if now.uri is None else {"dagster/uri": dg.MetadataValue.text(now.uri)}),
         "snapshot_id": dg.MetadataValue.text(str(now.snapshot_id)),  # as text: browsers round numbers

@@ -250,7 +250,7 @@ class Pipeline:
                         raise
                     in_flight.abandon()
                     lane.replan()  # the next poll raises for offsets that the broker lost, or passes them
-                    log.warning("%s: %s. It is planned again", batch, gone)
+                    log.warning("%s: %s. Planning it again", batch, gone)
                 else:
                     planned_again = 0
 
@@ -289,7 +289,7 @@ class Pipeline:
                 if not in_flight:
                     raise
                 # If the error persists, it is raised when no batch is in flight any more
-                lines.log.warning("no batch was planned ahead: %s", error)
+                lines.log.warning("Planned no batch ahead: %s", error)
                 break
             if batch is None and ahead and not in_flight:
                 continue  # a rebalance has committed the batch in flight, so poll again without ahead
@@ -348,11 +348,18 @@ class Pipeline:
         """Quarantine an offset and return the message, or end the run."""
         if self.on_slow_record == "raise":
             outcome = (
-                "Nothing of it was committed; Batching(on_slow_record='quarantine') would let the others pass"
+                "Nothing of it was committed. Batching(on_slow_record='quarantine') would quarantine "
+                "the offset and process the others"
             )
             raise SlowRecordError([poison], batch.deadline_seconds, outcome) from fenced
         lane.quarantine(poison)
-        return str(SlowRecordError([poison], batch.deadline_seconds, "It stays pending, the others go on"))
+        return str(
+            SlowRecordError(
+                [poison],
+                batch.deadline_seconds,
+                "It is quarantined and stays pending; the others are processed",
+            )
+        )
 
     def _new_write(self, batch: Batch, lane: Lane, log: Logger) -> InFlightWrite:
         from kafka_liveness_dagster.spark.connect.job import SparkJob  # noqa: PLC0415

@@ -36,14 +36,14 @@ def check_rows(consumer: LivenessConsumer, log: Logger, limit_seconds: float, ba
     pause = _FIRST_PAUSE_SECONDS
     while (error := _try_check(consumer)) is not None:
         if time.monotonic() + pause < give_up_at:
-            log.warning("The rows of this run could not be checked; retrying in %.1f s: %s", pause, error)
+            log.warning("Could not check the rows of this run; retrying in %.1f s: %s", pause, error)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         elif batches:
             raise error
         else:
             log.warning(
-                "The table was not checked before the end of this run, which committed nothing: %s", error
+                "Did not check the table before the end of this run, which committed nothing: %s", error
             )
             return
 
@@ -73,8 +73,8 @@ def _try_check(consumer: LivenessConsumer) -> Exception | None:
         raise
     except PySparkException as error:  # the server was lost, or refused the session
         unread = TableUnreadableError(
-            f"The rows of this run could not be checked ({summarize(error)}). All its batches are in the "
-            "table and committed. Fix: look at Spark's log; the next live run checks them"
+            f"The rows of this run could not be checked ({summarize(error)}). All its batches are in "
+            "the table and committed. Fix: read Spark's log; the next live run checks the rows"
         )
         unread.__cause__ = error
         return unread

@@ -16,7 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key, partition_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
@@ -24,7 +24,7 @@ from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.assignment_wait import AssignmentWait
 from kafka_liveness_dagster.lanes.dead_letters import remove_processed
 from kafka_liveness_dagster.lanes.hidden_values import hide_values
-from kafka_liveness_dagster.lanes.materializations import Materializations
+from kafka_liveness_dagster.lanes.materializations import Materializations, observe_table
 from kafka_liveness_dagster.lanes.pipeline import Pipeline, table_info_reader, table_timeout_seconds
 from kafka_liveness_dagster.lanes.row_check import check_rows
 from kafka_liveness_dagster.metadata import (
@@ -68,6 +68,10 @@ if TYPE_CHECKING:
 UNTOUCHED = (
     "Left %s alone: %s already, and this run or its backfill materializes %s, too. To process a partition "
     "again, materialize its partition without that asset"
+)
+IDLE_LINE = (
+    "This run ends, because no record arrived for %g s (idle_seconds). The sensor starts the next run when "
+    "records arrive"
 )
 _MAX_NAMED = 5  # ranges in a command that an error shows; the next run shows the others
 
@@ -143,11 +147,13 @@ def _live(
                 consumer, storage.log, table_timeout_seconds(consumer.timeouts.budget.seconds), told.batches
             )
             storage.log.info("%s committed in this run", format_count(told.batches, "batch"))
+            if consumer.has_time_for_batch():
+                storage.log.info(IDLE_LINE, asset.idle_seconds)
             committed = (
                 f"{format_count(told.batches, 'batch')} of this run are in the table once and committed"
             )
             storage.flush(
-                f"{committed}; {told.unreported_batches:,} of them are in no materialization that Dagster has"
+                f"{committed}; Dagster lacks a materialization of {told.unreported_batches:,} of them"
             )
             last = told.final_result(force=_needs_final_result(consumer, context, told, known=known))
         except BaseException:
@@ -206,12 +212,9 @@ def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, t
 
 
 def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
-    asked = {
-        key: parse_key(key)
-        for key in call_with_retries(
-            lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START
-        )
-    }
+    asked = _requested_ranges(
+        call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
+    )
     again = _ranges_to_reprocess(asset, context, asked)
     pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=again)
     pipeline.spark.open_ahead()
@@ -224,6 +227,22 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
             asset.group_id, one, done.pending, lost=done.lost, of_run=numbers, is_reprocessed=one in again
         )
         storage_of(context).add_metadata(key, {**told, **pipeline.spark.links()}, DATA_STATE_AT_END)
+
+
+def _requested_ranges(keys: Sequence[str]) -> dict[str, OffsetRange]:
+    """Return the range of each partition of the run.
+
+    Raises:
+        InvalidSettingError: a person added a partition that names no range.
+    """
+    try:
+        return {key: parse_key(key) for key in keys}
+    except InvalidSettingError as error:
+        error.append(
+            "Nothing was processed; the sensor adds all partitions. Fix: delete this partition in the UI, in "
+            "the menu next to Materialize: Delete partitions"
+        )
+        raise
 
 
 class CatchUpResult(NamedTuple):
@@ -261,12 +280,12 @@ def run_catch_up_lane(
     ) as lane:
         pending = lane.outstanding_ranges()
         storage = storage_of(context)
-        storage.log.info("a batch may take %s", lane.budget)
+        storage.log.info("The run budget of a batch is %s", lane.budget)
         storage.log.info(
-            "%s; pending: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
+            "%s requested; pending: %s", format_count(len(ranges), "range"), join_some(pending) or "nothing"
         )
         if reprocess:
-            storage.log.info("reprocessed, pending or not: %s", join_some(reprocess))
+            storage.log.info("Reprocessing, pending or not: %s", join_some(reprocess))
         tally = Tally()
         pipeline.run(
             lane, lane.poll, storage.log, on_skipped=_report_skipped(asset, storage, keys), counter=tally
@@ -280,7 +299,10 @@ def run_catch_up_lane(
         )
     if asset.table is not None:
         remove_processed(pipeline.spark, asset.table, done, budget_seconds=lane.budget.seconds)
-    storage.log.info("written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
+    storage.log.info("Written in %s: %s", format_count(tally.batches, "batch"), row_count_text(tally.rows))
+    if tally.batches:
+        read_table = table_info_reader(asset, pipeline.spark, lane.budget.seconds)
+        observe_table(storage, asset.key, asset.group_id, processed=tally, read_table_info=read_table)
     if left_out:
         raise SlowRecordError(left_out, lane.budget.seconds, f"{state}. Or {remedy}")
     if bad:
@@ -302,20 +324,20 @@ def _skipped_message(
         keys: partitions of the crash lag asset; none for a run of complete windows.
     """
     pending = merge_ranges(one for one in left_out if one not in kept)
-    state = "All else of these partitions is done. "
-    state += "They stay failed until the offsets are done" if pending else ""
+    state = "All other offsets of these partitions are done. "
+    state += "The partitions stay failed until these offsets are done" if pending else ""
     if kept:
         state += "; the former rows" if pending else "The former rows"
         state += f" of {join_some(merge_ranges(kept))} are still in the table"
     if kept and not keys:
         return (
             state,
-            "keep the former rows by *Report materialization events*, in the menu beside Materialize",
+            "keep the former rows with *Report materialization events*, in the menu next to Materialize",
         )
     of_kept = [key for key in keys if any(parse_key(key).overlaps(one) for one in kept)]
     named = [*map(str, pending), *of_kept][:_MAX_NAMED]
-    given_up = "give the offsets up" if pending else "keep the former rows"
-    return state, f'{given_up} by `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
+    given_up = "write the offsets off" if pending else "keep the former rows"
+    return state, f'{given_up} with `kafka-liveness write-off {group_id} {" ".join(named)} --reason "…"`'
 
 
 def _ranges_to_reprocess(
@@ -352,8 +374,8 @@ def _batches_until_idle(
     The wait for partitions in a rebalance does not count as idle. A batch that is not full begins after
     records have waited for ``commit_interval_seconds`` seconds.
 
-    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is larger
-    (KIP-41's first heuristic: as long as enough is at hand, fetch nothing).
+    Only full batches are planned ahead. A small batch ahead costs as much as it saves, and later it is
+    larger. This is KIP-41's first heuristic: while enough records are buffered, fetch nothing.
     """
 
     def next_batch(max_records: int, *, ahead: bool) -> Batch | None:
@@ -410,7 +432,7 @@ def _report_skipped(asset: KafkaAssetSettings, storage: RunStorage, asked: Seque
             "cause": cause,
         }
         event = dg.AssetObservation(asset.crash_lag_key, partition=key, description=why, metadata=metadata)
-        storage.store_event(event, f"the observation of {left_out}, which was passed")
+        storage.store_event(event, f"the observation of {left_out}, which was skipped")
 
     return tell_of
 
@@ -442,7 +464,7 @@ def reprocess_windows(
         found = {window: _processed_offsets(asset, windows, cluster, window=window) for window in asked}
         ranges = merge_ranges(r for several in found.values() for r in several)
         storage_of(context).log.info(
-            "%s again: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
+            "Reprocessing %s: %s", format_count(len(asked), "window"), join_some(ranges) or "no records"
         )
         pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=ranges)
         done = (
@@ -484,11 +506,11 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
             event = dg.AssetMaterialization(windows.key, partition=key, metadata=metadata)
             storage.store_event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
-            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was processed, "
-            f"and windows that are marked complete stay so. The sensor {asset.identifier}_sensor marks a "
-            f"window once all its records are in {asset.target}, and none before the group's first record. "
-            "Fix: none is needed; *windows* in the events of the topic's asset says what the next window "
-            "waits for"
+            f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was "
+            "processed, and windows that are marked complete stay so. The sensor "
+            f"{asset.identifier}_sensor marks a window once all its records are in {asset.target}, and "
+            "none before the group's first record. Fix: none is needed; *windows* in the events of the "
+            "topic's asset shows what the next window waits for"
         )
     for key, metadata in known.items():
         storage.add_metadata(key, metadata, DATA_STATE_AT_START)
@@ -516,8 +538,8 @@ def _processed_offsets(
     until = window.end + windows.allowed_lateness_seconds
     if until > time.time():
         raise IncompleteWindowError(
-            f"records of {window} may come until {_format_time(until)}: nothing was processed; materialize "
-            "it after that"
+            f"records of {window} may arrive until {_format_time(until)}. Nothing was processed. Fix: "
+            "materialize the window after that"
         )
     try:
         found = processed_ranges(
@@ -529,10 +551,9 @@ def _processed_offsets(
         )
     except DataExpiredError as error:
         raise DataExpiredError(
-            f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are; "
-            f"`kafka-liveness replay {asset.group_id} --from {_format_time(window.begin)} --to "
-            f"{_format_time(window.end)} "
-            "--allow-expired` processes the records that are still there"
+            f"{error}: {window} cannot be processed again as a whole. Its rows stay as they are. Fix: "
+            f"process the remaining records with `kafka-liveness replay {asset.group_id} --from "
+            f"{_format_time(window.begin)} --to {_format_time(window.end)} --allow-expired`"
         ) from None
     if found.pending or found.unread:
         remedies = [

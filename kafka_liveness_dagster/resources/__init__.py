@@ -1,1 +1,1 @@
-"""The Kafka cluster and the Spark Connect server, as Dagster's resources."""
+"""Dagster resources for the Kafka cluster, the Spark Connect server and the schema registry."""

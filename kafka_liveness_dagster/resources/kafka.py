@@ -1,4 +1,4 @@
-"""The Kafka resource of assets, sensors and scripts, with its login; embedded unless an address is given.
+"""Kafka resource for assets, sensors and scripts, with its login; embedded unless an address is given.
 
 Never shows a secret: not in ``repr``, not in an error, and not on the resource's page in Dagster's UI.
 """
@@ -41,31 +41,36 @@ if TYPE_CHECKING:
 
 
 _PUBLIC_PARAMETERS = {"grpc_max_message_size", "session_id", "use_ssl", "user_agent", "user_id"}
-"""Of a Spark Connect address. The others are the token, and headers that a proxy may take for a login."""
+"""Parameters of a Spark Connect address without secrets.
+
+All others count as secrets: the token, and headers that a proxy may use as a login.
+"""
 
 
 class ResourceWithSecrets(CheckedResource):
-    """A resource some of whose fields nobody may see.
+    """A resource with fields that Dagster's UI must not show.
 
-    ``secrets`` always, ``addresses`` where they hold a login.
+    Attributes:
+        secrets: names of the secret fields.
+        addresses: names of fields that are secret only if they contain a login or a token.
     """
 
     secrets: ClassVar[tuple[str, ...]] = ()
     addresses: ClassVar[tuple[str, ...]] = ()
 
     def get_resource_definition(self) -> Any:
-        """Return what Dagster makes of this resource when a code location is loaded.
+        """Return Dagster's definition of this resource, or refuse a secret in plain text.
 
-        Dagster's UI would show a secret in plain text.
+        Dagster calls it when it loads a code location; its UI would show such a secret.
 
         Raises:
-            InvalidSettingError: a secret, or an address with one, is not given as ``dg.EnvVar``.
+            InvalidSettingError: a secret, or an address with a secret, is not given as ``dg.EnvVar``.
         """
         for name in self.secrets:
             value = getattr(self, name)
             if value is not None and not isinstance(value, dg.EnvVar):
                 raise InvalidSettingError(
-                    f"{name} is given as its value, which Dagster's UI would show: put it into an "
+                    f"{name} is given as its value, which Dagster's UI would show. Fix: put it into an "
                     "environment variable "
                     f'and write {name}=dg.EnvVar("ITS_NAME")'
                 )
@@ -81,14 +86,14 @@ class ResourceWithSecrets(CheckedResource):
 
 
 def _contains_secret(address: str) -> bool:
-    """Return whether an address has a user's name and password, or a parameter that may be a token."""
+    """Return whether an address has a user name and password, or a parameter that may be a token."""
     url = urlsplit(address)
     parameters = (one.partition("=") for one in url.path.split(";")[1:])
     return "@" in url.netloc or any(value and name not in _PUBLIC_PARAMETERS for name, _, value in parameters)
 
 
 class SecuredKafkaResource(ResourceWithSecrets):
-    """The security settings of a Kafka cluster, for librdkafka and for Spark's Kafka source alike."""
+    """The security settings of a Kafka cluster, for both librdkafka and Spark's Kafka source."""
 
     secrets: ClassVar[tuple[str, ...]] = (
         "sasl_password",
@@ -96,7 +101,7 @@ class SecuredKafkaResource(ResourceWithSecrets):
         "ssl_key_password",
     )
 
-    # str and not Literal: dg.EnvVar fits no Literal
+    # str and not Literal: pydantic rejects dg.EnvVar for a Literal
     security_protocol: str = Field(
         default="PLAINTEXT", description="PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL."
     )
@@ -109,15 +114,15 @@ class SecuredKafkaResource(ResourceWithSecrets):
         default=None,
         description=(
             "PEM file of the authority that signed the brokers' certificates; the system's and Java's own "
-            "authorities unless set. Spark is sent the content of this and of the next two files."
+            "authorities unless set. The run sends the content of this and the next two files to Spark."
         ),
     )
     ssl_certificate_location: str | None = Field(
-        default=None, description="PEM file of a client's certificate (mTLS)."
+        default=None, description="PEM file of the client's certificate (mTLS)."
     )
-    ssl_key_location: str | None = Field(default=None, description="PEM file of its key, in PKCS#8.")
+    ssl_key_location: str | None = Field(default=None, description="PEM file of the client's key, in PKCS#8.")
     ssl_key_password: str | None = Field(
-        default=None, repr=False, description="A secret: only as dg.EnvVar. Of an encrypted key."
+        default=None, repr=False, description="Password of an encrypted key. A secret: only as dg.EnvVar."
     )
     ssl_endpoint_identification_algorithm: str = Field(
         default="https", description="`none` accepts a certificate made for another host name."
@@ -153,10 +158,10 @@ class SecuredKafkaResource(ResourceWithSecrets):
     )
 
     def security(self) -> Security:
-        """The settings, checked; files are looked at.
+        """Return the checked settings; the check reads the PEM files.
 
         Raises:
-            InvalidSettingError: settings that contradict each other, or a file without what it should hold.
+            InvalidSettingError: settings contradict each other, or a file lacks its certificate or key.
         """
         from kafka_liveness_dagster.kafka.security import SETTING_NAMES, Security  # noqa: PLC0415 - only where it is used
 
@@ -165,14 +170,14 @@ class SecuredKafkaResource(ResourceWithSecrets):
 
 _log = logging.getLogger(__name__)
 
-with suppress(PackageNotFoundError):  # a folder that was copied, not installed, has no version to tell
+with suppress(PackageNotFoundError):  # a copied folder, which is not installed, has no version
     DagsterLibraryRegistry.register(
         "kafka-liveness-dagster", version("kafka-liveness-dagster"), is_dagster_package=False
     )
 
 
 class KafkaLivenessResource(SecuredKafkaResource):
-    """A Kafka cluster, and consumers on it whose poll interval is their run's budget."""
+    """A Kafka cluster, with consumers for both lanes that use the run budget as their poll interval."""
 
     settings_class: ClassVar[type[KafkaResourceSettings]] = KafkaResourceSettings
 
@@ -183,9 +188,9 @@ class KafkaLivenessResource(SecuredKafkaResource):
     session_timeout_seconds: float | None = Field(
         default=None,
         description=(
-            "How fast a dead process is noticed. 10 s (KIP-62) unless set, less when the budget is "
-            "shorter. Java's default is 45 s today (KIP-735): choose that where networks or garbage "
-            "collectors pause for long."
+            "Time without heartbeats after which the broker removes a process from the group. Unless set, "
+            "10 s (KIP-62), or less if the run budget is shorter. Java's default is 45 s today (KIP-735): "
+            "use it if the network or garbage collection pauses for long."
         ),
     )
     heartbeat_interval_seconds: float | None = Field(
@@ -194,20 +199,20 @@ class KafkaLivenessResource(SecuredKafkaResource):
     group_protocol: Literal["classic", "consumer"] = Field(
         default="classic",
         description=(
-            "`consumer` is KIP-848's: the broker assigns, and session timeout and heartbeat interval are "
-            "the group's (`kafka-configs --entity-type groups`), 45 s and 5 s unless changed there."
+            "`consumer` is KIP-848's: the broker assigns partitions. Session timeout and heartbeat interval "
+            "are settings of the group (`kafka-configs --entity-type groups`), 45 s and 5 s by default."
         ),
     )
     default_max_batch_seconds: float | None = Field(
         default=DEFAULT_BUDGET_SECONDS,
         description=(
-            "The run budget of a batch when nothing else says it: KIP-62's 5 min for max.poll.interval.ms."
+            "The run budget of a batch if nothing else sets it: KIP-62's 5 min for max.poll.interval.ms."
         ),
     )
     extra: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Further librdkafka settings; none that has a field of its own.",
+        description="Further librdkafka settings, except those with their own field.",
     )
 
     @validated(ConsumerSettings)
@@ -226,26 +231,28 @@ class KafkaLivenessResource(SecuredKafkaResource):
         membership: Membership = Membership(),
         ledger: LaneLedger | SinkLedger[Any] | None = None,
     ) -> LivenessConsumer:
-        """A group member for the live lane; use it in a ``with`` block. The first ``poll`` joins the group.
+        """Create a group member for the live lane, for a ``with`` block; its first ``poll`` joins the group.
 
         Args:
-            topics: what to subscribe to.
+            topics: topics to subscribe to.
             group_id: the consumer group, ``G``; ``G.catch-up`` is its catch-up commit log.
-            context: the op's or asset's context, None in scripts and tests.
-            max_poll_records: at most this many offsets in a batch (KIP-41); 500 unless set.
-            max_batch_seconds: the budget of a batch, before every other source of it.
-            enable_parallel_rebalance: after a crash go on at the log end and owe what was skipped (KIP-333).
-            batching: how a batch is shared out: its ``allocation``.
-            crash_lag: what is resumed in order instead of pending: its ``min_offsets`` and ``max_ranges``.
-            offsets: what to do where offsets, or what the ledger has of them, are not as they should be.
-                What was lost and passed is found in ``lost``.
-            membership: how it is a member. With ``progress`` every ``heartbeat()`` is a sign of life; Spark
+            context: the op's or asset's context; None in scripts and tests.
+            max_poll_records: maximum offsets in a batch (KIP-41); 500 unless set.
+            max_batch_seconds: run budget of a batch in seconds; it overrides every other source.
+            enable_parallel_rebalance: whether the lane skips ahead to the log end after a crash, and the
+                skipped offsets become pending (KIP-333).
+            batching: only its ``allocation``: how a batch is divided among the partitions.
+            crash_lag: only its ``min_offsets`` and ``max_ranges``: gaps that the lane resumes in order, and
+                that do not become pending.
+            offsets: handling of missing, expired or lost offsets. The consumer's ``lost`` has the offsets
+                that were written off.
+            membership: kind of membership. With ``progress`` every ``heartbeat()`` counts as progress; Spark
                 assets send one for each finished task.
-            ledger: which offsets the target has; Spark assets have one. None: both commit logs decide alone.
+            ledger: ledger of the target; Spark assets have one. None: the two commit logs decide alone.
 
         Raises:
-            InvalidSettingError: settings that contradict each other or the broker.
-            BrokerUnreachableError: no broker answered within seconds.
+            InvalidSettingError: settings contradict each other or the broker.
+            BrokerUnreachableError: no broker responded within seconds.
         """
         from kafka_liveness_dagster.core.resume import ResumePolicy  # noqa: PLC0415
         from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer  # noqa: PLC0415 - confluent_kafka stays lazy
@@ -297,21 +304,22 @@ class KafkaLivenessResource(SecuredKafkaResource):
         offsets: Offsets = Offsets(),
         ledger: LaneLedger | SinkLedger[Any] | None = None,
     ) -> CatchUpConsumer:
-        """The catch-up lane for these crash lag ranges: manual assignment, never a member of ``group_id``.
+        """Create a consumer of the catch-up lane, with manual assignment; it never joins ``group_id``.
 
         Args:
             group_id: the live lane's group.
             ranges: crash lag ranges, in any order.
-            reprocess: those of them that are processed whole, done or not: their rows are replaced.
-            context: the op's or asset's context, None in scripts and tests.
-            max_poll_records: at most this many offsets in a batch.
-            max_batch_seconds: the budget of a batch, before every other source of it.
-            offsets: what to do with pending offsets that expired: its ``on_data_loss``. With ``write_off``
-                they are recorded as done and found in ``lost``.
-            ledger: which offsets the target has. None: both commit logs decide alone.
+            reprocess: ranges to process completely, even if they are done; their rows are replaced. They must
+                be part of ``ranges``.
+            context: the op's or asset's context; None in scripts and tests.
+            max_poll_records: maximum offsets in a batch.
+            max_batch_seconds: run budget of a batch in seconds; it overrides every other source.
+            offsets: only its ``on_data_loss``: handling of pending offsets that expired. With ``write_off``
+                they are recorded as done, and the consumer's ``lost`` has them.
+            ledger: ledger of the target. None: the two commit logs decide alone.
 
         Raises:
-            InvalidSettingError: a setting that is none.
+            InvalidSettingError: a setting is invalid.
         """
         from kafka_liveness_dagster.kafka.catch_up.consumer import CatchUpConsumer  # noqa: PLC0415 - stays lazy
 
@@ -329,15 +337,17 @@ class KafkaLivenessResource(SecuredKafkaResource):
         )
 
     def cluster(self) -> Cluster:
-        """The cluster, to be looked at: never joins, never commits."""
+        """Return a read-only client of the cluster: it never joins a group and never commits."""
         from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
 
         return Cluster(self.settings())
 
     def create_missing_topics(self, topics: Sequence[str], report: Callable[[str], object]) -> None:
-        """Make the topics that do not exist, on the embedded broker and only there.
+        """Create missing topics, only on the embedded broker.
 
-        ``report`` is told of each.
+        Args:
+            topics: names of the topics.
+            report: called with a sentence for each created topic.
         """
         if resolve_env_vars(self.bootstrap_servers) == EMBEDDED:
             from kafka_liveness_dagster.kafka.topics import create_missing_topics  # noqa: PLC0415 - stays lazy
@@ -356,7 +366,7 @@ class KafkaLivenessResource(SecuredKafkaResource):
         )
 
     def settings(self) -> KafkaSettings:
-        """The addresses and security settings; starts the embedded broker when it is the one meant."""
+        """Return addresses and security settings; start the embedded broker if no address is set."""
         servers = resolve_env_vars(self.bootstrap_servers)
         security = self.security()
         if servers == EMBEDDED:
@@ -364,7 +374,8 @@ class KafkaLivenessResource(SecuredKafkaResource):
 
             if security.client_config():
                 raise InvalidSettingError(
-                    "the embedded broker knows no security: name yours with bootstrap_servers"
+                    "the embedded broker supports no security settings. Nothing was started. Fix: set "
+                    "bootstrap_servers to the addresses of your brokers, or remove the security settings."
                 )
             servers = services.ensure_services(which=("kafka",)).bootstrap_servers
         return KafkaSettings(

@@ -1,4 +1,4 @@
-"""How does a transform reach a schema registry? A resource that it asks for, as for any other."""
+"""Schema registry resource, which a transform requests like any other Dagster resource."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class SchemaRegistryResource(ResourceWithSecrets):
 
     url: str = Field(
         description=(
-            "`https://host:8081`, where the API begins (of Apicurio `…/apis/ccompat/v7`); several with "
-            "commas between them are tried in turn."
+            "`https://host:8081`, the base address of the API (for Apicurio `…/apis/ccompat/v7`). Several "
+            "addresses, separated by commas, are tried in turn."
         )
     )
     username: str | None = Field(
-        default=None, description="Of basic authentication, or the key of a managed registry."
+        default=None, description="The user of basic authentication, or the key of a managed registry."
     )
     password: str | None = Field(default=None, repr=False, description="A secret: only as dg.EnvVar.")
     ssl_ca_location: str | None = Field(
@@ -51,25 +51,24 @@ class SchemaRegistryResource(ResourceWithSecrets):
     ) -> DataFrame:
         """Return the batch with a column decoded by Spark.
 
-        The column has Avro, Protobuf or JSON Schema in Confluent's wire format. Each record is read by the
-        schema it was written by, and comes out as the newest version of ``subject`` has it: a field that was
-        added has its default, or is null, where a record has none. Reads the batch once for the ids.
+        The column has Avro, Protobuf or JSON Schema in Confluent's wire format. Spark decodes each record by
+        its writer schema, and converts it to the newest version of ``subject``. If a record lacks a field of
+        that version, the field has its default, or is null. Reads the batch once for the schema ids.
 
         Args:
             batch: records from Kafka, or some of them.
-            subject: whose newest version says what comes out: by the usual strategy the topic with ``-value``
-                or ``-key``.
-            column: ``value`` or ``key``, bytes as Kafka has them. Null stays null. A row with anything else
-                than the wire format, or of a schema that the registry does not have, fails when Spark
-                computes it.
-            message: the full name of the Protobuf message, the first of the file unless told.
+            subject: subject with the schema of the result. By the usual strategy it is the topic name with
+                ``-value`` or ``-key``.
+            column: ``value`` or ``key``, the bytes from Kafka. Null stays null. A row fails, when Spark
+                computes it, if it is not in the wire format or the registry lacks its schema.
+            message: full name of the Protobuf message; the first message of the file by default.
 
         Raises:
-            RegistryUnreachableError: the registry did not answer within 20 s, or is none.
-            AccessRefusedError: it refused the login, or its certificate was refused.
-            SchemaNotFoundError: it has no such subject.
-            SchemaUnusableError: a schema is none that Spark can decode by.
-            InvalidSettingError: the column holds no bytes; or what a variable holds is no setting.
+            RegistryUnreachableError: the registry did not respond within 20 s, or the server is no registry.
+            AccessRefusedError: the registry refused the login, or its certificate was refused.
+            SchemaNotFoundError: the registry has no such subject.
+            SchemaUnusableError: Spark cannot decode records by one of the schemas.
+            InvalidSettingError: the column has no bytes, or an environment variable has an invalid value.
         """
         from kafka_liveness_dagster.kafka.schema_registry import SchemaNotFoundError  # noqa: PLC0415 - an extra brings it
         from kafka_liveness_dagster.spark.decode.decode import decode_column, writer_schema_ids  # noqa: PLC0415 - pyspark stays lazy
@@ -77,13 +76,13 @@ class SchemaRegistryResource(ResourceWithSecrets):
         registry = self._client()
         written_by = []
         for number, where in sorted(writer_schema_ids(batch, column).items()):
-            with suppress(SchemaNotFoundError):  # its records fail, and no others: they may be dead letters
+            with suppress(SchemaNotFoundError):  # only its records fail; they may become dead letters
                 written_by.append(registry.schema(number, where))
-        # the newest version is asked for last: it is not older than those that records have
+        # The newest version is queried last, so that it is not older than the schemas of the records
         return decode_column(batch, column, written_by, reader=registry.latest(subject), message=message)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
-        """Close the connections.
+        """Close the connections to the registry.
 
         Caller: Dagster, when the run's resources are torn down.
         """

@@ -1,4 +1,4 @@
-"""How do assets and sensors reach Spark? A resource, embedded unless an address is given."""
+"""Spark Connect resource for assets and sensors; embedded unless an address is given."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class SparkConnectResource(ResourceWithSecrets):
-    """A Spark Connect server. Each run has a session of its own, ended with the run."""
+    """A Spark Connect server. Each run has its own session, which ends with the run."""
 
     settings_class: ClassVar[type[SparkResourceSettings]] = SparkResourceSettings
     addresses: ClassVar[tuple[str, ...]] = ("remote", "ui_url")
 
     remote: str = Field(
         default=EMBEDDED,
-        repr=False,  # it carries the token
+        repr=False,  # it may contain the token
         description=(
             "`sc://host:port`, or `embedded`: a real server this package starts on loopback. An address "
             "with a token, `sc://host:port/;token=…`, only as dg.EnvVar."
@@ -42,42 +42,42 @@ class SparkConnectResource(ResourceWithSecrets):
     )
     ui_url: str | None = Field(
         default=None,
-        description="Of the web UI of that Spark, `http://driver:4040`: runs link to it. Nothing is asked.",
+        description="Address of Spark's web UI, `http://driver:4040`. Runs link to it, and never query it.",
     )
     connect_timeout_seconds: float = Field(
         default=120.0,
         description=(
-            "How long a server that accepts connections may take to open a session. One that is not there "
-            "fails at once."
+            "Time limit for a server that accepts connections to open a session. An address without a "
+            "server fails at once."
         ),
     )
     _session: SparkSession | None = PrivateAttr(default=None)
     _opening_session: Future[SparkSession | None] | None = PrivateAttr(default=None)
 
     def session(self) -> SparkSession:
-        """The session of this resource, opened at first use, and again after a restart of its server.
+        """Return the session of this resource, opened at first use and again after a restart of its server.
 
         Raises:
-            SparkUnreachableError: no server answered, or it refused the token.
+            SparkUnreachableError: no server responded, or it refused the token.
         """
         from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415 - pyspark stays lazy
 
         if self._opening_session is not None:
-            wait([self._opening_session])  # an interrupt leaves it to be ended
+            wait([self._opening_session])  # after an interrupt here, teardown still ends the session
             ahead, self._opening_session = self._opening_session, None
             self._session = ahead.result()
         old = self._session
         if (
             old is None or connection_of(old).is_aborted or old.client.is_closed
-        ):  # as pyspark does when the server is another one
+        ):  # PySpark closes the client of a restarted server
             self._session = self._connect(self._address())
         return self._session
 
     def open_ahead(self) -> None:
-        """Begin to open the session; ``session()`` then returns it, or raises why there is none.
+        """Begin to open the session; ``session()`` then returns it, or raises the error.
 
-        No server is started for it. Half a second of a run's first, most of it Python's imports, while it
-        joins its group.
+        Starts no server. Opening takes the first half a second of a run, most of it Python's imports. The run
+        joins its group during that time.
         """
         if self._session is None and self._opening_session is None:
             self._opening_session = run_in_daemon_thread(self._new_session, "kafka-liveness-spark")
@@ -90,19 +90,19 @@ class SparkConnectResource(ResourceWithSecrets):
         from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415 - pyspark stays lazy
 
         def say(sentence: str) -> None:
-            with suppress(Exception):  # Dagster's storage may fail just now
+            with suppress(Exception):  # Dagster's storage may fail at this moment
                 dg.get_dagster_logger().warning(sentence)
 
         return connect(address, timeout_seconds=self.connect_timeout_seconds, report=say)
 
     def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
-        """The records of exactly these ranges, by Spark's own Kafka source."""
+        """Return exactly the records of these ranges, read by Spark's own Kafka source."""
         from kafka_liveness_dagster.spark.source import read_ranges  # noqa: PLC0415 - pyspark stays lazy
 
         return read_ranges(self.session(), ranges, kafka.settings().spark_options())
 
     def links(self) -> dict[str, dg.MetadataValue]:
-        """To Spark's UI, for the events of a run, where somebody said where it is."""
+        """Return the link to Spark's UI for the events of a run; empty if ``ui_url`` is not set."""
         return {"spark_ui": dg.MetadataValue.url(str(resolve_env_vars(self.ui_url)))} if self.ui_url else {}
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
@@ -115,15 +115,12 @@ class SparkConnectResource(ResourceWithSecrets):
         if self._session is not None:
             close(self._session)
             self._session = None
-        if self._opening_session is not None:  # nobody has asked for it, and it may not be open yet
+        if self._opening_session is not None:  # opened ahead but never used; it may not be open yet
             self._opening_session.add_done_callback(_close_opened)
             self._opening_session = None
 
     def running_address(self) -> str | None:
-        """The server's address.
-
-        None where it is the embedded one and does not run: nothing is started for it.
-        """
+        """Return the server's address; None for an embedded server that does not run. Starts no server."""
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used
 
         if resolve_env_vars(self.remote) != EMBEDDED:
@@ -133,9 +130,11 @@ class SparkConnectResource(ResourceWithSecrets):
 
     def _address(self) -> str:
         if (remote := str(resolve_env_vars(self.remote))) != EMBEDDED:
-            if not REMOTE.matches(remote):  # what a variable holds is known only now; it may hold a token
+            # An environment variable is read only here. Never show the value: it may contain a token
+            if not REMOTE.matches(remote):
                 raise InvalidSettingError(
-                    f"remote of SparkConnectResource is refused: wanted {REMOTE.description}"
+                    f"remote of SparkConnectResource is invalid. No session was opened. Fix: set it to "
+                    f"{REMOTE.description}."
                 )
             return remote
         from kafka_liveness_dagster.embedded import services  # noqa: PLC0415 - only where it is used

@@ -76,7 +76,7 @@ class RunHeartbeat:
         tags = {**self._tags, PROCESS_TAG: self._tag_text(0)}
         call_with_retries(
             lambda: add_tags(self._instance, self._run_id, tags),
-            "the first sign of life of the run",
+            "the first heartbeat of the run",
             DATA_STATE_AT_START,
         )
         self._thread.start()
@@ -111,7 +111,7 @@ class RunHeartbeat:
         try:
             self._storage.add_tags({PROCESS_TAG: self._tag_text(beat)})
         except Exception:  # the run was deleted; its watchdog ends it
-            log.exception("could not give a sign of life of run %s", self._run_id)
+            log.exception("Could not write the heartbeat of run %s", self._run_id)
 
     def _warn(self, error: DagsterStorageError) -> None:
         """Log an error in the process.
@@ -119,7 +119,7 @@ class RunHeartbeat:
         Dagster may fail to store it, and then ends the process with its own error.
         """
         with suppress(Exception):  # an error here would replace the one that is about to be raised
-            log.error("run %s: %s", self._run_id, error)
+            log.error("Run %s: %s", self._run_id, error)
 
     def _tag_text(self, beat: int | None) -> str:
         return HeartbeatTag(
@@ -179,7 +179,7 @@ def _status_from_launcher(instance: dg.DagsterInstance, run: dg.DagsterRun) -> P
             return ProcessStatus.UNKNOWN
         health = launcher.check_run_worker_health(run)
     except Exception:  # the launcher's client failed; it may lack the permission in this process
-        log.exception("could not ask the launcher how the worker of run %s is", run.run_id)
+        log.exception("Could not query the launcher for the worker of run %s", run.run_id)
         return ProcessStatus.UNKNOWN
     return (
         ProcessStatus.UNKNOWN

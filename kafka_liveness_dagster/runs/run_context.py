@@ -153,7 +153,9 @@ def _tag_first_commit(storage: RunStorage, run_id: str) -> None:
     try:
         storage.add_tags({COMMITTED_TAG: short_run_id(run_id)})
     except Exception:  # the run was deleted; its watchdog ends it
-        log.exception("could not tag run %s: Dagster does not know that a batch of it is committed", run_id)
+        log.exception(
+            "Could not tag run %s: Dagster lacks the record that one of its batches is committed", run_id
+        )
 
 
 def _warn_budget_unenforced(log: logging.Logger, run: dg.DagsterRun) -> None:

@@ -51,7 +51,8 @@ def require_partition(context: dg.AssetExecutionContext, partitioned: Collection
     )
     if selected:
         raise PartitionRequiredError(
-            f"Job {context.run.job_name} selects {' and '.join(selected)}, but this run has no partition. "
-            "Nothing was read or written. Fix: select a partition when you launch the run, or remove "
-            f"{' and '.join(selected)} from the job's selection and use a job or a backfill of its own"
+            f"Job {context.run.job_name} selects {' and '.join(selected)}, but this run has no "
+            "partition. Nothing was read or written. Fix: select a partition when you launch the run, "
+            f"or remove {' and '.join(selected)} from the job's selection and use its own job or "
+            "backfill"
         )

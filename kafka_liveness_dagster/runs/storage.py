@@ -92,9 +92,9 @@ def call_with_retries(
             waited = time.monotonic() - began
             if waited >= limit:
                 raise DagsterStorageError(
-                    f"Dagster's storage failed for {waited:.0f} s, at {operation} ({summary_line(error)}). "
-                    f"Rows and offsets are safe: {data_state}. {_FIX}; then start the run again, or let the "
-                    "sensor start it"
+                    f"Dagster's storage failed for {waited:.0f} s, at {operation} "
+                    f"({summary_line(error)}). Rows and offsets are safe: {data_state}. {_FIX}; then "
+                    "start the run again, or wait for the sensor to start it"
                 ) from None
             if is_first:
                 _log_in_process(
@@ -139,9 +139,9 @@ class _StorageCall(NamedTuple):
 class RunStorage:
     """The calls of a running step to Dagster's storage: in order, and late while the storage fails.
 
-    With a healthy storage each call returns when it is stored. When the storage fails, or takes too long, the
-    call returns at once, and a thread stores this call and all later ones when it can. A retried write may be
-    stored twice.
+    With a healthy storage each call returns when it is stored. When the storage fails or takes too long, the
+    call returns at once. A thread then stores this call and all later ones when it can. A retried write may
+    be stored twice.
 
     Args:
         context: context of the op or asset.
@@ -263,8 +263,8 @@ class RunStorage:
             self._condition.notify_all()
         if is_first:
             _log_in_process(
-                "Dagster's storage failed (%s). The run goes on: batches are written and committed, and "
-                "its log lines, tags and materializations are stored later. %s",
+                "Dagster's storage failed (%s). The run continues: batches are written and committed, "
+                "and its log lines, tags and materializations are stored later. %s",
                 self._error,
                 _FIX,
             )

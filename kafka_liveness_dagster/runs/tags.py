@@ -53,8 +53,8 @@ LIVE_PRIORITY = {PRIORITY: "10"}
 NO_RETRIES = {MAX_RETRIES: "0"}  # the sensor starts the next live run, so a retry would be a second one
 DATA_STATE_AT_START = "this run has read and committed nothing yet"
 DATA_STATE_AT_END = (
-    "each batch that this run committed is in the table once, and what it did not commit comes again. "
-    "Partitions of this run stay missing until another run materializes them, which reads nothing twice"
+    "each batch that this run committed is in the table once, and the others are retried. Partitions of "
+    "this run stay missing until another run materializes them, which reads nothing twice"
 )
 _FINISHED_STATUSES = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 Context = dg.AssetExecutionContext | dg.OpExecutionContext | None

@@ -6,6 +6,8 @@ reads Kafka.
 
 from __future__ import annotations
 
+import time
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -18,9 +20,11 @@ from kafka_liveness_dagster.metadata import format_count, group_metadata, range_
 from kafka_liveness_dagster.runs.tags import CAUSE_LAG, CAUSE_RUN_TAG, CAUSE_TAG, FENCED_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
+    from kafka_liveness_dagster.core.departures import MemberSnapshot
     from kafka_liveness_dagster.core.events import GroupEvent
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 _MEMBERS = dg.TableSchema(
@@ -28,8 +32,8 @@ _MEMBERS = dg.TableSchema(
         dg.TableColumn(
             "member", "string", description="the first 8 digits of its run's id, or another client"
         ),
+        dg.TableColumn("state", "string", description="a run, an ended run or an external client"),
         dg.TableColumn("partitions", "string"),
-        dg.TableColumn("external", "bool", description="a consumer that is not a run of this package"),
         dg.TableColumn("static", "bool", description="it has a group.instance.id (KIP-345)"),
     ]
 )
@@ -37,6 +41,7 @@ _KEYS = "crash_lag_keys"  # all keys, so that the checks find here since when on
 _DEPARTURES = "departures"  # runs that left, with the code of the reason: the report reads them
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_EVENTS = 10  # events of one tick
+_ENDED = "its run has ended; the broker removes it after the session timeout"
 
 
 def topic_key(topic: str) -> dg.AssetKey:
@@ -56,64 +61,68 @@ def group_observations(
     failed: Sequence[str] = (),
     windows: str = "",
 ) -> list[dg.AssetObservation]:
-    """Return one observation per topic: the events and failed reactions, or else the state of the group.
+    """Return one observation per topic: events and failed reactions, then the state of the group.
 
-    With windows it also shows how far they are complete.
+    The state and the numbers of the description are those of the metadata. With windows it also shows how far
+    they are complete.
     """
     seen = observed.snapshot
+    departed = {gone.run for gone in seen.owners_without_member if not gone.reason.in_good_order}
     members = [
         dg.TableRecord(
             {
                 "member": member.name,
+                "state": _member_state(member, departed),
                 "partitions": join_some(member.partitions) or "none",
-                "external": member.is_foreign,
-                "static": member.is_static,
+                "static": member.is_static or member.group_instance_id is not None,
             }
         )
         for member in seen.named_members
     ]
-    told = [member.name for member in seen.named_members] + [
-        gone.run for gone in seen.owners_without_member if not gone.reason.in_good_order
-    ]
+    named = dict.fromkeys([*(member.name for member in seen.named_members), *sorted(departed)])
     links = {
         f"run {name}": dg.MetadataValue.dagster_run(run.run_id)
-        for name in told
+        for name in named
         if (run := observed.run_of_mark(name)) is not None
     }
+    ended = len({member.name for member in seen.named_members} & departed)
+    size = format_count(seen.size, "member") + (f", of which {ended} has ended" if ended else "")
+    external = observed.external_commit_lines
     left = [
         {"run": event.run, "reason": event.reason.code} for event in events if isinstance(event, MemberLeft)
     ]
-    lag = sum(p.lag for p in seen.partitions)
-    pending = sum(p.pending_offsets for p in seen.partitions)
-    group_size = format_count(seen.size, "member")
-    quiet = f"group {group_id} is {seen.state.value}: {group_size}, lag {lag:,}, {pending:,} offsets pending"
-    return [
-        dg.AssetObservation(
-            topic_key(topic),
-            description="; ".join(_join_shortened([*map(str, events), *failed])) or quiet,
-            metadata={
-                **group_metadata(
-                    group_id,
-                    [p for p in seen.partitions if p.topic_partition.topic == topic],
-                    seen.size,
-                    left=seen.owners_without_member,
-                ),
-                "state": seen.state.value,
-                "events": dg.MetadataValue.md(_markdown_lines(events) or "none"),
-                **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
-                **({"windows": windows} if windows else {}),
-                **(
-                    {"external_commits": dg.MetadataValue.md(_code_block(observed.external_commit_lines))}
-                    if observed.external_commit_lines
-                    else {}
-                ),
-                **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
-                **({"sensor_errors": dg.MetadataValue.md(_markdown_lines(failed))} if failed else {}),
-                **links,
-            },
+    of_group = {
+        "state": seen.state.value,
+        "members": size,
+        **({"events": dg.MetadataValue.md(_markdown_lines(events))} if events else {}),
+        **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
+        **({"windows": windows} if windows else {}),
+        **({"external_commits": dg.MetadataValue.md(_code_block(external))} if external else {}),
+        **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
+        **({"sensor_errors": dg.MetadataValue.md(_markdown_lines(failed))} if failed else {}),
+        **links,
+    }
+    found = []
+    for topic in topics:
+        partitions = [p for p in seen.partitions if p.topic_partition.topic == topic]
+        lag = sum(p.lag for p in partitions)
+        pending = format_count(sum(p.pending_offsets for p in partitions), "offset")
+        of_topic = f" of topic {topic}" if len(topics) > 1 else ""
+        state = f"group {group_id} is {seen.state.value}: {size}, lag {lag:,}, {pending} pending{of_topic}"
+        found.append(
+            dg.AssetObservation(
+                topic_key(topic),
+                description="; ".join([*_join_shortened([*map(str, events), *failed]), state]),
+                metadata={**group_metadata(group_id, partitions, seen.owners_without_member), **of_group},
+            )
         )
-        for topic in topics
-    ]
+    return found
+
+
+def _member_state(member: MemberSnapshot, departed: Collection[str]) -> str:
+    if member.is_foreign:
+        return "external client"
+    return _ENDED if member.name in departed else "at work"
 
 
 def reported_departures(event: dg.AssetObservation | None) -> list[tuple[str, LeaveReason]]:
@@ -137,23 +146,35 @@ def _code_block(told: Sequence[object]) -> str:
     return "\n".join(f"- `{str(one).replace('`', '')}`" for one in _join_shortened(told))
 
 
-def crash_lag_observations(
+def crash_lag_observations(  # noqa: PLR0917 - one call
     instance: dg.DagsterInstance,
     asset: dg.AssetKey,
     group_id: str,
     keys: Sequence[str],
     observed: GroupObservation,
+    event_times: Mapping[OffsetRange, tuple[float, float]],
 ) -> list[dg.AssetObservation]:
-    """Return observations with the reason for these partitions of the crash lag asset.
+    """Return observations that show what these new partitions of the crash lag asset contain, and why.
 
     There is one for each run that skipped offsets, with its cause.
+
+    Args:
+        instance: Dagster instance.
+        asset: key of the crash lag asset.
+        group_id: the live lane's group.
+        keys: new partitions.
+        observed: the group now.
+        event_times: timestamps of the first and the last record of the ranges, in seconds since the epoch;
+            without the ranges whose timestamps are unknown.
     """
     jumps: dict[str | None, list[str]] = {}
     for key in keys:
         metadata = observed.partitions[parse_key(key).topic_partition].live_metadata
         jumps.setdefault(metadata.run_id if metadata else None, []).append(key)
     return [
-        _jump_observation(instance, asset, group_id, keys=found, look=observed, by=by)
+        _jump_observation(
+            instance, asset, group_id, keys=found, look=observed, by=by, event_times=event_times
+        )
         for by, found in jumps.items()
     ]
 
@@ -183,6 +204,7 @@ def _jump_observation(  # noqa: PLR0917 - one call
     keys: Sequence[str],
     look: GroupObservation,
     by: str | None,
+    event_times: Mapping[OffsetRange, tuple[float, float]],
 ) -> dg.AssetObservation:
     finder = look.run_of_mark(by)
     # Read again: Dagster was read before the broker, and a run stores why it left before it joins again
@@ -190,27 +212,52 @@ def _jump_observation(  # noqa: PLR0917 - one call
     cause = _jump_cause(tags, by)
     crashed = look.run_of_mark(tags.get(CAUSE_RUN_TAG))
     pending = [parse_key(key) for key in keys]
-    alone = len(keys) == 1
-    offsets = sum(one.size for one in pending)
-    these = "this partition is" if alone else "these partitions are"
+    times = {one: event_times[one] for one in pending if one in event_times}
+    offsets = format_count(sum(one.size for one in pending), "offset")
+    event_time = _event_time(times.values())
+    these = "this partition" if len(keys) == 1 else "these partitions"
     return dg.AssetObservation(
         asset,
-        partition=keys[0] if alone else None,
+        partition=keys[0] if len(keys) == 1 else None,
         description=(
-            f"{offsets:,} offsets the live lane jumped over ({cause or 'cause unknown'}): "
-            f"{join_some(keys)}. They are in no table until {these} materialized"
+            f"{offsets} are pending, because the live lane skipped them ({cause or 'cause unknown'}): "
+            f"{join_some(keys)}. Event time {event_time}. They are not in the table until a backfill "
+            f"materializes {these}"
         ),
         metadata={
             "group": group_id,
             "offsets": offsets,
-            "crash_lag_partitions": len(keys),
-            "ranges": range_table(pending),
+            "event_time": event_time,
+            "oldest_record_age": _oldest_age(times.values(), time.time()),
+            "ranges": range_table(pending, {one: _event_time([found]) for one, found in times.items()}),
             _KEYS: dg.MetadataValue.json(list(keys)),
             "cause": cause or "unknown",
             **({"crashed_run": dg.MetadataValue.dagster_run(crashed.run_id)} if crashed else {}),
             **({"found_by_run": dg.MetadataValue.dagster_run(finder.run_id)} if finder else {}),
         },
     )
+
+
+def _event_time(spans: Collection[tuple[float, float]]) -> str:
+    """Return the time from the oldest to the newest record as text; ``unknown`` without a record's time.
+
+    >>> _event_time([(1_795_812_520.0, 1_795_812_531.0), (1_795_812_516.2, 1_795_812_522.0)])
+    '2026-11-27 20:48:36 to 20:48:51 UTC'
+    """
+    if not spans:
+        return "unknown"
+    begin, end = (
+        datetime.fromtimestamp(moment, timezone.utc)
+        for moment in (min(min(span) for span in spans), max(max(span) for span in spans))
+    )
+    until = f"{end:%H:%M:%S}" if begin.date() == end.date() else f"{end:%Y-%m-%d %H:%M:%S}"
+    return f"{begin:%Y-%m-%d %H:%M:%S} to {until} UTC"
+
+
+def _oldest_age(spans: Collection[tuple[float, float]], now: float) -> str:
+    if not spans:
+        return "unknown"
+    return f"{max(0.0, now - min(min(span) for span in spans)):,.0f} s when its partition was added"
 
 
 def _jump_cause(tags: Mapping[str, str], by: str | None) -> str:

@@ -42,7 +42,6 @@ EXACT = "no_missing_rows"
 CRASH_LAG_AGE = "crash_lag_age"
 DEAD_LETTERS = "dead_letters"
 FRESHNESS = "freshness_sla"
-PASSED = "."  # the letter of a passed check in the cursor
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are searched
 _REPEAT_SECONDS = 600.0
@@ -50,25 +49,31 @@ REEVALUATE_AFTER_SECONDS = 20.0  # if runs end one after another; after a pause 
 _TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole seconds
 # A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
 _CONNECT_SECONDS = 10.0
+_PLOTTED = {
+    "lag",
+    "pending_offsets",
+    "oldest_seconds",
+    "missing_offsets",
+    "offsets_about_to_expire",
+    "dead_letters",
+}
+"""Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {
     GROUP_ALIVE: (
-        "The group has a member, or nothing to read and a last live run that was fine. Fails on a run that "
-        "is in progress and no member, and when records wait and the group has no member."
+        "The group has a member, or there is nothing to read and the last live run was fine. Fails if a "
+        "run is in progress and no member, or if records wait and the group has no member."
     ),
-    LAG: (
-        "Offsets that the live lane has still to read, at most max_lag; none behind a transaction that hangs."
-    ),
+    LAG: ("The live lane has at most max_lag offsets to read, and none behind a hanging transaction."),
     RETENTION: (
-        "The broker deletes no unread or pending records, and will not soon: none are in the oldest tenth "
-        "of a log that retention has begun to delete."
+        "The broker deletes no unread or pending records. Warns if some are in the oldest tenth of a "
+        "log that retention has begun to delete."
     ),
     EXACT: (
         "Every committed offset is in the table, pending as crash lag, or reported as lost. Compares the "
         "group's commits with the table's snapshots."
     ),
-    CRASH_LAG_AGE: "How long Dagster has known of the oldest pending range, at most "
-    "max_age_seconds of CrashLag.",
-    DEAD_LETTERS: "No record that the transform could not process is pending.",
+    CRASH_LAG_AGE: "Dagster has known the oldest pending range for at most max_age_seconds of CrashLag.",
+    DEAD_LETTERS: "No dead letter is pending: a record that the transform could not process.",
     FRESHNESS: (
         "The table is within the limits of sla. They are for the ages of the oldest unread record and of the "
         "oldest record that is not in the table."
@@ -120,14 +125,14 @@ class GroupChecks:
             specs=self.specs,
             can_subset=True,
             required_resource_keys={kafka_resource_key, *([spark_resource_key] if self.table else [])},
-            description=f"Looks at consumer group {self.group_id} as the sensor does; changes nothing.",
+            description=f"Checks consumer group {self.group_id} as the sensor does; changes nothing.",
         )
         def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
             cluster = getattr(context.resources, kafka_resource_key).cluster()
             table = TableLedgerReader.from_resources(
                 self.table, context.resources, spark_resource_key, connect_seconds=_CONNECT_SECONDS
             )
-            with storage_errors("a run of checks writes and commits none, and it has judged nothing"):
+            with storage_errors("a run of checks writes and commits none, and no check was evaluated"):
                 judged = self._evaluate_now(cluster, context.instance, table)
             for evaluated in judged:
                 if (
@@ -185,8 +190,7 @@ class GroupChecks:
             return False
         seen = observed.snapshot.partitions
         verdict = judge_freshness(seen, self._timestamps.known(seen), self.sla, 1000 * now)
-        is_stored_fine = outcomes[-1] == PASSED
-        return verdict.severity is not Severity.WARNING and is_stored_fine is not (
+        return verdict.severity is not Severity.WARNING and _was_fresh(outcomes) is not (
             verdict.severity is Severity.FINE
         )
 
@@ -194,7 +198,7 @@ class GroupChecks:
         """Return whether Dagster shows another freshness than the cursor: a failed tick has stored it."""
         if not self.sla.is_set or not outcomes:
             return False
-        return self._is_stored_fresh(instance) is not (outcomes[-1] == PASSED)
+        return self._is_stored_fresh(instance) is not _was_fresh(outcomes)
 
     def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
         """Store that the freshness is unknown, once, because a tick that fails evaluates no check.
@@ -284,7 +288,7 @@ class GroupChecks:
             verdicts[DEAD_LETTERS] = health.dead_letters_waiting(
                 letters, table.unavailable_reason if table and observed.pending else ""
             )
-        if self.sla.is_set:  # the last one: has_freshness_changed reads the last letter
+        if self.sla.is_set:
             verdicts[FRESHNESS] = judge_freshness(seen.partitions, timestamps_ms or {}, self.sla, 1000 * now)
         return [self._evaluation(name, verdict, observed) for name, verdict in verdicts.items()]
 
@@ -323,15 +327,29 @@ class GroupChecks:
             if verdict.severity is Severity.ERROR
             else dg.AssetCheckSeverity.WARN,
             description=verdict.message,
-            metadata={"group": self.group_id, **verdict.numbers, **(last if name == GROUP_ALIVE else {})},
+            metadata={
+                "group": self.group_id,
+                **{name: _shown(name, number) for name, number in verdict.numbers.items()},
+                **(last if name == GROUP_ALIVE else {}),
+            },
         )
 
     def _asset_of(self, name: str) -> dg.AssetKey:
         return self.crash_lag if name == CRASH_LAG_AGE else self.live
 
 
+def _shown(name: str, number: float | str) -> int | float | str:
+    """Return a number as it is if Dagster plots it, else as text."""
+    return number if isinstance(number, str) or name in _PLOTTED else f"{number:,}"
+
+
 def _started_at(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
+
+
+def _was_fresh(outcomes: str) -> bool:
+    """Return whether the freshness passed in the outcomes of the cursor."""
+    return f"{FRESHNESS} passed" in outcomes
 
 
 def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float) -> bool:
@@ -351,7 +369,7 @@ def changed_evaluations(
 
     Args:
         evaluated: all checks now.
-        stored: outcomes that were stored last, one letter each.
+        stored: outcomes that were stored last.
         stored_at: time of that.
         now: current time, on the clock of ``stored_at``.
         must_repeat: whether Dagster shows none of the stored results.
@@ -359,6 +377,6 @@ def changed_evaluations(
     Returns:
         The evaluations to store, and the new values of ``stored`` and ``stored_at``.
     """
-    outcomes = "".join(PASSED if e.passed else e.severity.value[0] for e in evaluated)
+    outcomes = ", ".join(f"{e.check_name} {'passed' if e.passed else e.severity.value}" for e in evaluated)
     is_news = must_repeat or outcomes != stored or now - stored_at >= _REPEAT_SECONDS
     return (evaluated, outcomes, now) if is_news else ((), stored, stored_at)

@@ -1,13 +1,15 @@
 """Encode the group sensor's memory between ticks as Dagster's cursor.
 
-Contains only what was already reported; each tick reads everything else again.
+It contains only the facts that were reported; each tick reads everything else again. The sensor's page shows
+it, so its times are texts such as ``2026-11-27T20:50:28.658Z``. Times of earlier versions are numbers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, PlainSerializer, ValidationError
 
 from kafka_liveness_dagster.core.departures import GroupState  # noqa: TC001 - pydantic reads it
 from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, SeenMember, SensorMemory
@@ -18,6 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import dagster as dg
+
+
+def _time_as_text(moment: float | None) -> str | None:
+    if moment is None:
+        return None
+    digits = "seconds" if moment == int(moment) else "milliseconds"
+    return (
+        f"{datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec=digits).removesuffix('+00:00')}Z"
+    )
+
+
+def _parsed_time(stored: Any) -> Any:
+    """Return a stored time in seconds since the epoch, and anything else as it is."""
+    if not isinstance(stored, str):
+        return stored
+    return datetime.fromisoformat(f"{stored.removesuffix('Z')}+00:00").timestamp()
+
+
+_AS_TEXT = PlainSerializer(_time_as_text, when_used="json")
+_Time = Annotated[float, BeforeValidator(_parsed_time), _AS_TEXT]
 
 
 class WindowProgress(NamedTuple):
@@ -49,7 +71,7 @@ class GroupCursor(BaseModel, frozen=True):
         observed_at: time of the last observation on the topic's asset, in seconds since the epoch.
         started_at: begin of this memory, 0 before the first tick; run keys contain it with ``event_count``.
         event_count: number of reported events.
-        check_outcomes: outcomes of the checks that were stored last, one letter each.
+        check_outcomes: outcomes of the checks that were stored last, such as ``lag passed, retention WARN``.
         checks_stored_at: time of that, in seconds since the epoch.
         checked_materialization: storage id of the last materialization before that.
         pending_hash: hash of the pending ranges whose partitions were last read from Dagster; 0 for none.
@@ -63,28 +85,28 @@ class GroupCursor(BaseModel, frozen=True):
         reported_departures: runs of each reason, by its code, separated by blanks.
     """
 
-    observed_at: float = 0.0
-    started_at: int = 0
+    observed_at: _Time = 0.0
+    started_at: Annotated[int, BeforeValidator(_parsed_time), _AS_TEXT] = 0
     event_count: int = 0
     check_outcomes: str = ""
-    checks_stored_at: float = 0.0
+    checks_stored_at: _Time = 0.0
     checked_materialization: int = 0
     pending_hash: int = 0
-    windows_done_until: float = 0.0
-    windows_watched_since: float = 0.0
+    windows_done_until: _Time = 0.0
+    windows_watched_since: _Time = 0.0
     last_late_event: int = 0
     windows_identity: str = ""
-    first_window_start: float = 0.0
+    first_window_start: _Time = 0.0
     group_state: GroupState | None = None
     member_runs: dict[str, str] = {}
     other_instance_runs: dict[str, str] = {}
     external_members: dict[str, str] = {}
     reported_departures: dict[str, str] = {}
     assignment_hash: str = ""
-    rebalancing_since: float | None = None
+    rebalancing_since: Annotated[float | None, BeforeValidator(_parsed_time), _AS_TEXT] = None
     absent_runs: dict[str, tuple[int, int, int | None, bool]] = {}
     forgotten_ranges: tuple[str, ...] = ()
-    last_tick_at: float = 0.0
+    last_tick_at: _Time = 0.0
 
     @property
     def memory(self) -> SensorMemory | None:
@@ -160,7 +182,7 @@ class GroupCursor(BaseModel, frozen=True):
             return cls()
 
     def as_of(self, now: float) -> GroupCursor:
-        """Return the cursor for the current clock; after it was set back, no stored time is in the future."""
+        """Return the cursor for the current clock; no stored time is in the future if it was turned back."""
         if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # times are rounded
             return self
         since = self.rebalancing_since

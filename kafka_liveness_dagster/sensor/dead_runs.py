@@ -6,8 +6,8 @@ its host. It observes the group when one of them has ended, or shortly before th
 interval of observations is the same as without the watch.
 
 A waiting tick occupies a thread of the daemon and one of the code server. So it waits only if the daemon has
-threads (``sensors: {use_threads: true}``), and only a few ticks wait at once, which leaves threads for the
-other sensors of the code location. Never ends a run whose end is not certain, unless the settings say so.
+threads (``sensors: {use_threads: true}``). Only a few ticks wait at once, which leaves threads for the other
+sensors of the code location. Never ends a run whose end is not certain, unless the settings say so.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class OrphanedRuns:
                 try:
                     ended |= _end_run(instance, self.observed.run_of_mark(mark), why)
                 except Exception:  # the next tick retries; the successor must not wait for that
-                    log.exception("could not report to Dagster that run %s is over", mark)
+                    log.exception("Could not report to Dagster that run %s is over", mark)
         return ended
 
 
@@ -134,8 +134,8 @@ def wait_for_process_exit(
 ) -> bool:
     """Watch a group's live runs that work on this host, until a process ends or the time is over.
 
-    Does nothing if no process is known to be on this host, the daemon has too few threads, the system has no
-    pidfd (only Linux has it), or two other ticks of this code server are waiting.
+    Does nothing if no process is known to be on this host, or if the daemon has too few threads. The same if
+    the system has no pidfd (only Linux has it), or if two other ticks of this code server are waiting.
 
     Args:
         instance: Dagster instance, with the runs and the daemon's settings.

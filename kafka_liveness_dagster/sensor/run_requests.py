@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.orphaned_runs import (
     should_start_live_run,
 )
 from kafka_liveness_dagster.core.run_ids import short_run_id
-from kafka_liveness_dagster.metadata import describe_departures
+from kafka_liveness_dagster.metadata import describe_departures, format_count
 from kafka_liveness_dagster.runs.tags import (
     CAUSE_LAG,
     CAUSE_RUN_TAG,
@@ -74,9 +74,9 @@ class EventHook:
             try:
                 requests += self._requested(event, key)
             except Exception as error:
-                log.exception("on_event of %s failed, nothing was requested for: %s", self.sensor_name, event)
+                log.exception("on_event of %s failed. No run was requested for: %s", self.sensor_name, event)
                 failed.append(
-                    f"on_event failed with {type(error).__name__}, nothing was requested for: {event}"
+                    f"on_event failed with {type(error).__name__}. No run was requested for: {event}"
                 )
         return requests, failed
 
@@ -141,15 +141,14 @@ class RunRequests:
                 tags[CAUSE_RUN_TAG] = causes[0]
             return [dg.RunRequest(job_name=self.live_job_name, tags=tags)], ""
         lag = sum(p.lag for p in seen.partitions)
-        pending = sum(p.pending_offsets for p in seen.partitions)
-        why = "nothing to read"
+        pending = format_count(sum(p.pending_offsets for p in seen.partitions), "offset")
+        why = "all records are read"
         if wanted:
-            why = f"waiting after {failures} failures in a row"
+            why = f"the last {format_count(failures, 'live run')} failed, so the next one starts later"
         elif in_progress:
             queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in observed.live_in_progress)
-            of_queue = f", {queued} of them waiting in Dagster's queue" if queued else ""
-            why = f"{in_progress} of {self.max_live_runs} already in progress{of_queue}"
-        return [], f"no live run: {why}; lag {lag:,}, {pending:,} offsets pending"
+            why = _in_progress(in_progress, queued, self.max_live_runs)
+        return [], f"Nothing to start: {why}; lag {lag:,}, {pending} pending"
 
     def catch_up_run(
         self,
@@ -191,6 +190,23 @@ class RunRequests:
         return _without_orphaned((run.run_id for run in runs if is_active_in_lane(run)), ghosts)
 
 
+def _in_progress(count: int, queued: int, max_live_runs: int) -> str:
+    """Return how many live runs are in progress, and how many of these wait in Dagster's queue.
+
+    >>> _in_progress(1, queued=0, max_live_runs=1)
+    'the live run is in progress'
+    >>> _in_progress(1, queued=1, max_live_runs=1)
+    "the live run is in Dagster's queue"
+    >>> _in_progress(2, queued=1, max_live_runs=3)
+    "2 of at most 3 live runs are in progress, 1 of these in Dagster's queue"
+    """
+    if max_live_runs == 1 == count:
+        return "the live run is in Dagster's queue" if queued else "the live run is in progress"
+    are = "live run is" if max_live_runs == 1 else "live runs are"
+    of_queue = f", {queued} of these in Dagster's queue" if queued else ""
+    return f"{count} of at most {max_live_runs} {are} in progress{of_queue}"
+
+
 def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
     return sum(short_run_id(run_id) not in ghosts for run_id in run_ids)
 
@@ -198,7 +214,7 @@ def _without_orphaned(run_ids: Iterable[str], ghosts: Collection[str]) -> int:
 def _restart_delay(records: Sequence[dg.RunRecord], now: float) -> tuple[int, bool]:
     """Return how many of the newest runs failed in a row, and whether the next one must wait."""
     failed = _failed_in_a_row(records)
-    # The absolute value, because a failed run may have a later time after the clock was set back
+    # The absolute value, because a failed run may have a later time after the clock was turned back
     since = abs(now - (failed[0].end_time or now)) if failed else 0.0
     return len(failed), since < restart_delay_seconds(len(failed))
 

@@ -39,8 +39,9 @@ from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
 from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.sensor.checks import GroupChecks
     from kafka_liveness_dagster.settings.windows import Windows
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 OBSERVE_INTERVAL_SECONDS = 60.0
 """Shortest time between two observations of the topic."""
 _SKIP_MESSAGE = (
-    "a sensor writes and commits none. This tick started no run and added no partition; the next one goes "
-    "on from the same cursor"
+    "a sensor writes and commits none. This tick started no run and added no partition; the next tick "
+    "continues from the same cursor"
 )
 
 
@@ -117,7 +118,7 @@ def build_group_sensor(
         default_status=sensor.default_status,
         required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
         description=(
-            f"Watches consumer group {group_id}: starts live runs, and makes pending ranges partitions."
+            f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
         ),
     )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -284,7 +285,7 @@ class _Tick:
         is_less_forgotten = cursor.forgotten_ranges != self._memory.forgotten_ranges
         self._reports = bool(self._events) or self._is_due or is_less_forgotten
         for line in observed.external_commit_lines if self._reports else ():
-            self._log.warning("group %s: %s", sensor.group_id, line)
+            self._log.warning("Group %s: %s", sensor.group_id, line)
         self._event_runs, self._failed_hooks = sensor.event_hook.call(self._events, cursor, self._log)
 
     def _end_orphaned_runs(self) -> None:
@@ -349,7 +350,7 @@ class _Tick:
         table = self._table
         if windows is None or table is None:
             return
-        cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not asked")
+        cannot_tell = table.unavailable_reason or ("" if table.was_read else "it was not read")
         cannot_tell = cannot_tell or ("" if table.exists else f"{table.target} does not exist yet")
         self._windows = windows.materialize_complete(
             self._cluster,
@@ -402,14 +403,26 @@ class _Tick:
             if self._reports
             else ()
         )
+        keys = not_yet_materialized(self._instance, sensor.crash_lag.key, self._new_keys)
         of_crash_lag = crash_lag_observations(
             self._instance,
             sensor.crash_lag.key,
             sensor.group_id,
-            keys=not_yet_materialized(self._instance, sensor.crash_lag.key, self._new_keys),
+            keys=keys,
             observed=self._observed,
+            event_times=self._event_times([parse_key(key) for key in keys]),
         )
         return [*of_topics, *self._windows.events, *of_crash_lag, *self._evaluations]
+
+    def _event_times(self, ranges: Sequence[OffsetRange]) -> Mapping[OffsetRange, tuple[float, float]]:
+        """Read the event times of new crash lag; none if the broker fails, because the tick must not fail."""
+        from kafka_liveness_dagster.kafka.timestamps import event_times  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        try:
+            return event_times(self._cluster, self._sensor.group_id, ranges)
+        except KafkaLivenessError as error:
+            self._log.warning("Event times of new crash lag are unknown: %s", error)
+            return {}
 
     def _next_cursor(self) -> GroupCursor:
         cursor = self._cursor
@@ -451,4 +464,4 @@ class _Tick:
 
 
 def _foreign_keys_warning(stray: Sequence[str]) -> str:
-    return f"; not crash lag partitions, delete them: {', '.join(stray[:3])}" if stray else ""
+    return f"; delete the partitions that are not crash lag: {', '.join(stray[:3])}" if stray else ""

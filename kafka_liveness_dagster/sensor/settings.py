@@ -35,10 +35,10 @@ class SensorSettings(ValidatedSettings):
     def contradictions(self) -> Iterator[str]:
         """Yield a message for a limit without a check, and for windows without a table."""
         if self.windows is not None and self.table is None:
-            yield f"windows of sensor {self.name} need the table whose rows they are told of: give table too"
+            yield f"windows of sensor {self.name} need the table that has their rows: set table"
         most = self.sensor.max_lag
         if most is not None and (self.checks is None or self.checks.max_lag != most):
             yield (
-                f"max_lag of sensor means nothing to sensor {self.name}, its checks know it: leave "
+                f"max_lag of sensor {self.name} would not be used, because its checks set it: leave "
                 f"max_lag={most} out"
             )

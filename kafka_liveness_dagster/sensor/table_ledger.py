@@ -87,7 +87,7 @@ class TableLedgerReader:
         except KafkaLivenessError as error:
             self.unavailable_reason = str(error)
         except Exception as error:  # noqa: BLE001 - of Spark or its transport: the look goes on without the table
-            self.unavailable_reason = self._dead_reason() or f"Spark says {summary_line(error)[:200]}"
+            self.unavailable_reason = self._dead_reason() or f"Spark failed with {summary_line(error)[:200]}"
             self._drop_session()
         return None
 
@@ -109,7 +109,7 @@ class TableLedgerReader:
 
         session = self._session()
         with connection_of(session).abort_after(
-            QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"
+            QUERY_TIMEOUT_SECONDS, f"waiting for the dead letters of {self.target}"
         ):
             return DeadLetterTable.of_table(session, self.target).pending(pending)
 
@@ -131,7 +131,7 @@ class TableLedgerReader:
 
         remote = self.spark.running_address()
         if remote is None:
-            raise SparkUnreachableError("the embedded Spark does not run; `kafka-liveness up` starts it")
+            raise SparkUnreachableError("the embedded Spark does not run. Fix: run `kafka-liveness up`")
         until, waited, why = _retry_at.get(remote, (0.0, 0.0, ""))
         if time.monotonic() < until and waited >= self.connect_seconds:  # a longer limit may retry
             raise SparkUnreachableError(why)

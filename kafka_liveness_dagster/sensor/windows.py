@@ -117,7 +117,7 @@ class WindowMaterializer:
                 if not has_records(
                     observed.snapshot.partitions, {tp: one.log_end for tp, one in observed.partitions.items()}
                 ):
-                    said = "the first record is waited for"
+                    said = "waiting for the first record"
                     break
                 told_to = first = self._first_begin(cluster, observed, window, now=now)
                 due = deque(self._due_windows(told_to, now))
@@ -136,11 +136,11 @@ class WindowMaterializer:
             f"windows before {_format_time(first)} are not marked complete: the group's first record is later"
             if first
             else "",
-            f"{unknown:,} windows up to there are not marked complete: the group had not all of them"
+            f"{unknown:,} windows up to there are not marked complete: the group did not have all of them"
             if unknown
             else "",
             said,
-            f"late records are waited for in {join_some(waiting)}" if waiting else "",
+            f"waiting for late records in {join_some(waiting)}" if waiting else "",
         ]
         said = "; ".join(filter(None, words))
         return WindowProgress(
@@ -250,7 +250,7 @@ class WindowMaterializer:
         return dg.AssetMaterialization(
             self.windows.key,
             partition=key,
-            description="marked complete again: late records came",
+            description="marked complete again: late records arrived",
             metadata={**before.metadata, LATE_RECORDS: late.asset_observation.metadata[LATE_RECORDS]},
         )
 

@@ -1,1 +1,1 @@
-"""Every setting: of which kind, with which words, and how what was declared is held against it."""
+"""Settings of assets, consumers and resources: their types, their checks and their errors."""

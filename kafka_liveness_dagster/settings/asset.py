@@ -1,7 +1,7 @@
-"""What was declared of a Kafka asset, or of a resource, and could a run work with it? Builds nothing.
+"""Declare and check the settings of a Kafka asset and of the resources. Builds nothing.
 
-Each setting is a line here, with its kind. The words are explained where they are given: :func:`kafka_asset`
-and its ``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
+Each setting is one line here, with its type. Its meaning is documented where users set it:
+:func:`kafka_asset` and its ``groups``, :class:`KafkaLivenessResource`, :class:`SparkConnectResource`.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
@@ -85,38 +85,40 @@ class KafkaAssetSettings(ValidatedSettings):
     resources: Annotated[ResourceKeys, types.INSTANCE]
     group_name: types.GroupName | None
     arguments: dict[str, Any]
-    """What ``dg.asset`` takes too: see :class:`AssetArguments`."""
+    """Arguments that ``dg.asset`` accepts too: see :class:`AssetArguments`."""
 
     def contradictions(self) -> Iterator[str]:
-        """What no run could work with, although each setting alone is as it should be."""
+        """Yield an error for each combination of valid settings that no run can work with."""
         if (self.table is None) == (self.sink is None):
             yield (
-                f"asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink: "
-                "give one, table='catalog.namespace.table' for Iceberg or sink=… for a sink of your own"
+                f"Asset {self.name} has {'neither' if self.sink is None else 'both'} of table and sink. "
+                "Fix: set one of them, table='catalog.namespace.table' for Iceberg, or sink=… for a custom "
+                "sink"
             )
         if self.sink is not None:
             yield from self._sink_contradictions()
         yield from self._window_contradictions()
         if found := refused_new_table_properties(self.layout):
             yield (
-                f"asset {self.name} has table_properties of iceberg that batches cannot be written with: "
-                f"{describe_refused(found)}. Fix: "
+                f"Asset {self.name} has table_properties of iceberg that batches cannot be written with: "
+                f"{describe_refused(found)}. Fix: set "
                 f"table_properties={{{format_set_properties(found).replace('=', ': ')}}}, or leave them out"
             )
         if self.membership.group_instance_id is not None and self.sensor.max_live_runs > 1:
             yield (
-                f"asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: "
-                "each would put the other out of the group. Leave group_instance_id of membership out, or "
-                "max_live_runs of sensor at 1"
+                f"Asset {self.name} has one group_instance_id for {self.sensor.max_live_runs} live runs: "
+                "they would remove each other from the group. Fix: leave group_instance_id of membership "
+                "out, or set max_live_runs of sensor to 1"
             )
         if self.resources.kafka == self.resources.spark:
             yield (
                 f"resources.kafka and resources.spark of asset {self.name} are both "
-                f"{self.resources.kafka!r}: one resource cannot be both"
+                f"{self.resources.kafka!r}. Fix: give each of the two resources its own key"
             )
         if wrong := [*refused_arguments(self.arguments)]:
             yield from (
-                f"{name} of asset {self.name} is {value}: Dagster says: {why}" for name, value, why in wrong
+                f"{name} of asset {self.name} is {value}. Dagster refuses it: {why}"
+                for name, value, why in wrong
             )
             return
         try:
@@ -129,78 +131,81 @@ class KafkaAssetSettings(ValidatedSettings):
         ]
         if twice := [job.name for job in self.sensor.event_jobs if job.name in own]:
             its = " and ".join(twice)
-            yield f"sensor.event_jobs of asset {self.name} has {its}, as its own jobs are called: rename it"
+            yield (
+                f"sensor.event_jobs of asset {self.name} has {its}, a name of the asset's own jobs. Fix: "
+                "rename the job"
+            )
 
     def _window_contradictions(self) -> Iterator[str]:
         if self.complete_every is None and (changed := self.completeness.non_defaults()):
             yield (
-                f"asset {self.name} has {', '.join(changed)} of completeness, and no window to be complete: "
-                "give complete_every='1h' too, or leave it out"
+                f"Asset {self.name} has {', '.join(changed)} of completeness, but no complete_every. Fix: "
+                "set complete_every='1h' too, or leave completeness out"
             )
         if self.complete_every is not None and self.completeness.start is None:
             yield (
-                f"asset {self.name} has complete_every={self.complete_every!r} and no first window: give "
-                "completeness=kl.Completeness(start='2026-11-01')"
+                f"Asset {self.name} has complete_every={self.complete_every!r}, but no first window. Fix: "
+                "set completeness=kl.Completeness(start='2026-11-01')"
             )
 
     def _sink_contradictions(self) -> Iterator[str]:
-        """What a sink of the user's own cannot be told."""
+        """Yield an error for each setting that a custom sink does not support."""
         if self.max_in_flight > 1:
             yield (
-                f"asset {self.name} has a sink of its own, which is called with one batch at a time: leave "
+                f"Asset {self.name} has a custom sink, which is called with one batch at a time. Fix: leave "
                 f"in_flight={self.batching.in_flight} of batching out"
             )
         if self.batching.on_bad_record == "dead_letter":
             yield (
-                f"asset {self.name} has a sink of its own, and no table beside which dead letters could be "
-                "kept: leave on_bad_record='dead_letter' of batching out"
+                f"Asset {self.name} has a custom sink, but dead letters need a table. Fix: leave "
+                "on_bad_record='dead_letter' of batching out"
             )
         if self.complete_every is not None:
             yield (
-                f"asset {self.name} has a sink of its own: nobody could say what of a window it has. Leave "
-                f"complete_every={self.complete_every!r} out"
+                f"Asset {self.name} has a custom sink, but only a table can show that a window is complete. "
+                f"Fix: leave complete_every={self.complete_every!r} out"
             )
         for group in ("iceberg", "maintenance"):
             if changed := getattr(self, group).non_defaults():
                 known = ", ".join(changed)
                 yield (
-                    f"asset {self.name} has a sink of its own, which knows no {known} of {group}: leave it "
-                    "out"
+                    f"Asset {self.name} has a custom sink, but {known} of {group} are for a table. Fix: "
+                    "leave them out"
                 )
 
     @property
     def target(self) -> str:
-        """Where the rows go: the table's name, or the sink's."""
+        """The name of the table or of the sink."""
         return self.table or sink_name(self.sink)
 
     @property
     def key(self) -> dg.AssetKey:
-        """Of the live asset."""
+        """The key of the live asset."""
         return dg.AssetKey([*key_prefix_of(self.arguments), self.name])
 
     @property
     def crash_lag_key(self) -> dg.AssetKey:
-        """Of the asset whose partitions are the pending ranges."""
+        """The key of the asset with the pending ranges as its partitions."""
         return dg.AssetKey([*key_prefix_of(self.arguments), f"{self.name}_crash_lag"])
 
     @property
     def partitioned_keys(self) -> list[dg.AssetKey]:
-        """Of its assets that process the partitions which a run selects."""
+        """The keys of the assets that process the partitions of a run."""
         return [self.crash_lag_key, *([self.windows.key] if self.windows else [])]
 
     @property
     def identifier(self) -> str:
-        """What jobs, the sensor and the like are named after: the live asset's key in one word."""
+        """The live asset's key as one word; jobs, the sensor and the pool are named after it."""
         return self.key.to_python_identifier()
 
     @property
     def transform_signature(self) -> TransformSignature:
-        """What the transform asks for beside its batch."""
+        """The parameters of the transform besides its batch."""
         return signature_of(self.transform, tuple(self.arguments.get("ins", ())))
 
     @property
     def windows(self) -> Windows | None:
-        """The windows of time that are told complete; None where none are."""
+        """The windows of time that the sensor marks as complete; None without ``complete_every``."""
         start = self.completeness.start
         told = self.completeness
         if self.complete_every is None or start is None:
@@ -217,24 +222,24 @@ class KafkaAssetSettings(ValidatedSettings):
 
     @property
     def layout(self) -> TableLayout:
-        """How the table is laid out and committed to."""
+        """The layout of the table, and the kind of its commits."""
         return TableLayout(**dict(self.iceberg))
 
     @property
     def source_options(self) -> dict[str, str]:
-        """Of Spark's Kafka source."""
+        """The options of Spark's Kafka source."""
         return {"includeHeaders": "true"} if self.include_headers else {}
 
     @property
     def max_records(self) -> int:
-        """How many offsets no batch exceeds."""
+        """The largest number of offsets of a batch."""
         return AUTO_MAX_OFFSETS if self.max_poll_records == "auto" else self.max_poll_records
 
     @property
     def max_in_flight(self) -> int:
-        """How many batches are written at a time.
+        """The number of batches that are written at a time.
 
-        A user's sink is called in the run's thread, so with one.
+        It is 1 for a custom sink, because the run's own thread calls the sink.
         """
         if self.batching.in_flight is None:
             return DEFAULT_IN_FLIGHT if self.sink is None else 1
@@ -242,7 +247,7 @@ class KafkaAssetSettings(ValidatedSettings):
 
 
 class KafkaResourceSettings(ValidatedSettings):
-    """The fields of :class:`KafkaLivenessResource`; texts may be environment variables."""
+    """The fields of :class:`KafkaLivenessResource`. A text may be an environment variable."""
 
     title: ClassVar[str] = "KafkaLivenessResource"
 
@@ -269,7 +274,7 @@ class KafkaResourceSettings(ValidatedSettings):
     extra: types.Extra = Field(repr=False)
 
     def contradictions(self) -> Iterator[str]:
-        """What the fields say against each other; what a variable holds is known in a run."""
+        """Yield an error for each contradiction. The value of a variable is known only in a run."""
         yield from refused_settings(self.extra)
         given = {name: getattr(self, name) for name in SETTING_NAMES}
         variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
@@ -282,6 +287,6 @@ class SparkResourceSettings(ValidatedSettings):
 
     title: ClassVar[str] = "SparkConnectResource"
 
-    remote: types.Remote = Field(repr=False)  # it carries the token
+    remote: types.Remote = Field(repr=False)  # the address may contain the token
     ui_url: types.Url | None
     connect_timeout_seconds: types.Budget

@@ -1,6 +1,6 @@
-"""What of ``dg.asset`` may be said of a Kafka asset, too?
+"""Accept arguments of ``dg.asset`` for a Kafka asset, with Dagster's names and types.
 
-By Dagster's names, of Dagster's types, judged by Dagster.
+Never validates a value itself: Dagster checks each of them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class AssetArguments(TypedDict, total=False):
     """Arguments of ``dg.asset``, for both the live and the crash lag asset unless stated otherwise.
 
     Attributes:
-        key_prefix: of both assets; their jobs, sensor and pool are named after the whole key,
+        key_prefix: prefix of both assets' keys; their jobs, sensor and pool are named after the whole key,
             ``eu__orders_job``.
-        description: of the live asset; the transform's docstring unless given.
+        description: description of the live asset; by default the transform's docstring.
         owners: users by e-mail, teams as ``team:name``.
-        tags: to search and to filter by.
-        metadata: beside ours, which stay.
-        kinds: beside kafka, spark and iceberg.
-        deps: assets that the transform reads by itself, beside the topics.
-        ins: how further parameters of the transform are loaded from other assets.
-        automation_condition: of the live asset, beside the sensor, which starts its runs anyway.
-        freshness_policy: of the live asset, which is materialized while it is at work.
-        code_version: of the transform.
-        retry_policy: of a run that fails; the sensor starts another one anyway.
-        op_tags: of the op, ``kafka_liveness/max_batch_seconds`` for one.
-        pool: of the live asset; the crash lag asset has one of its own.
-        hooks: on the success or failure of either asset's op.
-        run_tags: of the runs that the sensor starts.
+        tags: tags to search and to filter by.
+        metadata: metadata in addition to this package's own, which cannot be replaced.
+        kinds: kinds in addition to kafka, spark and iceberg.
+        deps: assets that the transform reads by itself, in addition to the topics.
+        ins: source of each further parameter of the transform that is loaded from another asset.
+        automation_condition: condition of the live asset; the sensor starts its runs in any case.
+        freshness_policy: policy of the live asset, which is materialized during its run.
+        code_version: version of the transform.
+        retry_policy: policy for a failed run; the sensor starts another run in any case.
+        op_tags: tags of the op, such as ``kafka_liveness/max_batch_seconds``.
+        pool: pool of the live asset; the crash lag asset has its own.
+        hooks: hooks for the success or failure of either asset's op.
+        run_tags: tags of the runs that the sensor starts.
     """
 
     key_prefix: str | Sequence[str]
@@ -63,31 +63,31 @@ JOB_ARGUMENTS = frozenset({"run_tags"})
 
 
 def key_prefix_of(arguments: Mapping[str, Any]) -> list[str]:
-    """The parts of the key before its name."""
+    """Return the parts of the asset key before the name."""
     given = arguments.get("key_prefix") or []
     return [given] if isinstance(given, str) else list(given)
 
 
 def refused_arguments(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Each argument that Dagster does not take: its name, its value, and what Dagster says."""
+    """Yield the name, the value and Dagster's error of each argument that Dagster refuses."""
     for name, value in arguments.items():
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 _try_argument(name, value)
-        except Exception as error:  # noqa: BLE001 - Dagster has several kinds, and none in common
+        except Exception as error:  # noqa: BLE001 - Dagster's error classes have no common base
             yield name, display(value), " ".join(str(error).split())
 
 
 def _try_argument(name: str, value: Any) -> None:
-    """Let Dagster have a look at one argument."""
+    """Build a Dagster definition with one argument; Dagster's error passes through."""
     if name in JOB_ARGUMENTS:
         dg.define_asset_job("tried", tags=value)
         return
     if name == "key_prefix":
         dg.AssetKey([*key_prefix_of({name: value}), "tried"]).to_python_identifier()
-    if name == "ins":  # which are parameters of the transform, the asset says
+    if name == "ins":  # ``signature_of`` checks that the transform has these parameters
         if not all(isinstance(one, dg.AssetIn) for one in dict(value).values()):
-            raise TypeError("wanted a dg.AssetIn for each parameter of the transform")
+            raise TypeError("it needs a dg.AssetIn for each parameter of the transform")
         return
     dg.asset(name="tried", **{name: value})(lambda: None)

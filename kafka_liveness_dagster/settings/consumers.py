@@ -1,4 +1,4 @@
-"""What was declared of one consumer, of either lane, and could it work with it? Builds nothing."""
+"""Declare and check the settings of one consumer of either lane. Builds nothing."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
@@ -12,7 +12,7 @@ from kafka_liveness_dagster.settings.validation import ValidatedSettings
 
 
 class ConsumerSettings(ValidatedSettings):
-    """The settings of one consumer of the live lane, those of :meth:`KafkaLivenessResource.consumer`."""
+    """The settings of a consumer of the live lane: see :meth:`KafkaLivenessResource.consumer`."""
 
     title: ClassVar[str] = "the consumer of group"
     name_field: ClassVar[str] = "group_id"
@@ -33,7 +33,7 @@ class ConsumerSettings(ValidatedSettings):
 
 
 class CatchUpSettings(ValidatedSettings):
-    """The settings of one consumer of the catch-up lane, those of :meth:`KafkaLivenessResource.catch_up`."""
+    """The settings of a consumer of the catch-up lane: see :meth:`KafkaLivenessResource.catch_up`."""
 
     title: ClassVar[str] = "the catch-up of group"
     name_field: ClassVar[str] = "group_id"
@@ -47,9 +47,10 @@ class CatchUpSettings(ValidatedSettings):
     offsets: Annotated[Offsets, types.INSTANCE]
 
     def contradictions(self) -> Iterator[str]:
-        """What no run could work with, although each setting alone is as it should be."""
+        """Yield an error for each combination of valid settings that no run can work with."""
         if strange := [one for one in self.reprocess if one not in self.ranges]:
             named = join_some(strange)
             yield (
-                f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges does not have"
+                f"reprocess of the catch-up of group {self.group_id} has {named}, which ranges lacks. Fix: "
+                "add the same ranges to ranges"
             )

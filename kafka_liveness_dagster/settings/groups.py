@@ -1,7 +1,7 @@
-"""Groups of settings that belong together: small objects with their own fields and defaults.
+"""Declare the groups of settings: small objects with their own fields and defaults.
 
-Each is written once, and here. ``kafka_asset``, the sections of the component's YAML,
-``KafkaLivenessResource.consumer`` and ``build_group_sensor`` all take these same objects. A docstring below a
+``kafka_asset``, the sections of the component's YAML, ``KafkaLivenessResource.consumer`` and
+``build_group_sensor`` all take these same objects, so no setting is declared twice. The docstring below a
 field is its description, also in the schema that editors read.
 """
 
@@ -25,10 +25,10 @@ from kafka_liveness_dagster.settings.validation import ValidatedSettings
 
 
 class SettingsGroup(ValidatedSettings, dg.Resolvable):
-    """Settings that are declared as one object: each has a default, and may be left out.
+    """Settings that are declared as one object; each has a default, and may be left out.
 
     Raises:
-        InvalidSettingError: with every setting that is wrong, its value, and what was wanted.
+        InvalidSettingError: with every invalid setting, its value and the accepted values.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -41,18 +41,18 @@ class SettingsGroup(ValidatedSettings, dg.Resolvable):
 
     @classmethod
     def model(cls) -> type[BaseModel]:
-        """Dagster asks whether YAML may have it.
+        """Return a model without fields, because Dagster requires one of each class that YAML may contain.
 
-        The component's own section says what of it, and takes templates.
+        The component's own section declares the fields, and accepts templates.
         """
         return BaseModel
 
     @classmethod
     def fields_with_descriptions(cls) -> dict[str, FieldInfo]:
-        """The fields, each with its docstring as its description.
+        """Return the fields, each with its docstring as its description.
 
-        Read from the source, and only for who asks: pydantic's own ``use_attribute_docstrings`` reads it in
-        every run worker, which took a quarter of the package's import.
+        The docstrings are read from the source, and only on a call. Pydantic's ``use_attribute_docstrings``
+        would read them in every run worker, which took a quarter of the package's import.
         """
         told = {
             one.arg_name: cleandoc(one.description or "")
@@ -64,120 +64,122 @@ class SettingsGroup(ValidatedSettings, dg.Resolvable):
         return fields
 
     def non_defaults(self) -> dict[str, Any]:
-        """What is not as it is by default."""
+        """Return the settings that differ from their defaults, by name."""
         fields = type(self).model_fields
         return {name: value for name, value in self if value != fields[name].default}
 
     def subset(self, names: Iterable[str]) -> Self:
-        """The same of these settings, and the defaults of the others: for who takes no others."""
+        """Return these settings, with the defaults of all others, for a caller that accepts no others."""
         return type(self)(**{name: getattr(self, name) for name in names})
 
 
 class Batching(SettingsGroup):
-    """How batches are cut and written."""
+    """Size, order and writes of batches."""
 
     allocation: Literal["fair", "greedy"] = "fair"
-    """``fair`` shares a live batch equally over the partitions, so that none waits for another; in batches of
-    50,000 offsets and more, so in an asset's by default, those whose lag does not fit have their turn in four
-    of them: shares are equal over four batches, not within one. ``greedy`` fills it from one after the other:
-    fewer, longer ranges (KIP-41 has both)."""
+    """``fair`` shares a live batch equally over the partitions, so that none waits for another. In
+    batches of 50,000 offsets or more (an asset's default is 100,000), partitions with too much lag for one
+    batch take turns. Their shares are then equal over four batches, not within one. With ``greedy`` a batch
+    takes from one partition after the other, which gives fewer, longer ranges. KIP-41 has both."""
     commit_interval_seconds: types.Seconds = 0.0
-    """For fewer, larger commits: a record waits at most this long until its batch starts. A full batch
-    (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout. After a crash
-    the waiting records are crash lag."""
+    """Longest time that a record waits until its batch starts; a longer wait gives fewer, larger commits. A
+    full batch (``max_poll_records``) starts at once. The wait is not part of the batch's process timeout.
+    After a crash the waiting records are crash lag."""
     max_batch_bytes: types.Bytes | None = None
-    """What keys and values of a batch may weigh together, as far as the batches before it tell; the first one
-    of a run is small. ``max_poll_records`` bounds it too."""
+    """Limit in bytes for the keys and values of a batch together, estimated from the records of earlier
+    batches. The first batch of a run is small. ``max_poll_records`` limits the batch too."""
     in_flight: types.InFlight | None = None
-    """How many batches are written at a time, 1 or 2: with 2, while Spark writes one, the next is planned and
-    begun, if there is enough data to fill it. Offsets are committed in order all the same. 2 for a table
-    unless set; a ``sink`` of your own is called with one at a time."""
+    """Number of batches that are written at a time, 1 or 2. With 2, the next batch is planned and started
+    while Spark writes one, if there is enough data to fill it. Offsets are still committed in order. The
+    default is 2 for a table. A custom ``sink`` is called with one batch at a time."""
     on_slow_record: Literal["raise", "quarantine"] = "raise"
-    """A batch that exceeds its budget is retried at half its size; with ``enable_parallel_rebalance`` it
-    becomes crash lag, and the catch-up lane halves it. An offset that exceeds the budget alone ends the run
-    with its name (``raise``), or becomes a crash lag partition while the other offsets are processed
+    """A batch that exceeds its run budget is retried at half its size. With ``enable_parallel_rebalance`` it
+    becomes crash lag, and the catch-up lane halves it. An offset that exceeds the run budget alone ends the
+    run with its name (``raise``). Or it becomes a crash lag partition, and the other offsets are processed
     (``quarantine``)."""
     on_bad_record: Literal["raise", "dead_letter"] = "raise"
-    """A record by which the transform fails ends the run (``raise``). Or the batch is halved until such
-    records are found; they are kept in the table ``<table>_dead_letters``, become crash lag partitions, and
-    the other records are processed (``dead_letter``)."""
+    """A record at which the transform fails ends the run (``raise``). Or the batch is halved until such
+    records are found (``dead_letter``). They are kept in the table ``<table>_dead_letters`` and become crash
+    lag partitions, and the other records are processed."""
     max_dead_letters: types.Count = 20
-    """More of them in one batch, beside those that are dead letters already, are the transform's fault: the
-    run ends, and nothing of the batch is passed."""
+    """Largest number of new dead letters in one batch. More of them mean that the transform is at fault: the
+    run ends, and no record of the batch is skipped. Records that are dead letters already do not count."""
 
 
 class CrashLag(SettingsGroup):
-    """Crash lag (KIP-333): when it is left to partitions, and how it is caught up."""
+    """Crash lag (KIP-333): from which size it becomes partitions, and the way to process them."""
 
     min_offsets: types.OffsetCount = 1
-    """With fewer offsets behind, resume in order instead."""
+    """Smallest number of offsets that become crash lag. With fewer the run resumes in order instead."""
     max_ranges: types.Count | None = None
-    """With more pending ranges on a topic's partition, resume in order instead."""
+    """Largest number of pending ranges of one topic partition. With more the run resumes in order instead."""
     auto_catch_up: types.Flag = False
-    """The sensor starts a run for each crash lag partition by itself, one at a time, oldest first."""
+    """Whether the sensor starts a run for each crash lag partition, one at a time, the oldest first."""
     max_age_seconds: types.Seconds | None = None
-    """If a range is pending for longer, the asset check ``crash_lag_age`` warns; without it the check only
-    reports."""
+    """Age in seconds of a pending range above which the asset check ``crash_lag_age`` warns. Without a limit
+    the check only reports."""
     backfill_policy: types.Policy | None = None
-    """Into how many runs Dagster cuts a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n``
-    partitions a run; one run for each stretch of neighbouring partitions unless set."""
+    """Number of runs of a backfill of crash lag: ``dg.BackfillPolicy.multi_run(n)`` for ``n`` partitions per
+    run. By default Dagster starts one run for each stretch of adjacent partitions."""
 
 
 class Offsets(SettingsGroup):
-    """What to do where Kafka's offsets, or the rows of committed ones, are not what they should be."""
+    """Reactions to missing offsets, and to missing rows of committed offsets."""
 
     auto_offset_reset: Literal["earliest", "latest", "error"] = "earliest"
-    """Where to begin while nothing is committed."""
+    """First offset while the group has no committed offset: the oldest, the log end, or none
+    (``error``: the run fails)."""
     on_data_loss: Literal["raise", "write_off"] = "raise"
     """Offsets that expired before they were processed end the run (``raise``), or are written off and
     reported as lost (``write_off``)."""
     on_missing_rows: Literal["raise", "crash_lag"] = "raise"
     """If the table has lost rows of committed offsets (it was dropped, replaced or rolled back), the run ends
     with the ranges (``raise``). Or the ranges that the broker still has become crash lag partitions, and the
-    others are reported as lost (``crash_lag``): roll a table back and backfill it to repair what a transform
-    did."""
+    others are reported as lost (``crash_lag``). So you can repair the rows of a wrong transform: roll the
+    table back, and backfill it."""
 
 
 class Membership(SettingsGroup):
-    """How a live run is a member of its consumer group."""
+    """Membership of a live run in its consumer group."""
 
     liveness: Literal["poll", "progress"] = "poll"
-    """``poll`` as in KIP-62: a rebalance waits for the open batch, at most its process timeout. ``progress``:
-    rebalances are answered while Spark works, and the process timeout begins again with every finished Spark
-    task."""
+    """``poll``, as in KIP-62: a rebalance waits for the open batch, at most for its process timeout. With
+    ``progress`` the member takes part in rebalances while Spark works, and each finished Spark task restarts
+    the process timeout."""
     group_instance_id: types.MemberId | None = None
-    """Makes a static member (KIP-345): a restart within the session timeout moves no partitions. It does not
-    leave the group when it closes or is too slow, and others get its partitions a session timeout later. For
-    one live run at a time. Without it a run is a dynamic member, whose place its successor takes if it
-    dies."""
+    """Id of a static member (KIP-345): a restart within the session timeout moves no partitions. A static
+    member does not leave the group when it closes or is too slow. Other members get its partitions a session
+    timeout later. One id is for one live run at a time. Without it a run is a dynamic member. If such a run
+    dies, its successor takes over its membership."""
 
 
 class Sensor(SettingsGroup):
-    """The group's sensor: how often it ticks, which runs it starts, and when its checks warn."""
+    """The group's sensor: its interval, the runs that it starts, and the limits of its checks."""
 
     max_live_runs: types.Count = 1
-    """How many live runs may share the topic's partitions; more than partitions are never started."""
+    """Largest number of live runs that share the topic's partitions. The sensor never starts more runs than
+    there are partitions."""
     minimum_interval_seconds: types.Count = 3
-    """How often the sensor looks at the group. Dagster's daemon comes by every 5 s and passes over a sensor
-    whose last tick ended less than this before: with 5 it would look every 10 s."""
+    """Shortest time between two ticks of the sensor. Dagster's daemon checks each sensor every 5 s. It starts
+    no tick if the last one ended less than this time ago. With 5 the sensor would tick every 10 s."""
     default_status: types.SensorStatus = dg.DefaultSensorStatus.STOPPED
-    """``RUNNING`` starts the sensor with the code location; else switch it on in the UI."""
+    """``RUNNING`` starts the sensor with the code location. Otherwise turn it on in the UI."""
     on_event: types.Hook | None = None
-    """Told each event of the group (``MemberLeft``, ``CrashLagFound``, …) when the sensor first sees it; the
-    RunRequests it returns are started. One without a ``run_key`` gets one of its event, so that a repeated
-    tick starts nothing twice."""
+    """Function that the sensor calls with each new event of the group (``MemberLeft``, ``CrashLagFound``, …).
+    Dagster starts the RunRequests that it returns. A request without a ``run_key`` gets one from its event,
+    so that a repeated tick starts no run twice."""
     event_jobs: types.Jobs = ()
-    """Jobs that ``on_event`` may request; with a single one, requests need not name it."""
+    """Jobs that ``on_event`` may request. With a single job, requests need not name it."""
     max_lag: types.Lag | None = None
-    """With more offsets to read than this the asset check ``lag`` warns; without it the check only
+    """Number of unread offsets above which the asset check ``lag`` warns. Without a limit the check only
     reports."""
     ghost_after_seconds: types.Seconds = 120.0
-    """A live run that is at work but no member of its group for so long is reported and no longer counts:
-    another is requested. One whose process is gone for sure does not count at once, and is reported as
-    failed."""
+    """Time after which a live run in progress that is no member of its group is reported and no longer
+    counts. The sensor then requests another run. A run with a process that is certainly gone stops counting
+    at once, and the sensor marks it as failed."""
     fail_ghost_runs: types.Flag = False
-    """Every run that no longer counts is reported to Dagster as failed, also where nobody can say whether its
-    process is gone."""
+    """Whether the sensor marks every run that no longer counts as failed, even if the state of its process is
+    unknown."""
 
 
 class Sla(SettingsGroup):
@@ -199,70 +201,71 @@ class Sla(SettingsGroup):
 
 
 class Iceberg(SettingsGroup):
-    """How the table is laid out and committed to: all but ``snapshots`` are of a table that is created."""
+    """Layout and commits of the table. All settings but ``snapshots`` apply when the table is created."""
 
     snapshots: Literal["overwrite", "append"] = "overwrite"
-    """``append`` commits new offsets as snapshots that streams can read, Spark's ``readStream`` or Flink's,
-    and takes 1.6 to 2.1 times as long, the most with small batches; what comes again replaces what was
-    there."""
+    """``append`` commits new offsets as snapshots that streams can read (Spark's ``readStream``, Flink). It
+    takes 1.6 to 2.1 times as long, the most with small batches. Reprocessed offsets still replace their
+    rows."""
     partition_by: types.PartitionFields = BY_KAFKA_PARTITION
-    """Columns, or ``days(column)``, ``hours(…)``, ``months(…)``, ``years(…)``, ``bucket(16, column)``; none
-    for a table without partitions."""
+    """Columns, or ``days(column)``, ``hours(…)``, ``months(…)``, ``years(…)``, ``bucket(16, column)``. An
+    empty list gives a table without partitions."""
     sort_by: types.SortFields = ()
-    """Columns by which rows are sorted within files, like ``placed_at DESC``."""
+    """Columns that sort the rows within files, like ``placed_at DESC``."""
     table_properties: types.Properties = {}  # noqa: RUF012 - pydantic copies it
-    """Iceberg's table properties, like ``write.target-file-size-bytes``; they come before this package's
+    """Iceberg's table properties, like ``write.target-file-size-bytes``. They override this package's
     own."""
 
 
 class Maintenance(SettingsGroup):
-    """How the table is kept small, beside both lanes. Switched on in the UI, or by ``default_status``."""
+    """Maintenance of the table, next to both lanes. Turn it on in the UI or by ``default_status``."""
 
     cron_schedule: types.Cron = "17 * * * *"
-    """When, in UTC; every hour unless set."""
+    """Times of the maintenance, in UTC; by default once an hour."""
     default_status: types.ScheduleStatus = dg.DefaultScheduleStatus.STOPPED
-    """``RUNNING`` starts the schedule with the code location; else switch it on in the UI."""
+    """``RUNNING`` starts the schedule with the code location. Otherwise turn it on in the UI."""
     min_files: types.Files = 20
-    """From so many small files of one partition of the table on they are compacted: rarer, and less is
-    rewritten twice. What either lane may still write again is left as it is."""
+    """Number of small files in one table partition from which they are compacted. A larger number compacts
+    more rarely and rewrites fewer rows twice. Ranges that a lane may still write again are not compacted."""
     max_snapshot_age_seconds: types.Seconds = 432_000.0
-    """Older snapshots are expired: 5 days, as Iceberg's own default. Time travel ends there. A table with a
-    longer ``history.expire.max-snapshot-age-ms`` keeps them so long, and one with ``gc.enabled=false`` keeps
-    all."""
+    """Age from which snapshots expire: 5 days, as by Iceberg's own default. Time travel ends there. A table
+    with a longer ``history.expire.max-snapshot-age-ms`` keeps them that long. A table with
+    ``gc.enabled=false`` keeps all."""
     max_snapshots: types.Count = 1_000
-    """Of younger ones those beyond so many, when they are an hour old: each commit writes all of them
-    again."""
+    """Number of younger snapshots to keep. Further ones expire at the age of an hour, because each commit
+    writes the metadata of all snapshots again."""
     orphan_file_age_seconds: types.OrphanAge | None = 259_200.0
-    """Files that no snapshot has are deleted after 3 days; None leaves them, and the store is not listed."""
+    """Age from which files without a snapshot are deleted: 3 days. With None they stay, and the store is not
+    listed."""
 
 
 class Completeness(SettingsGroup):
-    """When a window of time (``complete_every``) is told complete, and what comes after that."""
+    """Rules that mark a window of time (``complete_every``) as complete, and for later records."""
 
     start: types.WindowStart | None = None
-    """When the first window begins: ``2026-11-01``, or ``2026-11-01-05:00``, in ``timezone``."""
+    """Begin of the first window: ``2026-11-01``, or ``2026-11-01-05:00``, in ``timezone``."""
     timezone: types.TimeZone = "UTC"
-    """In which windows begin: an IANA name like ``Europe/Amsterdam``."""
+    """Time zone of the windows: an IANA name like ``Europe/Amsterdam``."""
     allowed_lateness_seconds: types.Seconds = 60.0
-    """How long behind the end of a window records of it may still come: by the clock, and by the records' own
-    timestamps. No window is told earlier."""
+    """Time after the end of a window in which its records may still arrive, by the clock and by the records'
+    own timestamps. No window is marked complete earlier."""
     reopen_on_late: types.Flag = False
-    """A window for which records came after it was told is told again, once they are in the table. They are
-    counted on it (``late_records``) anyway."""
+    """Whether a complete window is marked complete again after late records, once they are in the table. Its
+    events count them (``late_records``) in any case."""
     mark_empty: types.Flag = True
-    """An hour without a record is marked complete, too: else it stays missing, and nobody can tell it from an
-    hour that waits. ``False`` is for slow topics whose downstream runs need no empty hours. Hours before the
+    """Whether an hour without a record is marked complete, too. Otherwise it stays missing, and looks like an
+    hour that waits. ``False`` is for slow topics if downstream runs need no empty hours. Hours before the
     group's first record are never marked."""
 
 
 class ResourceKeys(SettingsGroup):
-    """Under which keys the code location has the two resources."""
+    """Keys of the two resources in the code location."""
 
     kafka: types.ResourceKey = "kafka"
-    """Of the :class:`KafkaLivenessResource`."""
+    """Key of the :class:`KafkaLivenessResource`."""
     spark: types.ResourceKey = "spark"
-    """Of the :class:`SparkConnectResource`."""
+    """Key of the :class:`SparkConnectResource`."""
 
 
 ONLY_IN_PYTHON: frozenset[str] = frozenset({"on_event", "event_jobs", "backfill_policy"})
-"""What no YAML can say: code, and Dagster's own objects."""
+"""Settings that YAML cannot express: code, and Dagster's own objects."""

@@ -1,4 +1,4 @@
-"""What was declared of a schema registry, and could a transform reach it? Asks it nothing."""
+"""Declare and check the settings of a schema registry. Sends it no request."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
 
@@ -18,13 +18,13 @@ class SchemaRegistrySettings(ValidatedSettings):
 
     title: ClassVar[str] = "SchemaRegistryResource"
 
-    url: types.Registry = Field(repr=False)  # what is refused may hold a password
+    url: types.Registry = Field(repr=False)  # a refused address may contain a password
     username: types.Text | None
     password: types.Text | None = Field(repr=False)
     ssl_ca_location: types.Text | None
 
     def contradictions(self) -> Iterator[str]:
-        """What the fields say against each other; what a variable holds is known in a run."""
+        """Yield an error for each contradiction. The value of a variable is known only in a run."""
         known = {"url": "https://", "username": "set", "password": "set", "ssl_ca_location": "set"}
         yield from find_contradictions(
             {name: known.get(name) if isinstance(one, ENV_VARS) else one for name, one in self}

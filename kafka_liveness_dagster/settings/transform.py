@@ -1,6 +1,6 @@
-"""What does a transform ask for beside its batch?
+"""Bind the parameters of a transform besides its batch: ``(context, batch, geo: Geo, customers)``.
 
-``(context, batch, geo: Geo, customers)``, as an asset may.
+They are those that an asset may have. Never calls the transform.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class TransformSignature(NamedTuple):
-    """What a transform asks for.
+    """The parameters of a transform besides its batch.
 
     Attributes:
         context: whether the run's context comes before the batch.
-        parameters: by name, which Dagster gives: resources by their annotation, else what an asset of the
-            name has.
+        parameters: parameters that Dagster passes by name: a resource if the annotation is one, else the
+            value of the asset with that name.
     """
 
     context: bool
@@ -37,8 +37,12 @@ class TransformSignature(NamedTuple):
     def op_signature(self, resource_keys: Iterable[str], returns: Any) -> Signature:
         """Return the signature of the op that calls the transform.
 
-        The op needs these resources itself, and returns this: None is stored nowhere. Dagster looks at
-        parameters or at ``required_resource_keys``, not at both.
+        Dagster reads either parameters or ``required_resource_keys``, not both. So the op's own resources are
+        parameters, too.
+
+        Args:
+            resource_keys: resources that the op itself needs.
+            returns: return annotation of the op; Dagster stores no result of an op that returns None.
         """
         names = {one.name for one in self.parameters}
         kind = Parameter.POSITIONAL_OR_KEYWORD
@@ -49,9 +53,9 @@ class TransformSignature(NamedTuple):
     def bind(
         self, transform: Callable[..., Any], context: dg.AssetExecutionContext, others: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        """The transform as a function of its batch alone, with its name.
+        """Return the transform as a function of its batch alone, with the same name.
 
-        Of the others it gets what it asks for.
+        It gets only those of the others that are its parameters.
         """
         first = [context] if self.context else []
         asked = {one.name: others[one.name] for one in self.parameters}
@@ -64,21 +68,26 @@ class TransformSignature(NamedTuple):
 
 
 def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) -> TransformSignature:
-    """What it asks for; a parameter with a default is its own, unless it is one of these inputs.
+    """Return the parameters of a transform.
+
+    Dagster passes no parameter that has a default, unless it is one of these inputs.
 
     Raises:
-        InvalidSettingError: it takes no batch, or it asks for what cannot be told.
+        InvalidSettingError: it takes no batch, lacks one of the inputs, or has an annotation that is unknown
+            at run time.
     """
     try:
         found = list(signature(transform).parameters.values())
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # a function in C has no signature
         found = [Parameter("batch", Parameter.POSITIONAL_ONLY)]
     name = getattr(transform, "__qualname__", type(transform).__name__)
     is_with_context = bool(found) and found[0].name == _CONTEXT and found[0].kind in _POSITIONAL
     del found[: int(is_with_context)]
     if not found or found[0].kind not in (*_POSITIONAL, Parameter.VAR_POSITIONAL):
-        before, wanted = (" behind its context", "context, batch") if is_with_context else ("", "batch")
-        raise InvalidSettingError(f"the transform {name} takes no batch{before}: wanted def {name}({wanted})")
+        before, wanted = (" after its context", "context, batch") if is_with_context else ("", "batch")
+        raise InvalidSettingError(
+            f"transform {name} takes no batch{before}. Fix: define it as def {name}({wanted})"
+        )
     named = {
         one.name: one
         for one in found[1:]
@@ -86,7 +95,7 @@ def signature_of(transform: Callable[..., Any], inputs: Collection[str] = ()) ->
     }
     if missing := [one for one in inputs if one not in named]:
         raise InvalidSettingError(
-            f"ins has {', '.join(missing)}, of which the transform {name} has no parameter: wanted "
+            f"ins has {', '.join(missing)}, but transform {name} has no such parameter. Fix: define it as "
             f"def {name}(batch, {', '.join(missing)})"
         )
     asked = [one for one in named.values() if one.default is Parameter.empty or one.name in inputs]
@@ -100,7 +109,7 @@ def _check_parameter(
 ) -> Parameter:
     annotation = one.annotation
     if isinstance(annotation, str):
-        holder: Any = lambda: None  # noqa: E731 - of one annotation: those of the others may not be there
+        holder: Any = lambda: None  # noqa: E731 - resolves one annotation: others may be unknown
         holder.__annotations__ = {one.name: annotation}
         try:
             annotation = get_type_hints(holder, globalns=_namespace_of(transform), include_extras=True)[
@@ -109,8 +118,8 @@ def _check_parameter(
         except NameError:
             if one.name not in inputs:
                 raise InvalidSettingError(
-                    f"{one.name} of the transform {name} is annotated with {annotation}, which is not there "
-                    "when the code runs, so nobody knows whether it is a resource: import it outside of "
+                    f"{one.name} of transform {name} is annotated with {annotation}, which is unknown at "
+                    "run time. Dagster must know whether it is a resource. Fix: import it outside of "
                     "`if TYPE_CHECKING`"
                 ) from None
             annotation = Parameter.empty
@@ -118,7 +127,7 @@ def _check_parameter(
 
 
 def _namespace_of(transform: Callable[..., Any]) -> dict[str, Any]:
-    """What is known where it is written."""
+    """Return the globals of the transform's module, which resolve its annotations."""
     written = unwrap(transform)
     found = getattr(written, "__globals__", None) or getattr(type(written).__call__, "__globals__", {})
     return dict(found)

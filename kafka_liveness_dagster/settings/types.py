@@ -1,6 +1,6 @@
-"""Of which kinds are settings? Each a type, with words for what it wants; no value is turned into another.
+"""Define the types of settings, each with a description of the accepted values.
 
-A setting is declared by its kind, and :class:`Declared` holds values against it.
+:class:`ValidatedSettings` checks values by these types. Never converts a value into another one.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations.
@@ -25,24 +25,26 @@ from kafka_liveness_dagster.core.timeouts import MAX_BUDGET_SECONDS
 from kafka_liveness_dagster.settings.windows import is_timezone, is_window_start
 
 EMBEDDED = "embedded"  # the services that this package starts
-CONSTRAINT_ERROR = "wanted"  # the type of our own errors, among pydantic's
+CONSTRAINT_ERROR = "wanted"  # the type of this package's errors among pydantic's
 ENV_VARS = (dg.EnvVar, type(dg.EnvVar.int("ANY")))
-"""What stands for an environment variable: the name as a text, or 0, to whoever does not look it up."""
-_MAX_INT = 2**31 - 1  # the integers of Kafka's protocol and of GraphQL end there
-_MAX_SECONDS = 10**9  # 31 years: nobody means more, and timers end somewhere beyond
+"""Placeholders of environment variables. Code that does not resolve them reads the name as text, or 0."""
+_MAX_INT = 2**31 - 1  # the largest integer of Kafka's protocol and of GraphQL
+_MAX_SECONDS = 10**9  # 31 years: more is a mistake, and timers fail for much larger numbers
 _MAX_MINUTES = 10**7  # 19 years
 _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_MAX_NAME_CHARS = 200  # with what is put behind it, and as a key of assets, it fits into Dagster's databases
+_MAX_NAME_CHARS = 200  # with its suffixes, and as an asset key, it fits into Dagster's databases
 _GROUP_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a value has to be, in words that replace pydantic's, and what no type of Python's can say of it.
+    """A rule for a value that its Python type cannot express.
 
     Attributes:
-        or_variable: whether an environment variable may stand for it, as in a resource.
+        description: description of the accepted values; it replaces pydantic's.
+        matches: returns whether a value of the type is accepted.
+        or_variable: whether the value may be an environment variable, as in a resource.
     """
 
     description: str
@@ -50,7 +52,7 @@ class Constraint:
     or_variable: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """The type's own schema, and ours around it: a variable is a text or a number to pydantic."""
+        """Return the type's schema inside this check, because pydantic reads a variable as text or number."""
         checked = core_schema.no_info_wrap_validator_function(self._checked, handler(source))
         return core_schema.custom_error_schema(
             checked, CONSTRAINT_ERROR, custom_error_message=self.description
@@ -66,7 +68,7 @@ class Constraint:
 
 
 class _Instance:
-    """An object that was made where it is declared, and no dict that one could be made of."""
+    """A check for an object of the class itself; a dict with its fields is refused."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         words = f"kl.{source.__name__}(…)"
@@ -79,7 +81,7 @@ INSTANCE = _Instance()
 
 
 def text_type(rule: NameRule, or_else: str | None = None, *, or_variable: bool = False) -> Constraint:
-    """A text of this kind, or this one word."""
+    """Return the type of a text that this rule accepts, or of this one word."""
     if or_else is None:
         return Constraint(rule.description, rule.matches, or_variable)
     return Constraint(
@@ -88,13 +90,13 @@ def text_type(rule: NameRule, or_else: str | None = None, *, or_variable: bool =
 
 
 def one_of(words: Iterable[str]) -> Constraint:
-    """One of these words, where a Literal would keep environment variables out."""
+    """Return the type of one of these words, or of an environment variable, which a Literal refuses."""
     known = tuple(words)
     return Constraint(", ".join(known), lambda text: text in known, or_variable=True)
 
 
 def as_tuple(given: Any) -> Any:
-    """One topic may be given without a list; any collection is one."""
+    """Return a collection, or one text, as a tuple; any other value as it is."""
     if isinstance(given, str):
         return (given,)
     is_list = isinstance(given, Collection) and not isinstance(given, (bytes, bytearray, memoryview, Mapping))
@@ -118,16 +120,16 @@ def _topics(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_job(value: Any) -> bool:
-    """Dagster decides."""
+    """Return whether Dagster accepts it as a job of a sensor."""
     try:
         dg.sensor(name="asks", jobs=[value])(lambda _: None)
-    except Exception:  # noqa: BLE001 - whatever it says of what is none
+    except Exception:  # noqa: BLE001 - Dagster raises different errors for different values
         return False
     return True
 
 
 def _dagster_name(most: int) -> Constraint:
-    """Dagster decides which words are its own."""
+    """Return the type of a name that Dagster accepts for an op; Dagster knows its reserved words."""
 
     def fits(text: str) -> bool:
         if len(text) > most or not _NAME.fullmatch(text):
@@ -139,12 +141,12 @@ def _dagster_name(most: int) -> Constraint:
         return True
 
     return Constraint(
-        f"1 to {most} letters (a-z, A-Z), digits and _, and no word of Python's or Dagster's own", fits
+        f"1 to {most} letters (a-z, A-Z), digits and _, but no reserved word of Python or Dagster", fits
     )
 
 
 def _is_resource_key(text: str) -> bool:
-    # Dagster makes fields of a namedtuple of them: with others the code location loads and every run fails
+    # Dagster makes them fields of a namedtuple. With other keys the code location loads, but every run fails
     may_be_a_field = text.isascii() and text.isidentifier() and not text.startswith("_")
     return may_be_a_field and not keyword.iskeyword(text) and text != "io_manager"
 
@@ -162,7 +164,7 @@ def _is_range(value: OffsetRange) -> bool:
 
 
 def _is_cron(text: str) -> bool:
-    """Dagster decides."""
+    """Return whether Dagster accepts it as a cron schedule."""
     try:
         dg.ScheduleDefinition(name="asks", target="*", cron_schedule=text)
     except dg.DagsterInvalidDefinitionError:
@@ -184,7 +186,7 @@ InFlight = Annotated[
     int,
     Ge(1),
     Le(2),
-    Constraint("1 or 2: more would keep Spark no busier, and a crash would repeat them all"),
+    Constraint("1 or 2; more would not make Spark faster, and a crash would repeat all of them"),
 ]
 OffsetCount = Annotated[int, Ge(1), Le(MAX_OFFSET), Constraint("a whole number of offsets, at least 1")]
 Lag = Annotated[int, Ge(0), Le(MAX_OFFSET), Constraint("a whole number of offsets, 0 or more")]
@@ -236,15 +238,15 @@ GroupName = Annotated[
 ResourceKey = Annotated[
     str,
     Constraint(
-        "a name for a variable (a-z, A-Z, digits and _), not beginning with _, nor 'io_manager'",
+        "a variable name (a-z, A-Z, digits and _) that does not begin with _ and is not 'io_manager'",
         _is_resource_key,
     ),
 ]
-AnyCallable = Annotated[Callable[..., Any], Constraint("something to call")]
+AnyCallable = Annotated[Callable[..., Any], Constraint("a callable")]
 Hook = Annotated[
-    Callable[[GroupEvent], dg.RunRequest | Iterable[dg.RunRequest] | None], Constraint("something to call")
+    Callable[[GroupEvent], dg.RunRequest | Iterable[dg.RunRequest] | None], Constraint("a callable")
 ]
-SinkCallable = Annotated[Callable[..., Any], Constraint("something to call: docs/sinks.md has examples")]
+SinkCallable = Annotated[Callable[..., Any], Constraint("a callable; docs/sinks.md has examples")]
 Job = Annotated[Any, Constraint("a job", _is_job)]
 PartitionFields = Annotated[
     tuple[Annotated[str, text_type(PARTITION_FIELD)], ...],
@@ -269,8 +271,8 @@ OrphanAge = Annotated[
     Ge(_DAY_SECONDS),
     Le(_MAX_SECONDS),
     Constraint(
-        f"a number of seconds from {_DAY_SECONDS:,} (a day) on: younger files may be of a batch that is "
-        "written"
+        f"a number of seconds, at least {_DAY_SECONDS:,} (a day), because younger files may belong to a "
+        "batch in progress"
     ),
 ]
 SensorStatus = Annotated[dg.DefaultSensorStatus, Constraint("a dg.DefaultSensorStatus: RUNNING or STOPPED")]
@@ -278,5 +280,5 @@ CrashLagAsset = Annotated[
     InstanceOf[dg.AssetsDefinition],
     Constraint("an asset with a dg.DynamicPartitionsDefinition that has a name", _has_named_partitions),
 ]
-Range = Annotated[InstanceOf[OffsetRange], Constraint("an OffsetRange, of one of Kafka's topics", _is_range)]
+Range = Annotated[InstanceOf[OffsetRange], Constraint("an OffsetRange of a Kafka topic", _is_range)]
 Ranges = Annotated[tuple[Range, ...], BeforeValidator(_collection_of("a list of OffsetRange"))]

@@ -1,6 +1,6 @@
-"""Check a declaration against its kinds; report all errors at once and by name.
+"""Check declared settings against their types; report all errors at once, each with the setting's name.
 
-Nothing is changed by it. The declarations themselves are in ``settings`` and in the resources.
+Never changes a value. The declarations themselves are in ``settings`` and in the resources.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _LINE_CHARS = 80
 
 
 class ValidatedSettings(BaseModel):
-    """Settings as somebody declared them: each field is of one of the ``kinds``, and none has a default.
+    """Declared settings: each field has one of the types of ``settings.types``, and none has a default.
 
     Raises:
-        InvalidSettingError: with every setting that is wrong, its value, and what was wanted.
+        InvalidSettingError: with every invalid setting, its value and the accepted values.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", arbitrary_types_allowed=True)
     title: ClassVar[str]
-    """Whose settings they are, as errors name them."""
+    """Name of the declared object in errors."""
     name_field: ClassVar[str] = ""
-    """The setting that tells it from others."""
+    """Setting with the object's own name; empty for none."""
     used_fields: ClassVar[Mapping[str, Collection[str]]] = {}
-    """Of the groups that mean only a part of themselves here: which part."""
+    """Fields that have an effect here, by group, for each group with fields that have none."""
 
     def __init__(self, **given: Any) -> None:
         try:
@@ -53,11 +53,11 @@ class ValidatedSettings(BaseModel):
 
     @classmethod
     def title_of(cls, given: Mapping[str, Any]) -> str:
-        """Whose settings these are, as errors name them."""
+        """Return the name of the declared object for errors, such as ``asset orders``."""
         return title_with_name(cls.title, given.get(cls.name_field)) if cls.name_field else cls.title
 
     def contradictions(self) -> Iterable[str]:
-        """What no run could work with, although each setting alone is as it should be."""
+        """Return an error for each combination of valid settings that no run can work with."""
         return ()
 
     def _unused_settings(self) -> Iterable[str]:
@@ -67,7 +67,7 @@ class ValidatedSettings(BaseModel):
                 if setting not in used:
                     whose = self.title_of(dict(self))
                     yield (
-                        f"{setting} of {name} means nothing to {whose}: leave "
+                        f"{setting} of {name} has no effect on {whose}. Fix: leave "
                         f"{setting}={_display_value(value)} out"
                     )
 
@@ -75,10 +75,10 @@ class ValidatedSettings(BaseModel):
     def check_known(cls, given: Mapping[str, Any], whose: str) -> None:
         """Check these settings while others are still unknown.
 
-        A group may be a section, from which none was made yet.
+        A group may be a section of YAML that is no object yet.
 
         Raises:
-            InvalidSettingError: as the class does.
+            InvalidSettingError: as for the class.
         """
         groups = {name: cls.group(name) for name in cls.model_fields if isinstance(given.get(name), Mapping)}
         sections = {name: group for name, group in groups.items() if group is not None}
@@ -90,7 +90,7 @@ class ValidatedSettings(BaseModel):
 
     @staticmethod
     def reject_unknown(given: Iterable[str], known: Collection[str], whose: str) -> None:
-        """Refuse names that are no settings. Each error suggests a setting with a similar name.
+        """Refuse names of unknown settings. Each error suggests a setting with a similar name.
 
         Raises:
             InvalidSettingError: with each unknown name.
@@ -100,24 +100,25 @@ class ValidatedSettings(BaseModel):
 
     @classmethod
     def group(cls, name: str) -> type[ValidatedSettings] | None:
-        """The class of a setting that is a group of settings."""
+        """Return the class of a group of settings; None for a single setting."""
         field = cls.model_fields.get(name)
-        if field is None or get_origin(field.annotation):  # list[str] is a type, and no class, to Python 3.10
+        if field is None or get_origin(field.annotation):  # in Python 3.10 list[str] is a type, but no class
             return None
         kind = field.annotation
         return kind if isinstance(kind, type) and issubclass(kind, ValidatedSettings) else None
 
 
 class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A resource whose fields are those of a declaration.
+    """A resource with the fields of a settings class.
 
-    Its own types stay plain: Dagster makes config of them, and refuses a component whose resource has others.
+    The resource's own types stay plain. Dagster makes config of them, and refuses a component if its resource
+    has other types.
 
     Raises:
-        InvalidSettingError: as the declaration does.
+        InvalidSettingError: as for the settings class.
     """
 
-    # a misspelt field would quietly be another cluster's, or no security; errors do not show what was given
+    # An ignored misspelled field could mean another cluster, or no security. Errors do not show given values
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
     settings_class: ClassVar[type[ValidatedSettings]]
 
@@ -127,7 +128,7 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default = {
             name: fields[name].get_default(call_default_factory=True, validated_data={}) for name in known
         }
-        its_own = fields.keys() - known  # of a class made of ours
+        its_own = fields.keys() - known  # the fields of a subclass
         self.settings_class(**default | {name: value for name, value in given.items() if name not in its_own})
         super().__init__(**given)
 
@@ -135,10 +136,10 @@ class CheckedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 def validated(
     by: type[ValidatedSettings],
 ) -> Callable[[Callable[_Params, _Return]], Callable[_Params, _Return]]:
-    """Return a decorator that first checks arguments of these names; lists become tuples.
+    """Return a decorator that first checks the arguments with these names; lists become tuples.
 
     Raises:
-        InvalidSettingError: as the declaration does.
+        InvalidSettingError: as for the settings class.
     """
 
     def check(make: Callable[_Params, _Return]) -> Callable[_Params, _Return]:
@@ -161,7 +162,7 @@ def validated(
 def resolve_env_vars(value: Any) -> Any:
     """Return the value of a resource's field, with its environment variable resolved.
 
-    Dagster resolves variables in a run, and nobody has in a script.
+    Dagster resolves variables in a run, but not in a script.
 
     Raises:
         InvalidSettingError: the variable is not set.
@@ -170,14 +171,15 @@ def resolve_env_vars(value: Any) -> Any:
         return value
     if (found := value.get_value()) is None:
         raise InvalidSettingError(
-            f"environment variable {value.env_var_name} is not set, and a resource needs it"
+            f"Environment variable {value.env_var_name} is not set, but a resource needs it. Fix: export "
+            "it before the start"
         )
     return found
 
 
 @functools.cache
 def _with_optional_fields(settings: type[ValidatedSettings]) -> type[BaseModel]:
-    """The same settings, none of which has to be there."""
+    """Return a model of the same settings, all of them optional."""
     each: dict[str, Any] = {
         name: (field.rebuild_annotation(), None) for name, field in settings.model_fields.items()
     }
@@ -195,7 +197,7 @@ def _find_errors(
 
 
 def title_with_name(what: str, name: Any) -> str:
-    """Whose settings they are, also where the name is one of those that are wrong."""
+    """Return the name of the declared object for errors, even if the name itself is invalid."""
     is_fine = isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LINE_CHARS
     return f"{what} {name if is_fine and not isinstance(name, ENV_VARS) else _display_value(name)}"
 
@@ -203,12 +205,12 @@ def title_with_name(what: str, name: Any) -> str:
 def settings_error(
     error: ValidationError, fields: Mapping[str, FieldInfo], whose: str
 ) -> InvalidSettingError:
-    """What pydantic found wrong in these fields, a line each."""
+    """Return pydantic's errors for these fields as one error, with a line for each."""
     return InvalidSettingError("\n".join(_sentences(error, fields, whose)))
 
 
 def unknown_setting_error(name: object, known: Iterable[str], whose: str) -> str:
-    """There is no such setting; one that is spelt alike may be meant."""
+    """Return the error for an unknown setting, with a setting of a similar name if there is one."""
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{display(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
 
@@ -220,9 +222,9 @@ def _sentences(
 
 
 def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section: str) -> str:
-    if detail["type"] == "value_error":  # said by a rule of ours for several settings
+    if detail["type"] == "value_error":  # raised by a check of several settings
         return str(detail["ctx"]["error"])
-    if not detail["loc"]:  # a name that is no text: half of a character
+    if not detail["loc"]:  # the name is no valid text: half of a character
         return unknown_setting_error(detail["input"], fields, f"{section} of {whose}" if section else whose)
     name, *inside = detail["loc"]
     if detail["type"] == "missing":
@@ -235,7 +237,7 @@ def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section:
     wanted = detail["msg"] if detail["type"] == CONSTRAINT_ERROR else detail.get("ctx", {}).get("expected")
     wanted = wanted or detail["msg"].removeprefix("Input should be ")
     if isinstance(detail["input"], ENV_VARS):
-        wanted += ", and not an environment variable, which nobody looks up here"
+        wanted += ", and no environment variable, because this setting does not resolve variables"
     given = "refused" if fields[name].repr is False else _display_value(detail["input"])
     return f"{setting} of {whose} is {given}: wanted {wanted}"
 

@@ -1,6 +1,6 @@
-"""Which windows of time does an asset have: hours, quarters of an hour, days?
+"""Define the windows of time of an asset: hours, quarters of an hour or days.
 
-Dagster's own time-window partitions.
+They are Dagster's own time-window partitions. Never decides whether a window is complete.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _KEY_SUFFIXES = {"15min": "_by_15min", "1h": "_by_hour", "1d": "_by_day"}
 _QUARTERS = "*/15 * * * *"
 _MAX_WINDOW_SECONDS = {"15min": 900, "1h": 3_600, "1d": 90_000}
 
-_MAX_REPEATED_KEYS = 8  # quarters of the hour that comes twice when summer ends: keys are not in order there
+_MAX_REPEATED_KEYS = 8  # quarters of the repeated hour when summer time ends: its keys are not in order
 
 
 class Window(NamedTuple):
-    """From ``begin`` to before ``end``, in seconds since the epoch.
+    """A half-open window of time, from ``begin`` to before ``end``, in seconds since the epoch.
 
     Attributes:
         key: Dagster's partition key.
@@ -41,15 +41,15 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of an asset, and when one is told.
+    """The windows of an asset, and the rules that mark one as complete.
 
     Attributes:
-        of: the live asset's key.
-        every: how long one is.
-        start: when the first one begins, as ``YYYY-MM-DD``, maybe with ``-HH:MM``, in the time zone.
+        of: key of the live asset.
+        every: length of a window.
+        start: begin of the first window in the time zone: ``YYYY-MM-DD``, optionally with ``-HH:MM``.
         timezone: an IANA name.
-        allowed_lateness_seconds: how long behind its end records of a window may come.
-        reopen_on_late: what comes later still lets it be told again.
+        allowed_lateness_seconds: time after the end of a window in which its records may arrive.
+        reopen_on_late: whether later records let the window be marked complete again.
         mark_empty: whether a window without records is marked complete.
     """
 
@@ -64,13 +64,13 @@ class Windows:
 
     @property
     def key(self) -> dg.AssetKey:
-        """Of the asset whose partitions they are."""
+        """The key of the asset with the windows as its partitions."""
         return dg.AssetKey([*self.of.path[:-1], f"{self.of.path[-1]}{_KEY_SUFFIXES[self.every]}"])
 
     @cached_property
     def definition(self) -> dg.TimeWindowPartitionsDefinition:
-        """As downstream assets may have them, too."""
-        start = datetime.strptime(self.start, start_format(self.start))  # noqa: DTZ007 - of the zone
+        """The windows as Dagster partitions, which downstream assets may use, too."""
+        start = datetime.strptime(self.start, start_format(self.start))  # noqa: DTZ007 - in the zone
         zone = self.timezone
         if self.every == "1h":
             return dg.HourlyPartitionsDefinition(start_date=start, timezone=zone)
@@ -82,23 +82,23 @@ class Windows:
 
     @property
     def identity(self) -> str:
-        """What tells these windows from others of the same asset."""
+        """The text that distinguishes these windows from other windows of the same asset."""
         return f"{self.every} {self.start} {self.timezone}"
 
     @property
     def begin(self) -> float:
-        """Of the first one, in seconds since the epoch."""
+        """The begin of the first window, in seconds since the epoch."""
         return self.definition.start_timestamp
 
     def window_of_key(self, key: str) -> Window:
-        """The window of a partition."""
+        """Return the window of a partition key."""
         found = self.definition.time_window_for_partition_key(key)
         return Window(key, found.start.timestamp(), found.end.timestamp())
 
     def window_at(self, moment: float) -> Window:
-        """The window in which something happened, in seconds since the epoch.
+        """Return the window that contains a moment, in seconds since the epoch.
 
-        It may lie before the first one.
+        The window may be before the first one of the asset.
         """
         return self.window_of_key(self.definition.get_partition_key_for_timestamp(moment))
 
@@ -116,28 +116,28 @@ class Windows:
         return [one for one in found if one.begin >= since and one.end <= until][:max_windows]
 
     def materialized_until(self, instance: dg.DagsterInstance) -> float:
-        """When the newest window ends that Dagster has as materialized; minus infinity where it has none."""
+        """Return the end of the newest window that Dagster has as materialized; minus infinity for none."""
         newest = nlargest(_MAX_REPEATED_KEYS, instance.get_materialized_partitions(self.key))
         return max((self.window_of_key(key).end for key in newest), default=-math.inf)
 
 
 def start_format(start: str) -> str:
-    """The form of a text that says when the first window begins."""
+    """Return the format of a text with the begin of the first window."""
     return _TIME_FORMAT if len(start) > len("2026-11-01") else _DAY_FORMAT
 
 
 def is_window_start(text: str) -> bool:
-    """Whether it is such a text."""
+    """Return whether the text is a valid begin of the first window."""
     try:
-        return datetime.strptime(text, form := start_format(text)).strftime(form) == text  # noqa: DTZ007 - no zone in it
+        return datetime.strptime(text, form := start_format(text)).strftime(form) == text  # noqa: DTZ007 - it has no zone
     except ValueError:
         return False
 
 
 def is_timezone(text: str) -> bool:
-    """Dagster decides; without a name it would take its own."""
+    """Return whether Dagster accepts it as a time zone; an empty name is not replaced by a default."""
     try:
         dg.DailyPartitionsDefinition(start_date="2026-11-01", timezone=text).get_first_partition_window()
-    except Exception:  # noqa: BLE001 - of zoneinfo there are several
+    except Exception:  # noqa: BLE001 - zoneinfo raises several
         return False
     return bool(text)

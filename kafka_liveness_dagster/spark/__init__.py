@@ -1,1 +1,1 @@
-"""The data plane: Spark reads the planned ranges and writes them so that a replay replaces itself."""
+"""Data plane: Spark reads the planned ranges and writes them so that a replay replaces its own rows."""

@@ -1,17 +1,17 @@
-"""Classify a Spark error: retry or fail, which of catalog and storage failed, and what helps.
+"""Classify Spark errors: retry or fail, catalog or storage, and the remedy.
 
 >>> from pyspark.errors import PySparkException
->>> told = "Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"
->>> summarize(PySparkException(told))
+>>> text = "Job aborted: Lost task 0.0 in stage 1.0 (TID 1) (host driver): x.E: disk is full"
+>>> summarize(PySparkException(text))
 'x.E: disk is full'
 
-Iceberg wraps what they say several times, and Spark shows the outermost: "Failed to close current writer".
-What helps is in the innermost.
+Iceberg wraps an error of the catalog or the storage several times. Spark shows the outermost exception:
+"Failed to close current writer". Only the innermost one has the cause.
 
 >>> from pyspark.errors import PySparkException
 >>> kind = "org.apache.iceberg.exceptions.ServiceUnavailableException"
->>> told = f"({kind}) Service unavailable: maintenance until 4 pm"
->>> print(storage_read_error(PySparkException(told), "lake.shop.orders"))
+>>> text = f"({kind}) Service unavailable: maintenance until 4 pm"
+>>> print(storage_read_error(PySparkException(text), "lake.shop.orders"))
 lake.shop.orders could not be read: its catalog lake does not respond (Service unavailable: maintenance...
 """
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 
 class RetryReason(Enum):
-    """Why a commit was refused that may be tried again."""
+    """The reason why a commit was refused that can be retried."""
 
     OTHER_WRITER = "a second writer of the same offsets"
     CATALOG = "the program that holds the catalog's database"
     PARTIAL_FILE_CONFLICT = "files that hold more than the batch"
-    ROWS_EXIST = "rows of these offsets, from an attempt before"
-    COMMIT_STATE_UNKNOWN = "a catalog that does not say whether it took a commit"
+    ROWS_EXIST = "rows of these offsets, from an earlier attempt"
+    COMMIT_STATE_UNKNOWN = "a catalog that did not confirm a commit"
 
 
 @dataclass(frozen=True)
 class RefusedCommit:
-    """A commit that was refused: why, and in Spark's words."""
+    """A refused commit, with its reason and Spark's message."""
 
     reason: RetryReason
     message: str
@@ -71,24 +71,24 @@ _NO_SESSION = (
 _CREATED_CONCURRENTLY = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "FIELD_ALREADY_EXISTS",
-    "SCHEMA_NOT_FOUND",  # or the namespace is gone
+    "SCHEMA_NOT_FOUND",  # or the namespace was dropped
 )
-# Iceberg has no conditions: the class of an exception, how its message begins, and what it means
+# Iceberg has no error conditions: class of the exception, beginning of its message, reason
 _OF_ICEBERG = (
     (
         "ValidationException",
         "Cannot delete file where some, but not all, rows match",
         RetryReason.PARTIAL_FILE_CONFLICT,
     ),
-    # "… files", "… deleted files": written to since
+    # "… files", "… deleted files": another writer committed since
     ("ValidationException", "Found conflicting", RetryReason.OTHER_WRITER),
     ("ValidationException", "Found new conflicting", RetryReason.OTHER_WRITER),
     ("ValidationException", "Missing required files to delete", RetryReason.OTHER_WRITER),
-    # A lane's commit merged them: its 100th since the last
+    # A lane's commit merged the manifests, as its 100th commit since the last merge does
     ("ValidationException", "Deleted manifest", RetryReason.OTHER_WRITER),
-    # Our snapshot was expired meanwhile
+    # The snapshot that this write began from expired meanwhile
     ("ValidationException", "Cannot determine history", RetryReason.OTHER_WRITER),
-    # The table was created by another writer since we looked
+    # Another writer created the table since the check
     ("AlreadyExistsException", "", RetryReason.OTHER_WRITER),
     # The commit lost every race for the table's metadata pointer
     ("CommitFailedException", "", RetryReason.OTHER_WRITER),
@@ -103,14 +103,14 @@ _KAFKA_READ_CLASS = re.compile(
 )
 _DATA_LOSS_CONDITIONS = ("KAFKA_DATA_LOSS.", "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED")
 _TOPIC_GONE_EXCEPTIONS = ("UnknownTopicOrPartitionException", "UnknownTopicIdException")
-_PROCESS_LOST = re.compile(  # Spark ends itself when it has no memory left; and so do its executors
+_PROCESS_LOST = re.compile(  # Spark and its executors exit when they run out of memory
     r"\A(?:\([\w.$]+\) )?(?:\[[\w.]+\] )?(?:Job \d+ cancelled because SparkContext was shut down|"
     r"Job aborted[^\n]*Lost task [^\n]*\): ExecutorLostFailure)"
 )
 _OPTIONS = re.compile(r"^\tat [\w.$]*\bKafkaSourceProvider[\w.$]*\.validate\w*Options\b", re.MULTILINE)
-# Not of a field in a column
+# A column of the table, not a field in a column
 _COLUMN_ADDED = re.compile(r"\.CANNOT_FIND_DATA\] .* output column `(?:[^`]|``)+`\.(?: |$)")
-_RAISED = re.compile(  # where Spark Connect names an exception: around it, as its cause, or as a task's
+_RAISED = re.compile(  # Spark Connect names an exception as the outer one, as a cause, or in a lost task
     r"(?:\A\(|^Caused by: |\AJob aborted(?s:.*?)Lost task (?s:.*?)\): )"
     r"(?P<kind>[\w.$]+)(?:\)(?: |$)|: )(?P<said>.*)",
     re.MULTILINE,
@@ -118,7 +118,7 @@ _RAISED = re.compile(  # where Spark Connect names an exception: around it, as i
 
 
 def summarize(error: PySparkException) -> str:
-    """What happened, without how Spark came to it; of a Python function's error its last line."""
+    """Return the message without Spark's preamble; the last line for an error of a Python function."""
     if is_enabled():
         return error_kind(error)
     lines = _TASK.sub("", str(error).partition(_STACK)[0].strip()).splitlines() or [type(error).__name__]
@@ -129,23 +129,23 @@ def summarize(error: PySparkException) -> str:
 
 
 def is_cancelled(error: BaseException | None) -> bool:
-    """Whether Spark was told to stop."""
+    """Return whether Spark canceled the operation on request."""
     return isinstance(error, PySparkException) and error.getCondition() == "OPERATION_CANCELED"
 
 
 def is_server_error(error: PySparkException) -> bool:
-    """Whether Spark did not fail at this work but is away, or was told to stop.
+    """Return whether the server is unavailable, or canceled the operation on request.
 
-    Whoever watches the job names it.
+    Such an error is no failure of the work itself. ``SparkJob`` raises the named error for it.
     """
     known = is_unavailable(error) or is_session_gone(error) or is_process_lost(error) or is_cancelled(error)
     return known or type(error) is SparkConnectGrpcException
 
 
 def is_unavailable(error: BaseException | None) -> bool:
-    """Whether the server was lost.
+    """Return whether the connection to the server was lost.
 
-    Pyspark 4.0 keeps no status code, and says in the end that it has tried enough.
+    PySpark 4.0 keeps no status code; after its last attempt it raises ``RETRIES_EXCEEDED``.
     """
     if type(error) is SparkConnectGrpcException:
         return f"status = {StatusCode.UNAVAILABLE}" in str(error)
@@ -153,19 +153,19 @@ def is_unavailable(error: BaseException | None) -> bool:
 
 
 def is_session_gone(error: BaseException | None) -> bool:
-    """Whether the server does not know the session: it was started again, or has ended it.
+    """Return whether the server lacks the session: it restarted, or it ended the session.
 
-    PySpark itself says so, instead of the server's words: it closes its side before it asks for the error's
+    PySpark replaces the server's message by its own: it closes the session before it fetches the error's
     details.
     """
     return isinstance(error, PySparkException) and error.getCondition() in _NO_SESSION
 
 
 def is_process_lost(error: BaseException | None) -> bool:
-    """Whether Spark, or an executor of it, ended under the work: out of memory most of the time.
+    """Return whether Spark or an executor ended during the work: out of memory most of the time.
 
-    Its server answers for some seconds after that, and says of all it is asked that its SparkContext is
-    stopped.
+    The server still responds for some seconds after that. It rejects each request, because its SparkContext
+    is stopped.
     """
     if not isinstance(error, PySparkException):
         return False
@@ -179,53 +179,50 @@ def is_process_lost(error: BaseException | None) -> bool:
 
 
 def lost_server_error(error: PySparkException, connection: SparkConnection) -> SparkUnreachableError | None:
-    """The error for a batch whose Spark went under it, on this connection; None where Spark is there."""
-    memory = "look at the server's log"
+    """Return the error for a batch that lost Spark on this connection; None for other errors."""
+    memory = "read the server's log for the cause"
     if is_process_lost(error):
-        why = f"it ended, or an executor of it ({summarize(error)})"
+        why = f"the server or one of its executors ended ({summarize(error)})"
         memory = (
-            "most often it ran out of memory. The server's log has it: raise spark.driver.memory (on a "
-            "cluster spark.executor.memory) in the server's settings, or lower max_poll_records"
+            "raise spark.driver.memory (on a cluster spark.executor.memory) in the server's settings, or "
+            "lower max_poll_records. Most often Spark ran out of memory; the server's log shows it"
         )
     elif is_session_gone(error) and connection.is_released:
         why = "this process ended its session"
-        memory = "leave out `spark.stop()` in the transform, and in a sink"
+        memory = "leave out `spark.stop()` in the transform and in the sink"
     elif is_session_gone(error):
-        why = "it was started anew, or has ended this session"
+        why = "the server restarted, or it ended this session"
     elif is_unavailable(error):
-        why = "it was not found again in half a minute of trying"
-        memory += ", and for the reason: the system may have killed it for its memory"
+        why = "the server did not respond to half a minute of retries"
+        memory += ". The system may have killed the server for its memory"
     else:
         return None
     return SparkUnreachableError(
-        f"Spark at {connection.address} was lost in the middle of a batch: {why}: nothing was committed, "
-        f"and the batch comes again; {memory}"
+        f"Spark at {connection.address} was lost in the middle of a batch: {why}. Nothing was committed, "
+        f"and the batch is retried. Fix: {memory}."
     )
 
 
 def is_timestamp_error(error: PySparkException) -> bool:
-    """Return whether a record's timestamp is beyond what Spark holds.
+    """Return whether a record's timestamp is above Spark's maximum.
 
-    Its Kafka source fails whatever is asked of it. The exception is Java's own and has no condition; where it
-    was raised stands in its stack alone.
+    Spark's Kafka source fails at such a record in every query. Java's own exception has no condition; only
+    its stack shows that the Kafka source raised it.
     """
     overflowed = ("java.lang.ArithmeticException", "long overflow") in server_exceptions(error)
     return overflowed and bool(_CONVERTS.search(str(error)))
 
 
 def is_source_options_error(error: PySparkException) -> bool:
-    """Whether Spark's Kafka source refuses its options, which it looks at when it plans.
+    """Return whether Spark's Kafka source rejected its options, which it does while it plans.
 
-    No record's fault.
+    No record causes this error.
     """
     return bool(_OPTIONS.search(str(error)))
 
 
 def is_data_deleted(error: PySparkException) -> bool:
-    """Whether brokers no longer have what Spark's Kafka source was to read.
-
-    Records, a partition, the topic.
-    """
+    """Return whether the brokers deleted records, the partition or the topic that Spark was to read."""
     is_lost = (error.getCondition() or "").startswith(_DATA_LOSS_CONDITIONS)
     return is_lost or any(
         _KAFKA_READ_CLASS.match(kind) and kind.endswith(_TOPIC_GONE_EXCEPTIONS) for kind, _ in _unwrap(error)
@@ -233,12 +230,12 @@ def is_data_deleted(error: PySparkException) -> bool:
 
 
 def is_read_failure(error: PySparkException) -> bool:
-    """Whether Spark's Kafka source failed, or its client: brokers that are away, or refuse."""
+    """Return whether Spark's Kafka source or its client failed: brokers unavailable, or access refused."""
     return any(_KAFKA_READ_CLASS.match(kind) for kind, _ in _unwrap(error))
 
 
 def _unwrap(error: PySparkException) -> list[tuple[str, str]]:
-    """The exceptions; where one only carries another of Kafka's, that one."""
+    """Return the exceptions; an ``ExecutionException`` around one of Kafka's is replaced by the inner one."""
     return [
         (inner, text)
         if kind.endswith("ExecutionException") and _KAFKA_READ_CLASS.match(inner)
@@ -249,9 +246,13 @@ def _unwrap(error: PySparkException) -> list[tuple[str, str]]:
 
 
 def is_table_missing(error: PySparkException, table: str) -> bool:
-    """Whether there is no table of that name, as SQL takes it.
+    """Return whether the table is missing.
 
-    One that a view or a transform reads is another.
+    Return False for another missing table, which a view or a transform reads.
+
+    Args:
+        error: Spark's error.
+        table: quoted name, as in SQL.
     """
     return (
         error.getCondition() == NOT_FOUND
@@ -260,25 +261,33 @@ def is_table_missing(error: PySparkException, table: str) -> bool:
 
 
 def is_column_added_concurrently(message: str) -> bool:
-    """Whether Spark 4.0 misses a column of the table in rows that have all it had; 4.1 writes null there."""
+    """Return whether Spark 4.0 misses a column that was added to the table after the rows were planned.
+
+    Spark 4.1 writes null there.
+    """
     return bool(_COLUMN_ADDED.search(message))
 
 
 def retry_reason(error: PySparkException, table: str, quoted: str) -> RefusedCommit | None:
-    """Why Iceberg refused the commit, when beginning again can help; None when it cannot.
+    """Return why Iceberg refused the commit; None if a retry cannot help.
+
+    Args:
+        error: Spark's error.
+        table: name of the table, for people.
+        quoted: name of the table in SQL.
 
     Raises:
-        RowsOutsideBatchError: a row is not of its batch.
+        RowsOutsideBatchError: a row has an offset outside of its batch.
     """
     if is_table_missing(error, quoted) or error.getCondition() in _CREATED_CONCURRENTLY:
-        # Dropped under the batch: the next attempt says so, or creates it
+        # The table was dropped during the batch: the next attempt creates it, or raises the named error
         return RefusedCommit(RetryReason.OTHER_WRITER, str(error))
     if is_column_added_concurrently(str(error)):
         return RefusedCommit(RetryReason.OTHER_WRITER, str(error))
     if row := row_outside_ranges(error):
         raise RowsOutsideBatchError(
-            f"the transform gave a row of {row}, which is not in the batch written to {table}: nothing was "
-            f"written; {metadata_column_advice(row)}"
+            f"the transform returned a row of {row}, which is not in the batch written to {table}. Nothing "
+            f"was written. Fix: {metadata_column_advice(row)}."
         ) from error
     if has_existing_rows(error):
         return RefusedCommit(RetryReason.ROWS_EXIST, str(error))
@@ -294,20 +303,16 @@ def retry_reason(error: PySparkException, table: str, quoted: str) -> RefusedCom
 
 
 def is_commit_state_unknown(error: PySparkException) -> bool:
-    """Whether a commit was sent, and nobody knows whether it was taken."""
+    """Return whether a commit was sent, and the catalog's response to it was lost."""
     found = list(server_exceptions(error))
     if any(kind.endswith(".CommitStateUnknownException") for kind, _ in found):
         return True
     sent = any(kind.endswith(".RESTException") and said.endswith("POST request") for kind, said in found)
-    return sent and not found[-1][0].endswith("ConnectException")  # nobody was there to take it
+    return sent and not found[-1][0].endswith("ConnectException")  # no catalog received the commit
 
 
 def server_exceptions(error: PySparkException) -> Iterator[tuple[str, str]]:
-    """Yield the server's exceptions that have no condition.
-
-    Each is its class and the first line of its message. From the outermost to the innermost, which is the
-    last one.
-    """
+    """Yield class and first message line of each exception without a condition, outermost first."""
     return ((found["kind"], found["said"]) for found in _RAISED.finditer(str(error)))
 
 
@@ -334,14 +339,14 @@ _MISSING_CLIENT = "Cannot find constructor for interface org.apache.iceberg.io.F
 
 @dataclass(frozen=True)
 class _StorageProblem:
-    """What one of them did, in its own words, and what to do about it."""
+    """A failure of the catalog, the store or a disk: its message and the remedy."""
 
     message: str
     remedy: str
 
 
 def storage_write_error(error: PySparkException, table: str, ranges: str) -> StorageError | None:
-    """The error for a batch that one of them is to blame for; None when neither is."""
+    """Return the error for a batch that failed because of catalog or store; None for other errors."""
     if (found := _storage_problem(error, table)) is None:
         return None
     return StorageError(
@@ -351,7 +356,7 @@ def storage_write_error(error: PySparkException, table: str, ranges: str) -> Sto
 
 
 def disk_full_error(error: PySparkException, ranges: str) -> StorageError | None:
-    """The error for rows that could not be computed because a disk is full; None for other errors."""
+    """Return the error for rows that Spark could not compute because a disk is full; None otherwise."""
     found = list(server_exceptions(error))
     if not _is_full(found):
         return None
@@ -362,7 +367,7 @@ def disk_full_error(error: PySparkException, ranges: str) -> StorageError | None
 
 
 def storage_read_error(error: PySparkException, table: str) -> TableUnreadableError | None:
-    """The error for a look at the table that one of them is to blame for; None when neither is."""
+    """Return the error for a read that failed because of catalog or store; None for other errors."""
     if (found := _storage_problem(error, table)) is None:
         return None
     return TableUnreadableError(
@@ -371,7 +376,7 @@ def storage_read_error(error: PySparkException, table: str) -> TableUnreadableEr
 
 
 def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | None:
-    """What a catalog, or a store that speaks S3, is to blame for: the first of these that is so."""
+    """Return the first failure that applies, of a catalog or a store with an S3 API; None if none does."""
     found = list(server_exceptions(error))
     is_at_files = any(kind.startswith(_FILE_ACCESS_ERRORS) or kind in _FILE_ERRORS for kind, _ in found)
     is_of_table = is_at_files and _ICEBERG_AT_WORK in str(error)
@@ -410,7 +415,7 @@ def _storage_problem(error: PySparkException, table: str) -> _StorageProblem | N
         ),
         (
             not names.isdisjoint(_REFUSES),
-            f"its catalog {catalog} refuses this",
+            f"its catalog {catalog} refuses the request",
             (
                 f"check the login in {settings}, and its rights to read, write, and create tables and "
                 "namespaces"
@@ -441,6 +446,6 @@ def _is_full(found: list[tuple[str, str]]) -> bool:
 
 
 def _root_cause(found: list[tuple[str, str]]) -> str:
-    """The innermost exception's words, or its name where it has none."""
+    """Return the innermost exception's message, or its name if the message is empty."""
     kind, said = found[-1] if found else ("", "")
     return said.strip().rstrip(":")[:_MAX_CHARS] or kind.rpartition(".")[2]

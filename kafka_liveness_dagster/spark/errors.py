@@ -1,6 +1,6 @@
-"""What can go wrong between this process, Spark and the table, each as a named error.
+"""Named errors for failures between this process, Spark and the table.
 
-The table's content is exact in every case: a refused or cancelled write left it as it was, or complete.
+The table's content is exact in every case: a refused or canceled write changed nothing, or it is complete.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ class SparkUnreachableError(KafkaLivenessError, ConnectionError):
 
 
 class SparkNotRespondingError(KafkaLivenessError, ConnectionError):
-    """Spark, or what it waits for itself, did not answer in time; the connection to it was given up."""
+    """Spark, or a service that Spark waits for, did not respond in time; the connection was closed."""
 
 
 class SparkCancelledError(KafkaLivenessError):
-    """The job was cancelled: what it was writing is either in the table as a whole or not at all."""
+    """The job was canceled; the table contains all rows of its write, or none."""
 
 
 class TableSchemaError(KafkaLivenessError, ValueError):
-    """The rows or the table lack what exact replays need; nothing was written."""
+    """The rows or the table do not meet the conditions of exact replays; nothing was written."""
 
 
 class RowsOutsideBatchError(KafkaLivenessError, ValueError):
-    """A transform gave rows of offsets that are not in its batch; nothing was written."""
+    """A transform returned rows of offsets that are not in its batch; nothing was written."""
 
 
 class WriteConflictError(KafkaLivenessError):
-    """Other writers kept changing the same offsets; nothing was written by this one."""
+    """Other writers kept changing the same offsets; this writer wrote nothing."""
 
 
 class TransformError(KafkaLivenessError):
-    """A transform raised, or gave something else than rows; nothing was written."""
+    """A transform raised, or returned something other than rows; nothing was written."""
 
 
 class UnreadableRecordError(KafkaLivenessError):
-    """Spark's Kafka source fails at a record of the batch, whatever is made of it; nothing was written."""
+    """Spark's Kafka source fails at a record of the batch in any transform; nothing was written."""
 
 
 class SparkFailedError(KafkaLivenessError):
     """Spark could not compute or write a batch.
 
-    The table has all of it or nothing, and nothing was committed.
+    The table has the whole batch or nothing, and no offset was committed.
     """
 
 
 class StorageError(SparkFailedError):
-    """The table's catalog or its store is away, or refuses.
+    """The table's catalog or store is unavailable, or refuses the request.
 
-    What the batch wrote is in the table as a whole or not.
+    The batch is in the table as a whole or not at all.
     """
 
 
 class KafkaSourceError(SparkFailedError):
-    """Spark's Kafka source could not read a batch: no fault of the transform, of a record or of the table.
+    """Spark's Kafka source could not read a batch; transform, records and table are not the cause.
 
     Attributes:
         is_lost: whether the brokers no longer have all records of the batch, or its partition.

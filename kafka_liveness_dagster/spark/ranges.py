@@ -1,4 +1,4 @@
-"""Which rows and which whole files do these offset ranges mean? Arithmetic only; never asks Spark.
+"""Compute the SQL condition and the whole files of offset ranges. Arithmetic only; never queries Spark.
 
 >>> print(ranges_condition([OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)]))
 (`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)
@@ -28,14 +28,18 @@ if TYPE_CHECKING:
     Spans = dict[TopicPartition, tuple[Span, ...]]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]+")
-_MAX_DESCRIPTION_CHARS = 1000  # characters; a snapshot's properties stay in the table's metadata for good
+_MAX_DESCRIPTION_CHARS = 1000  # the table's metadata keeps snapshot properties as long as the snapshot
 
 
 def ranges_condition(ranges: Iterable[OffsetRange], table: str = "") -> str:
-    """The rows of these offsets, as SQL; ``table`` a table, where others have columns of these names.
+    """Return the SQL condition for the rows of these offsets.
+
+    Args:
+        ranges: half-open offset ranges, at least one.
+        table: alias that qualifies the columns, if other tables of the query have columns of these names.
 
     Raises:
-        InvalidSettingError: there is no range, or a topic is not one of Kafka's.
+        InvalidSettingError: there is no range, or a topic name is not valid in Kafka.
     """
     at = f"{table}." if table else ""
     return " OR ".join(
@@ -46,25 +50,26 @@ def ranges_condition(ranges: Iterable[OffsetRange], table: str = "") -> str:
 
 
 def limit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The same offsets as the fewest ranges; raises as ``ranges_condition`` does."""
+    """Return the same offsets as the fewest ranges; raises as ``ranges_condition`` does."""
     parts = merge_ranges(ranges)
     wrong = [part.topic for part in parts if not _TOPIC.fullmatch(part.topic)]
     if wrong or not parts:
         raise InvalidSettingError(
-            f"no rows can be told by {wrong[0]!r}: topics have letters, digits, '.', '_' and '-' only"
+            f"topic {wrong[0]!r} is not a valid name in Kafka. Nothing was written. Fix: use only letters, "
+            "digits, '.', '_' and '-'."
             if wrong
-            else "no offset ranges to write: skip the batch when it is empty"
+            else "no offset ranges to write. Nothing was written. Fix: skip the batch if it is empty."
         )
     return parts
 
 
 def merge_ranges(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The same offsets as the fewest ranges, in order."""
+    """Return the same offsets as the fewest ranges, in order."""
     return _offset_ranges(_spans_by_partition(ranges))
 
 
 def subtract(ranges: Iterable[OffsetRange], removed: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The offsets of ``ranges`` that are not in ``removed``."""
+    """Return the offsets of ``ranges`` that are not in ``removed``."""
     out = _spans_by_partition(removed)
     return _offset_ranges(
         {at: difference(spans, out.get(at, ())) for at, spans in _spans_by_partition(ranges).items()}
@@ -72,7 +77,7 @@ def subtract(ranges: Iterable[OffsetRange], removed: Iterable[OffsetRange]) -> t
 
 
 def one_per_partition(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
-    """The ranges dealt out so that each layer has one a partition: what one read, or one file, can hold."""
+    """Return the ranges in layers of one range per partition: one read, or one file, can hold a layer."""
     by_partition = [
         list(parts) for _, parts in groupby(merge_ranges(ranges), key=lambda part: part.topic_partition)
     ]
@@ -80,10 +85,10 @@ def one_per_partition(ranges: Iterable[OffsetRange]) -> list[list[OffsetRange]]:
 
 
 def widen_to_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-    """The ranges, widened until they cut through no file.
+    """Return the ranges, widened until they cut through no file.
 
     Args:
-        ranges: what is to be replaced.
+        ranges: offsets to replace.
         files: first to last offset of each of the table's files; they may overlap.
     """
     held: dict[TopicPartition, list[Span]] = {}
@@ -95,7 +100,7 @@ def widen_to_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) 
 
 
 def describe(ranges: Iterable[OffsetRange]) -> str:
-    """The ranges for people and snapshot properties: ``orders:3:70-120,orders:4:0-9``, cut when very long."""
+    """Return the ranges as text, like ``orders:3:70-120,orders:4:0-9``, cut to 1,000 characters."""
     text = ",".join(map(str, ranges))
     return (
         text
@@ -105,7 +110,7 @@ def describe(ranges: Iterable[OffsetRange]) -> str:
 
 
 def _widen_spans(spans: tuple[Span, ...], files: list[Span]) -> tuple[Span, ...]:
-    """A file that is touched comes in as a whole, and may touch others."""
+    """Add whole files until no file is cut: an added file may touch others."""
     while True:
         touched = [file for file in files if intersection([file], spans)]
         grown = union([*spans, *touched])

@@ -1,8 +1,7 @@
-"""Sum up rows while Spark computes them, in particular count them; no row is read for it.
+"""Count and sum rows while Spark computes them, without reading a row.
 
-Never uses pyspark's ``Observation``: PySpark fails with a ``TypeError`` where a frame that has one is used
-twice in a plan (SPARK-56322; up to 4.1.3). So the sums have a name only, and the session's line receives
-them.
+Never uses PySpark's ``Observation``: up to 4.1.3 PySpark raises a ``TypeError`` if a plan contains such a
+frame twice (SPARK-56322). So the sums have only a name, and the session's connection receives them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kafka_liveness_dagster.spark.connect.connection import connection_of
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 class RowSums:
     """Sums of one frame's rows, as Spark reports them after each execution that uses the frame.
 
-    An execution may read a part of the rows only, for ``isEmpty`` or a ``LIMIT`` for example. So the report
+    An execution may read only some of the rows, for example for ``isEmpty`` or a ``LIMIT``. So the report
     with the most rows counts.
 
     Attributes:
@@ -40,27 +39,27 @@ class RowSums:
     _largest_report: Mapping[str, Any] = field(default_factory=dict)
 
     def report(self, sums: Mapping[str, Any]) -> None:
-        """Take what Spark reports.
+        """Keep the sums of one execution if they cover the most rows.
 
-        Caller: the session's line, in the thread of the execution. Affects: the sums.
+        Caller: the session's connection, in the thread of the execution. Affects: the sums.
         """
         if (sums.get("rows") or 0) >= self.rows_read:
             self._largest_report = sums
 
     def get(self, name: str) -> Any:
-        """Return a sum; None while Spark has not reported it, or where there was no row."""
+        """Return a sum; None until Spark has reported it, or if there was no row."""
         return self._largest_report.get(name)
 
     @property
     def rows_read(self) -> int:
-        """How many rows were summed up."""
+        """Number of rows in the sums."""
         return self.get("rows") or 0
 
 
 def with_sums(frame: DataFrame, *what: Column) -> tuple[DataFrame, RowSums]:
-    """Return the rows, and their sums after Spark has computed the rows.
+    """Return the frame and its sums, which are empty until Spark has computed the rows.
 
-    ``rows``, their number, is always one.
+    The sum ``rows``, the number of rows, is always included.
     """
     sums = RowSums()
     connection_of(frame.sparkSession).report_to(sums)
@@ -70,11 +69,11 @@ def with_sums(frame: DataFrame, *what: Column) -> tuple[DataFrame, RowSums]:
 def row_count(
     counted: RowSums, session: SparkSession, table: IcebergTable, ranges: Sequence[OffsetRange]
 ) -> int:
-    """Return how many rows were written.
+    """Return the number of rows written.
 
-    Where Spark reports no number: as many as the table has of these ranges. Both are the same number. Spark
-    waits 0.1 s for its sums, and a busy server takes longer; and where it knows beforehand that there is no
-    row it has no sums.
+    If Spark reported no sums, count the table's rows of these ranges; both numbers are equal. Spark waits
+    0.1 s for its sums, and a busy server takes longer. Spark also reports no sums if it knows beforehand that
+    there is no row.
     """
     rows = counted.get("rows")
     return table.count_rows(session, ranges) if rows is None else int(rows)

@@ -1,6 +1,6 @@
-"""Does every row belong to its batch? A row that does not would survive every replay, so it is never written.
+"""Reject rows whose offsets are outside of their batch: no replay would ever replace such a row.
 
-Adds a condition to the frame; Spark looks while it writes, and no row passes through this process.
+Adds a condition to the frame, which Spark checks while it writes. No row passes through this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CAUSED_BY = re.compile(
 
 
 def require_rows_in_ranges(frame: DataFrame, ranges: Sequence[OffsetRange]) -> DataFrame:
-    """The frame, failing at a row that no replay of the batch would ever replace."""
+    """Return the frame with a condition that fails at a row with an offset outside of the ranges."""
     keys = ", ".join(f"coalesce(string(`{name}`), 'null')" for name in ("topic", "partition", "offset"))
     where = f"concat_ws(':', {keys})"
     return frame.where(
@@ -39,11 +39,12 @@ def require_rows_in_ranges(frame: DataFrame, ranges: Sequence[OffsetRange]) -> D
 
 
 def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
-    """Whether a row's offset is in one of these ranges, as SQL; null where its partition has none.
+    """Return the SQL condition that a row's offset is in one of these ranges.
 
-    The numbers are looked up in arrays by the partition. Written as they are they would be part of the code
-    that Spark generates: each batch would have code of its own, compiled again and run cold, for half of a
-    small batch's time. Each array ends with a null: those without any have other code.
+    The condition is null for a partition without a range. It takes the bounds from arrays by the partition.
+    Literal bounds would be part of the code that Spark generates. Spark would then compile new code for each
+    batch and run it cold, which takes half of a small batch's time. Each array ends with a null, because
+    Spark generates other code for an array without one.
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange
     >>> print(ranges_condition([OffsetRange("t", 0, 7, 12)]))
@@ -69,36 +70,35 @@ def _bounds_array(by_partition: Mapping[int, int]) -> str:
 
 
 def row_outside_ranges(error: PySparkException) -> str:
-    """The row at which a frame failed, as ``topic:partition:offset``; empty when the error is another one.
+    """Return the row at which a frame failed, as ``topic:partition:offset``; empty for other errors.
 
-    Spark gives what was raised in a field, or as the cause that an error's text names on a line of its own.
-    The rest of the text is no place to look: an error of any kind may show the plan, in which a row's message
-    stands too.
+    Spark has the raised message in a field, or on a line of its own that begins with "Caused by". Other lines
+    are not searched: any error may show the plan, which contains the message too.
     """
     said = _raised_row(error)
     return said.removeprefix(OUTSIDE_BATCH) if said.startswith(OUTSIDE_BATCH) else ""
 
 
 def metadata_column_advice(row: str) -> str:
-    """What helps against such a row."""
+    """Return the remedy for such a row."""
     of_nothing = (
-        "; an aggregate gives a row of no records, too, unless it has GROUP BY topic, partition and offset"
+        ". An aggregate without GROUP BY topic, partition and offset returns a row even for no records"
     )
     return f"keep topic, partition and offset as they are in the batch{of_nothing if 'null' in row else ''}"
 
 
 def has_existing_rows(error: PySparkException) -> bool:
-    """Whether rows were to be appended of offsets that the table has already.
+    """Return whether an append found rows of its offsets in the table.
 
-    Told like ``row_outside_ranges``.
+    It reads the error as ``row_outside_ranges`` does.
     """
     return _raised_row(error) == ROWS_EXIST
 
 
 def _raised_row(error: PySparkException) -> str:
-    """What a row raised.
+    """Return the message that a row raised.
 
-    Where one side of a join failed it is the cause of an error that has no condition.
+    If one side of a join failed, the message is the cause of an error without a condition.
     """
     if error.getCondition() == "USER_RAISED_EXCEPTION":
         return str((error.getMessageParameters() or {}).get("errorMessage", ""))

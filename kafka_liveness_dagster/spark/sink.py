@@ -1,7 +1,7 @@
-"""Let a custom sink replace the rows of a batch, and be a ledger.
+"""Interface for custom sinks, which replace the rows of a batch and may be a ledger.
 
-The built-in sink is ``spark.table.write``. This module is the interface for any other; ``docs/sinks.md`` has
-three of them. Knows no storage, and imports nothing of Spark before a batch is written.
+The built-in sink is ``spark.table.write``. ``docs/sinks.md`` has three custom sinks. Contains no code for a
+storage, and imports nothing of Spark before a batch is written.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> Replacement(None, (OffsetRange("orders", 3, 70, 120),), lambda: None).condition
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replacement:
-    """One batch on its way into a sink: these rows instead of all that the sink holds of these ranges.
+    """One batch for a sink: its rows replace all rows of these ranges in the sink.
 
     Attributes:
-        rows: what the transform made of the batch: topic, partition, offset and whatever else; none, one or
-            many rows an offset. Spark computes them when they are used, and again with every use. A row
-            outside of the ranges fails the job that comes upon it. The session is ``rows.sparkSession``.
-        ranges: the offsets of the batch, half-open, at least one range; several partitions and topics are
+        rows: rows from the transform, with the columns topic, partition, offset and any others. An offset may
+            have none, one or many rows. Spark computes the rows when they are used, and again with every
+            use. A row outside of the ranges fails the job that reads it. The session is
+            ``rows.sparkSession``.
+        ranges: offsets of the batch, half-open, at least one range. Several partitions and topics are
             possible.
-        raise_if_fenced: raises when this process may not write any more: it is fenced, or Spark was
-            cancelled. Call it before every step that others can see, the one that commits above all, and
-            before each new attempt.
-        ledger_text: the batch's entry in the sink's ledger, up to a few kilobytes. A sink that has
+        raise_if_fenced: raises if this process may not write any more, because it is fenced or Spark was
+            canceled. Call it before the commit, before every other step that readers can see, and before
+            each new attempt.
+        ledger_text: entry of the batch in the sink's ledger, up to a few kilobytes. A sink that has
             ``ledger_commits()`` stores it in the same transaction as the rows. Empty without a ledger.
     """
 
@@ -62,50 +63,50 @@ class Replacement:
 
     @property
     def condition(self) -> str:
-        """The rows of the ranges, as an SQL condition on topic, partition and offset."""
+        """SQL condition on topic, partition and offset for the rows of the ranges."""
         return ranges_condition(self.ranges)
 
 
 class Sink(Protocol):
-    """Anything that can be called with a :class:`Replacement`; ``kafka_asset(sink=...)``.
+    """A callable that takes a :class:`Replacement`; ``kafka_asset(sink=...)``.
 
-    Called once for each attempt at a batch, in the thread of the run; offsets are committed after it
-    returned. A batch whose offsets were not committed comes again: the same offsets, though not in the same
-    batches.
+    The run calls it once for each attempt at a batch, in its own thread. It commits the offsets after the
+    sink returned. Without that commit the same offsets are retried, though batches may have other boundaries.
 
-    1. When it returns, the sink holds exactly ``rows`` of the offsets in ``ranges``: also where that is no
-       row, and whatever it held before, from batches with other boundaries too.
+    1. When the sink returns, it holds exactly ``rows`` for the offsets in ``ranges``. This is true also if
+       there is no row, and for any earlier rows, including those of batches with other boundaries.
     2. Rows of other offsets stay as they are.
-    3. When it raises, or the process dies in it, readers find the former state, or the new one, or one that
-       is mended when the ranges are written again. Any exception ends the run, and the next run begins with
-       the same offsets.
-    4. It comes to an end when ``raise_if_fenced`` raises, and lets that exception pass.
-    5. Two processes may call it at once: with disjoint ranges, as the two lanes do; and, since Spark goes on
-       with what a dead client began, with the same ones. Say what yours guarantees then.
+    3. If the sink raises, or the process dies in it, readers find the former state or the new state. An
+       intermediate state is allowed if a retry of the ranges repairs it. Any exception ends the run, and the
+       next run begins with the same offsets.
+    4. If ``raise_if_fenced`` raises, the sink stops and does not catch the exception.
+    5. Two processes may call the sink at once. The two lanes call it with disjoint ranges. Because Spark
+       continues the work of a dead client, two calls may also have the same ranges. Document the guarantee of
+       your sink for this case.
 
-    Use Spark in the thread you are called in: what other threads begin is not cancelled at the deadline.
+    Use Spark only in the calling thread: operations of other threads are not canceled at the deadline.
     """
 
     def __call__(self, replacement: Replacement, /) -> int | None:
-        """Replace; give the number of rows when it is known, for people to see."""
+        """Replace the rows; return their number if known, for display only, or None."""
 
     # A sink may also be a ledger, by one of two methods. ``ledger_commits()`` returns each ``SinkCommit``
-    # that it stored, with the ``ledger_text`` of its batch; ``covered(ranges)`` returns which of these
-    # offsets it has, offsets without rows included. None: it cannot tell now. With either a crash lag
-    # partition is green only when the sink has its offsets, and pending offsets that an external commit
-    # removed are found again. With ``ledger_commits`` the audit certifies each offset. Without them both
-    # commit logs decide alone.
+    # that it stored, with the ``ledger_text`` of its batch. ``covered(ranges)`` returns which of these
+    # offsets it has, including offsets without rows. None means that the sink cannot answer now. With either
+    # method a crash lag partition is green only if the sink has its offsets, and the runs find pending
+    # offsets that an external commit removed. With ``ledger_commits`` the audit certifies each offset.
+    # Without a method the two commit logs decide alone.
 
 
 class SinkCommit(NamedTuple):
     """One commit of a custom sink, as its ``ledger_commits()`` returns it.
 
     Attributes:
-        text: the ``ledger_text`` of its batch, or several merged by ``merge_ledger_texts``.
-        commit_id: the sink's id of it, for people.
-        committed_at: when it was committed, in a form that sorts; without it ``ledger_commits`` returns
-            the commits in their order.
-        rows: how many rows it wrote.
+        text: ``ledger_text`` of its batch, or several texts merged by ``merge_ledger_texts``.
+        commit_id: the sink's id of the commit, for display only.
+        committed_at: time of the commit, as text that sorts. Without it ``ledger_commits`` must return the
+            commits in their order.
+        rows: number of rows that it wrote.
     """
 
     text: str
@@ -115,14 +116,14 @@ class SinkCommit(NamedTuple):
 
 
 def merge_ledger_texts(texts: Iterable[str], group_id: str | None = None) -> str:
-    """Return one ledger text in place of several, so that a sink keeps few of them.
+    """Merge several ledger texts into one, so that a sink keeps few texts.
 
     Args:
-        texts: in the order of their commits.
-        group_id: the consumer group that succeeds the recorded one; that one unless given.
+        texts: ledger texts in the order of their commits.
+        group_id: consumer group that succeeds the recorded one; the recorded one by default.
 
     Raises:
-        UnknownLedgerFormatError: one of them cannot be read.
+        UnknownLedgerFormatError: this version cannot read one of the texts.
 
     >>> merge_ledger_texts(["orders/ 3:0-70", "orders/ 3:70-120 4:0-9"])
     'orders/ 3:0-120 4:0-9'
@@ -140,31 +141,31 @@ def replace_rows(
     *,
     may_go_on: Callable[[], None] = lambda: None,
 ) -> WriteResult:
-    """Have a sink hold exactly these rows for these ranges.
+    """Replace all rows of these ranges in a sink by the rows of a frame.
 
     Args:
-        sink: who writes.
-        ranges: the offsets the rows come from.
-        make_frame: gives the rows.
-        may_go_on: raises when this process may not write any more.
+        sink: the sink that writes.
+        ranges: offsets of the rows.
+        make_frame: returns the rows.
+        may_go_on: raises if this process may not write any more.
 
     Raises:
-        TableSchemaError: the rows lack topic, partition and offset, or two columns have one name; the sink
+        TableSchemaError: the rows lack topic, partition and offset, or two columns have one name. The sink
             was not called.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         UnreadableRecordError: Spark cannot read one of the records.
-        Exception: whatever the sink raised.
+        Exception: any exception of the sink.
     """
     writing = SinkWrite(sink, ranges, make_frame, may_go_on=may_go_on)
     return writing.execute_with_retries(writing.prepare())
 
 
 class SinkLedgerAdapter:
-    """The ledger of a custom sink, by its ``ledger_commits`` or its ``covered``.
+    """The ledger of a custom sink, read by its method ``ledger_commits`` or ``covered``.
 
     Args:
-        sink: has one of both.
-        group_id: the consumer group whose rows this process writes; empty for a reader.
+        sink: a sink with one of the two methods.
+        group_id: consumer group that writes the rows; empty for a reader.
     """
 
     def __init__(self, sink: Sink, group_id: str = "") -> None:
@@ -188,8 +189,8 @@ class SinkLedgerAdapter:
         """Return which of these offsets the sink has.
 
         Raises:
-            UnknownLedgerFormatError: a text of its ``ledger_commits`` cannot be read.
-            Exception: whatever the sink raised.
+            UnknownLedgerFormatError: this version cannot read a text of its ``ledger_commits``.
+            Exception: any exception of the sink.
         """
         if self._commits is not None:
             history = self.prove()
@@ -202,7 +203,7 @@ class SinkLedgerAdapter:
         return {tp: found.get(tp, LedgerEntry(unknown=unknown)) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """Do nothing: a sink keeps its commits, or is called again."""
+        """Do nothing: a sink keeps its commits, or the next read calls its ``covered``."""
 
     def record(
         self,
@@ -210,9 +211,9 @@ class SinkLedgerAdapter:
         known: LedgerEntries,
         as_of: None = None,  # noqa: ARG002
     ) -> LedgerRecord:
-        """Return the text of a batch, for ``Replacement.ledger_text``.
+        """Return the ledger text of a batch, for ``Replacement.ledger_text``.
 
-        It has what is known of other partitions too, until a commit has recorded that.
+        The text also has the known entries of other partitions, until a commit has recorded them.
         """
         written = merge_entries({r.topic_partition: LedgerEntry((r.span,))} for r in ranges)
         new = {tp: entry for tp, entry in known.items() if tp in written or self._recorded.get(tp) != entry}
@@ -222,11 +223,11 @@ class SinkLedgerAdapter:
         return LedgerRecord({WRITTEN_KEY: encode_entries(entries)}, lambda: self._recorded.update(new))
 
     def prove(self) -> LedgerHistory | None:
-        """Return the sink's commits, the newest first; None where it cannot list them.
+        """Return the sink's commits, the newest first; None if the sink cannot list them.
 
         Raises:
-            UnknownLedgerFormatError: one of their texts cannot be read.
-            Exception: whatever the sink raised.
+            UnknownLedgerFormatError: this version cannot read the text of a commit.
+            Exception: any exception of the sink.
         """
         found = None if self._commits is None else self._commits()
         if found is None:
@@ -237,14 +238,14 @@ class SinkLedgerAdapter:
             )
             for one in sorted(found, key=lambda one: one.committed_at)
         ]
-        # In the order of the commits: of a recreated topic the last id counts
+        # Merged in the order of the commits, because the last id of a recreated topic must win
         entries = merge_entries(decode_entries(one.text) for one in commits)
         return LedgerHistory(ledger=Ledger(entries), commits=tuple(reversed(commits)))
 
 
 @dataclass(frozen=True)
 class SinkWrite:
-    """One ``replace_rows`` in halves, like ``spark.table.write.TableWrite``."""
+    """One ``replace_rows`` in two steps, prepare and execute, like ``spark.table.write.TableWrite``."""
 
     sink: Sink
     ranges: Sequence[OffsetRange]
@@ -253,9 +254,9 @@ class SinkWrite:
     ledger: LaneLedger | None = None
 
     def prepare(self) -> Callable[[], int | None]:
-        """Make the frame; gives what calls the sink."""
+        """Make the frame and return a function that calls the sink with it."""
         from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges  # noqa: PLC0415
-        from kafka_liveness_dagster.spark.table.schema_check import require_row_columns  # noqa: PLC0415 - see finish
+        from kafka_liveness_dagster.spark.table.schema_check import require_row_columns  # noqa: PLC0415 - see execute_with_retries
 
         self.may_go_on()
         frame = self.make_frame()
@@ -277,7 +278,7 @@ class SinkWrite:
         return replace_and_record
 
     def execute_with_retries(self, execute: Callable[[], int | None]) -> WriteResult:
-        """Have it executed; a sink is not called again by itself."""
+        """Execute the write once; a sink is never called twice for one write."""
         from pyspark.errors import PySparkException  # noqa: PLC0415 - a sink is declared where Spark may be absent
 
         from kafka_liveness_dagster.failpoints import Failpoint, failpoint  # noqa: PLC0415
@@ -291,8 +292,9 @@ class SinkWrite:
         except PySparkException as error:
             if row := row_outside_ranges(error):
                 raise RowsOutsideBatchError(
-                    f"the transform gave a row of {row}, which is not in the batch {describe(self.ranges)} "
-                    f"for {sink_name(self.sink)}: {metadata_column_advice(row)}"
+                    f"the transform returned a row of {row}, which is not in the batch "
+                    f"{describe(self.ranges)} for {sink_name(self.sink)}. No offset of the batch was "
+                    f"committed. Fix: {metadata_column_advice(row)}."
                 ) from error
             if isinstance(self.make_frame, TransformedBatch) and (
                 unreadable := self.make_frame.unreadable_record(error)

@@ -1,6 +1,6 @@
-"""The records of these offset ranges as a DataFrame: exactly those, read by Spark's own Kafka source.
+"""Read exactly the records of offset ranges as a DataFrame, with Spark's own Kafka source.
 
-Never joins a group, never commits, and no record passes through this process.
+Never joins a group and never commits. No record passes through this process.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> first, second = one_per_partition([OffsetRange("orders", 3, 140, 190), OffsetRange("orders", 3, 70, 120)])
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "kafka.isolation.level": "read_committed",  # Spark's own default would read aborted transactions
-    # A task reads thousands of records of one partition: Kafka's 500 a poll and 1 MB a fetch are a round trip
-    # too many
+    # A task reads thousands of records of one partition: Kafka's defaults of 500 a poll and 1 MB a fetch
+    # cause needless round trips
     "kafka.max.poll.records": "5000",
     "kafka.fetch.max.bytes": str(100 * 2**20),
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
-    # At the log end a fetch waits for more, and the look at the log bounds that Spark takes beside it waits
-    # behind it: with Kafka's 500 ms a batch of 800 records on 8 partitions took 2.1 s, so 0.1 s. What we read
-    # is there already. A consumer that closes waits so long too, and above 64 partitions each task has its
-    # own: 12 ms with 5, 9 with 1
+    # At the log end a fetch waits for more records, and Spark's query of the log bounds waits behind the
+    # fetch. With Kafka's 500 ms a batch of 800 records on 8 partitions took 2.1 s, with this setting 0.1 s.
+    # All records of the range exist already, so the wait gains nothing. A consumer that closes waits as long.
+    # Above 64 partitions each task has its own consumer, which costs 12 ms with 5, and 9 ms with 1
     "kafka.fetch.max.wait.ms": "1",
 }
 OFFSETS_PER_TASK = 10_000
-"""Below this a task costs about what it saves, and each task writes a file of its own."""
+"""Minimum offsets of a task. A smaller task costs about as much as it saves, and each task writes a file."""
 RANGES_PER_TASK = 16
-"""At most so many small ranges share a task, whose readers all stay open until it ends."""
+"""Maximum number of small ranges that share a task. Their readers all stay open until the task ends."""
 SMALL_BATCH_OFFSETS = 500
-"""Offsets of a range at most, on average, for that.
+"""Maximum offsets of a range, on average, for ranges that share a task.
 
-As many records as Kafka's consumer gives at a poll by default.
+Kafka's consumer returns as many records per poll by default.
 """
 _SHARED_OPTIONS = {
     "kafka.max.poll.records": str(SMALL_BATCH_OFFSETS),
     "kafka.max.partition.fetch.bytes": str(2**20),
 }
-_TASKS_PER_CORE = 4  # a core that is done with an easy one takes the next
+_TASKS_PER_CORE = 4  # a core that finishes a small task early takes another one
 _CORES_SECONDS = 30.0
 _SPLITS = re.compile(r"splits=(\d+)")
 
@@ -75,24 +75,27 @@ def read_ranges(
 
     Args:
         session: a Spark session, usually from :func:`connect`.
-        ranges: half-open; those that overlap are read once.
-        kafka_options: options of Spark's Kafka source, their prefix included: ``kafka.bootstrap.servers``,
-            security, fetch sizes; what ``DEFAULTS`` sets may be set otherwise.
-        min_partitions: how many Spark tasks to split the reading into, at least; None: as many as the server
-            works on at a time, as long as each has ``OFFSETS_PER_TASK``. A range is never less than one,
-            unless there are many of at most ``SMALL_BATCH_OFFSETS``: those share tasks, ``RANGES_PER_TASK``
-            at most, as long as all cores have some.
+        ranges: half-open offset ranges; overlapping ranges are read once.
+        kafka_options: options of Spark's Kafka source with their prefix: ``kafka.bootstrap.servers``,
+            security, fetch sizes. They override ``DEFAULTS``.
+        min_partitions: minimum number of Spark tasks. None uses as many tasks as the server runs at a time,
+            if each task has ``OFFSETS_PER_TASK``. Each range has at least one task, with one exception. Many
+            ranges of at most ``SMALL_BATCH_OFFSETS`` share tasks, up to ``RANGES_PER_TASK`` per task, if all
+            cores still have tasks.
 
     Raises:
         InvalidSettingError: no range was given, or ``kafka.bootstrap.servers`` is missing.
-        pyspark.errors.PySparkException: when the frame is used: a range starts below the log start, or
-            ends above the log end.
+        pyspark.errors.PySparkException: a range starts below the log start, or ends above the log end. Spark
+            raises it only when the frame is used.
     """
     if not ranges:
-        raise InvalidSettingError("no offset ranges to read: skip the batch when it is empty")
+        raise InvalidSettingError(
+            "no offset ranges to read. Nothing was read. Fix: skip the batch if it is empty."
+        )
     if "kafka.bootstrap.servers" not in kafka_options:
         raise InvalidSettingError(
-            "kafka_options lack 'kafka.bootstrap.servers': name the brokers to read from"
+            "kafka_options lack 'kafka.bootstrap.servers'. Nothing was read. Fix: set it to the brokers' "
+            "addresses."
         )
     dealt = one_per_partition(ranges)
     total = sum(part.size for layer in dealt for part in layer)
@@ -105,9 +108,10 @@ def read_ranges(
 
 
 def core_count(session: SparkSession) -> int:
-    """How many tasks the server works on at a time: all its cores, as many as it has now.
+    """Return the number of tasks that the server runs at a time: all the cores that it has now.
 
-    A Connect client has no SparkContext to ask; the plan of a range tells it in 0.01 s, without a job.
+    A Connect client has no SparkContext. The plan of ``range`` contains the number; it takes 0.01 s and no
+    job.
     """
     plan = session.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
     found = _SPLITS.search(plan)
@@ -120,7 +124,7 @@ def _task_count(session: SparkSession, total: int) -> int:
 
 
 def _cached_cores(session: SparkSession) -> int:
-    """A cluster may grow and shrink, but not with each batch."""
+    """Return the cores, queried every 30 s: a cluster may grow and shrink, but not with each batch."""
     return _query_cores(int(time.monotonic() / _CORES_SECONDS), session)
 
 
@@ -158,9 +162,9 @@ def _read_layer(
 
 
 def _min_tasks(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
-    """How few tasks may read these ranges.
+    """Return the minimum number of tasks for these ranges.
 
-    One for each costs as much as some hundred records do, and writes a file.
+    A task for each range would cost as much as some hundred records, and would write a file.
     """
     if len(layer) <= RANGES_PER_TASK or sum(part.size for part in layer) > SMALL_BATCH_OFFSETS * len(layer):
         return len(layer)
@@ -168,20 +172,21 @@ def _min_tasks(session: SparkSession, layer: Sequence[OffsetRange]) -> int:
 
 
 def source_group_id(kafka_options: Mapping[str, str]) -> str:
-    """Return one group id for one way to reach a cluster.
+    """Return the group id for these options of the Kafka source.
 
-    The source assigns and commits nothing, so the group has no members. With a constant id executors reuse
-    their pooled consumers: reading a small batch fell from 0.25 s to 0.07 s. They are pooled by group id and
-    partition, and when their settings differ (a new password, a second cluster with a topic of that name)
-    Spark fails and writes both settings, secrets included, into its log and its error.
+    The source assigns partitions itself and never commits, so the group has no members. With a constant id
+    executors reuse their pooled consumers: the read of a small batch took 0.07 s instead of 0.25 s. Spark
+    pools consumers by group id and partition. If two pooled consumers had different settings, Spark would
+    fail. Examples are a new password, or a second cluster with a topic of that name. It would also write both
+    settings, including secrets, to its log and its error.
     """
     return f"{_GROUP}-{_hash_options(tuple(sorted(kafka_options.items())))}"
 
 
 @functools.lru_cache(maxsize=64)
 def _hash_options(options: tuple[tuple[str, str], ...]) -> str:
-    # scrypt, and 32 bits of it: whoever sees the group id at the broker must not be able to try passwords
-    # with it
+    # scrypt, cut to 32 bits: a user who sees the group id at the broker must not be able to test passwords
+    # against it
     return hashlib.scrypt(repr(options).encode(), salt=_GROUP.encode(), n=2**12, r=8, p=1, dklen=4).hex()
 
 

@@ -1,4 +1,4 @@
-"""What does this SELECT give of a batch, when it calls the batch ``batch``? Sends one query; creates no view.
+"""Run a SELECT over a batch, which the SQL calls ``batch``. Sends one query and creates no view.
 
 >>> print(with_placeholder("SELECT offset FROM batch WHERE value RLIKE '{2}'"))
 WITH batch AS (SELECT * FROM {batch}) SELECT * FROM (
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 
 def run_select(batch: DataFrame, sql: str) -> DataFrame:
-    """The rows of ``sql`` over a batch.
+    """Return the rows of ``sql`` over a batch.
 
-    The batch travels inside the query: a temporary view would be the session's, where the next batch, or one
-    in another thread, would replace it under a frame that Spark has not run yet.
+    The query contains the batch. A temporary view would belong to the session. The next batch, or a batch of
+    another thread, could then replace the view before Spark has run the frame.
     """
     return batch.sparkSession.sql(with_placeholder(sql), batch=batch)
 
 
 def with_placeholder(sql: str) -> str:
-    """The SELECT as Spark's ``sql(..., batch=frame)`` takes it: one placeholder, all other braces doubled.
+    """Return the SELECT for Spark's ``sql(..., batch=frame)``: one placeholder, all other braces doubled.
 
-    As a subquery it may have a WITH of its own, and cannot be anything but a query: CREATE or DROP is a
-    syntax error.
+    The SELECT becomes a subquery. It may have its own WITH; CREATE or DROP is a syntax error there.
     """
     only = sql.strip().removesuffix(";").replace("{", "{{").replace("}", "}}")
-    # The last line of the SQL may be a comment, which ends with its line
+    # If the last line of the SQL is a comment, the parenthesis must be on a new line
     return f"WITH batch AS (SELECT * FROM {{batch}}) SELECT * FROM (\n{only}\n)"

@@ -1,7 +1,7 @@
-"""What does the user's transform make of a batch? Rows, or an error that says whose it is.
+"""Call the user's transform on a batch: it returns rows, or an error that names its cause.
 
-Called in the run's thread, once for each attempt at a batch. Reads nothing by itself, unless a record has to
-be found that Spark cannot read.
+The run calls it in its own thread, once for each attempt at a batch. Reads no records by itself, except to
+find a record that Spark cannot read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kafka_liveness_dagster.core.bad_records import split_in_half
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
@@ -51,22 +51,23 @@ _METHOD_AS_COLUMN = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
 _BYTES_SUM = ("sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes",)
 _OLDEST_MIN = ("min(unix_millis(`timestamp`)) AS oldest",)
 _OBSERVED_TWICE = "dict() got multiple values for keyword argument"
-_QUARTER_HOUR_SECONDS = 900  # seconds: windows of time begin at quarters of an hour, in whatever time zone
+_QUARTER_HOUR_SECONDS = 900  # seconds; in every time zone, windows begin at quarters of an hour
 _LAST_MS = (2**63 - 1) // 1000
 """Spark counts microseconds: a later timestamp, of the year 294247, overflows."""
 
 
 @dataclass(frozen=True)
 class TransformedBatch:
-    """The rows of one batch, created again with each call.
+    """The rows of one batch; each call creates a new frame.
 
     Attributes:
-        transform: the user's, from the batch's records to the rows to keep.
-        ranges: the batch.
-        options: of Spark's Kafka source.
-        passthrough_errors: exceptions of the transform that are orders to whoever runs it.
-        measures_bytes: Spark sums up what keys and values weigh while it reads them.
-        measures_oldest: it finds the oldest timestamp while it does.
+        transform: the user's function from the records of the batch to its rows.
+        session: Spark session of the run.
+        ranges: offset ranges of the batch.
+        options: options of Spark's Kafka source.
+        passthrough_errors: exceptions of the transform that keep their class, because Dagster acts on them.
+        measures_bytes: whether Spark sums the bytes of keys and values while it reads them.
+        measures_oldest: whether Spark finds the oldest timestamp while it reads.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -80,11 +81,11 @@ class TransformedBatch:
     _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
-        """Call the transform.
+        """Call the transform and return its rows.
 
         Raises:
-            TransformError: it raised, or gave something else than rows of this session.
-            UnreadableRecordError: it looked at records of which Spark cannot read one.
+            TransformError: the transform raised, or returned something other than rows of this session.
+            UnreadableRecordError: the transform queried its records, and Spark cannot read one of them.
             KafkaSourceError: the server cannot read from Kafka.
         """
         batch = self._read(self.ranges)
@@ -97,21 +98,21 @@ class TransformedBatch:
         return self._rows_of(batch)
 
     def for_ranges(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
-        """The same of some of its offsets."""
+        """Return the rows of some of its offsets."""
         return replace(self, ranges=tuple(ranges))
 
     def on_empty_batch(self) -> DataFrame:
-        """What the transform makes of a batch without records; raises as a call does."""
+        """Return the rows of the transform for a batch without records; raises as a call does."""
         return self._rows_of(self._read(self.ranges).where("false"))
 
     def failure_of(self, ranges: Sequence[OffsetRange]) -> str:
-        """Return why some of its records cannot be processed, in short; empty when they can.
+        """Return a short reason why some of these records cannot be processed; empty if all can.
 
-        Computes all and keeps none.
+        Computes all rows and keeps none.
 
         Raises:
-            KafkaLivenessError: whatever it is, it is no fault of the transform's.
-            pyspark.errors.PySparkException: Spark is away, or was told to stop.
+            KafkaLivenessError: the cause is not the transform.
+            pyspark.errors.PySparkException: Spark is unavailable, or canceled the operation on request.
         """
         rows = replace(self, ranges=tuple(ranges), measures_bytes=False, measures_oldest=False)
         try:
@@ -138,7 +139,7 @@ class TransformedBatch:
             if connection_of(self.session).is_released:
                 raise self._stopped_error() from error
             if isinstance(error, PySparkException):
-                self._raise_if_not_transform(error, batch)  # met by a query of the transform itself
+                self._raise_if_not_transform(error, batch)  # raised by a query in the transform
             raise self._source_options_error(
                 f"raised {_error_name(error)}", _remedy(error, self.transform)
             ) from error
@@ -148,7 +149,7 @@ class TransformedBatch:
             )
         if rows.sparkSession is not self.session:
             raise self._source_options_error(
-                "returned a DataFrame of another Spark session", "make it of the batch it is given"
+                "returned a DataFrame of another Spark session", "make the DataFrame from the batch"
             )
         return rows
 
@@ -158,21 +159,22 @@ class TransformedBatch:
         if connection_of(self.session).is_released:
             raise self._stopped_error()
         if isinstance(rows, DataFrame):
-            # Spark tells an unknown column or table only now; it is kept for those who ask again
+            # Spark reports an unknown column or table only now; PySpark caches the schema for later calls
             _ = rows.schema
-            _ = rows._plan.observations  # noqa: SLF001 - the write would raise what it raises, and name no batch
+            _ = rows._plan.observations  # noqa: SLF001 - the write would raise the same error without the batch
         return rows
 
     def mean_bytes(self) -> float | None:
-        """Key and value of a record, in bytes; None while none was read, or where they are not weighed."""
+        """Return the mean bytes of key and value per record; None if none was read, or without the sum."""
         sums = self._read_sums
         return sums.get("bytes") / sums.rows_read if sums and sums.rows_read and self.measures_bytes else None
 
     def oldest_ms(self) -> int | None:
-        """The oldest timestamp of its records, since the epoch; None where an older one may be among them.
+        """Return the oldest timestamp of its records, in ms since the epoch; None if uncertain.
 
-        Spark reads fewer records than there are offsets where the transform takes a part of them, as by a
-        LIMIT; and where some offsets have no record, as in a topic with transactions or a compacted one.
+        The timestamp is certain only if Spark read a record for each offset. Spark reads fewer records if the
+        transform reads a part of them, as with a LIMIT. It also reads fewer if some offsets have no record,
+        as in a topic with transactions, or in a compacted topic.
         """
         sums = self._read_sums
         if sums is None or sums.rows_read < sum(r.size for r in self.ranges):
@@ -181,12 +183,13 @@ class TransformedBatch:
         return oldest
 
     def count_by_time(self, since: float, until: float) -> list[tuple[str, int, float, int]]:
-        """Count records with a timestamp from ``since`` to before ``until``, in seconds.
+        """Count records with a timestamp from ``since`` to before ``until``, in seconds since the epoch.
 
         Reads the batch again.
 
         Returns:
-            Topic, partition, beginning of a quarter of an hour, and how many of it, for each that has some.
+            A tuple for each partition and quarter of an hour with records. It has the topic, the partition,
+            the start of the quarter in seconds since the epoch, and the number of records.
         """
         at = F.expr("unix_millis(`timestamp`)")
         of_time = (at >= round(1000 * since)) & (at < round(1000 * until))
@@ -205,9 +208,9 @@ class TransformedBatch:
     def unreadable_record(
         self, error: PySparkException
     ) -> UnreadableRecordError | KafkaSourceError | StorageError | None:
-        """Return why an error is not the transform's: a record by name, the source, or a disk.
+        """Return the named error if the cause is a record, the Kafka source or a disk; None otherwise.
 
-        None for other errors. Reads the batch again to find the record.
+        Reads the batch again to find the record.
         """
         if is_source_options_error(error):
             return self._source_error(error)
@@ -244,7 +247,7 @@ class TransformedBatch:
         return False
 
     def _raise_if_not_transform(self, error: PySparkException, batch: DataFrame) -> None:
-        """Raise what is no fault of the transform's: the batch itself may be the problem."""
+        """Raise the named error if the cause is the server or the batch, and not the transform."""
         if is_server_error(error):
             raise error
         if unreadable := self.unreadable_record(error):
@@ -279,7 +282,7 @@ class TransformedBatch:
 
     def _stopped_error(self) -> TransformError:
         return self._source_options_error(
-            "stopped the Spark session of its batch", "leave out `spark.stop()`: the run ends it"
+            "stopped the Spark session of its batch", "leave out `spark.stop()`; the run ends the session"
         )
 
     def _source_error(self, error: PySparkException) -> KafkaSourceError:
@@ -292,26 +295,26 @@ class TransformedBatch:
     def _source_options_error(self, what: str, remedy: str) -> TransformError:
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__)
         return TransformError(
-            f"{name} {what} for {join_some(self.ranges, max_items=1)}: nothing of the batch was written or "
-            f"committed; {remedy}"
+            f"{name} {what} for {join_some(self.ranges, max_items=1)}. Nothing of the batch was written or "
+            f"committed. Fix: {remedy}."
         )
 
 
 def _remedy(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> str:
     if _took_method_for_column(error, transform):
-        return "the column is batch['offset']: batch.offset is a method of DataFrame"
+        return "write batch['offset'] for the column; batch.offset is a method of DataFrame"
     if isinstance(error, TypeError) and _OBSERVED_TWICE in str(error):
         return (
-            "where an Observation is in a frame that is used twice PySpark fails (SPARK-56322): observe by "
-            "a name, frame.observe('name', ...), or after the union or join"
+            "observe by a name, frame.observe('name', ...), or after the union or join. PySpark fails if a "
+            "plan contains a frame with an Observation twice (SPARK-56322)"
         )
-    return "mend the transform; the batch comes again"
+    return "correct the transform; the batch is then retried"
 
 
 def _took_method_for_column(error: Exception, transform: Callable[[DataFrame], DataFrame]) -> bool:
-    """Whether a method was taken for a column.
+    """Return whether the transform used the method ``DataFrame.offset`` as a column.
 
-    Of a batch's columns ``offset`` alone is the name of one, too.
+    ``offset`` is the only column of a batch that is also the name of a method.
     """
     names = getattr(getattr(transform, "__code__", None), "co_names", ())
     return (
@@ -338,8 +341,8 @@ def _type_name(given: Any) -> str:
 
 def _hint(given: Any) -> str:
     if given is None:
-        return "is its `return` missing?"
+        return "add the missing `return`"
     if inspect.isawaitable(given):
         given.close() if inspect.iscoroutine(given) else None
-        return "a transform is called, not awaited: define it without async"
-    return "return what Spark shall compute, or batch.sparkSession.createDataFrame(…) of what you have"
+        return "define the transform without async; the run calls it and does not await it"
+    return "return a DataFrame made from the batch, or batch.sparkSession.createDataFrame(…) of your data"

@@ -1,4 +1,1 @@
-"""What is measured.
-
-One table of metrics, traces of batches, and whatever OpenTelemetry SDK there is to be told.
-"""
+"""Metrics and traces: one table of metrics, traces of batches, and their export by OpenTelemetry's SDK."""

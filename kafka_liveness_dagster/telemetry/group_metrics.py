@@ -1,4 +1,7 @@
-"""How much waits for a group, and for how long? The gauges of one look at it, for whoever shows them."""
+"""Measure the lag and the crash lag of a group in offsets and seconds, as gauges of one sensor tick.
+
+A failed measurement never fails the tick.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,13 @@ log = logging.getLogger("kafka_liveness_dagster")
 
 
 class TopicTimes(NamedTuple):
-    """What the broker says of the records of one topic; None where nobody can tell.
+    """Times of one topic's records, from the broker; None if unknown.
 
     Attributes:
-        behind_seconds: seconds from the newest record that is processed to the newest.
-        pending_since: the timestamp of the oldest one that is pending, in seconds since the epoch.
+        behind_seconds: seconds from the newest processed record to the newest record.
+        pending_since: timestamp of the oldest pending record, in seconds since the epoch.
         open_transaction_offsets: offsets behind open transactions.
-        open_transaction_seconds: for how long the oldest of these has been open.
+        open_transaction_seconds: age of the oldest open transaction, in seconds.
     """
 
     behind_seconds: float | None
@@ -63,11 +66,14 @@ def measure_topics(
     partitions: Sequence[PartitionSnapshot],
     open_transactions: Sequence[OpenTransaction],
 ) -> dict[str, TopicTimes]:
-    """Of each topic, with what is held back of it; reads a record of each partition that is worst off.
+    """Measure the times of each topic; reads one record of each partition furthest behind.
+
+    Returns:
+        The times by topic, with the offsets behind its open transactions.
 
     Raises:
-        BrokerUnreachableError: no broker answers.
-        KafkaRefusedError: the broker refuses to tell.
+        BrokerUnreachableError: no broker responded.
+        KafkaRefusedError: the broker refused a request.
     """
     from kafka_liveness_dagster.kafka.timestamps import seconds_behind, timestamps  # noqa: PLC0415 - stays lazy
 
@@ -98,14 +104,15 @@ def gauge_points(
     *,
     by_partition: bool | None = None,
 ) -> Iterator[Point]:
-    """What the gauges of a group show; a value for each topic, or for each partition.
+    """Yield the gauge values of a group, one per topic or per partition.
 
     Args:
         group_id: the live lane's group.
-        members: how many it has.
-        partitions: as one look saw them.
-        topic_times: of each topic, as ``measure_topics`` gives it; what is not there is not shown.
-        by_partition: a series for each partition, of all but the times; None to do as the environment says.
+        members: number of its members.
+        partitions: partitions as of one observation.
+        topic_times: times by topic from ``measure_topics``; a missing topic has no such gauges.
+        by_partition: whether each partition has its own series, except for the times. None uses the
+            environment variable.
     """
     yield Point(MEMBERS, members, {GROUP: group_id})
     sums: dict[str, Counter[tuple[tuple[str, str], ...]]] = defaultdict(Counter)
@@ -136,7 +143,7 @@ def gauge_points(
 
 
 class GroupMetrics:
-    """What a sensor tells of its group."""
+    """The metrics that a sensor reports for its group."""
 
     def __init__(self, group_id: str) -> None:
         self._group_id = group_id
@@ -151,9 +158,15 @@ class GroupMetrics:
         *,
         cluster_for_times: bool,
     ) -> None:
-        """Set the gauges of one tick and count its events, if metrics are on.
+        """Set the gauges of one tick and count its events, if metrics are enabled.
 
-        ``cluster_for_times`` gives ages.
+        Args:
+            cluster: the group's cluster.
+            members: number of the group's members.
+            partitions: the group's partitions as of this tick.
+            events: events of this tick.
+            cluster_for_times: whether to query the cluster for record timestamps; otherwise the last times
+                are reported again.
         """
         if not is_enabled():
             return
@@ -168,9 +181,9 @@ class GroupMetrics:
                     cluster, self._group_id, {one.topic_partition: one.log_end for one in partitions}
                 )
                 self._times = measure_topics(cluster, self._group_id, partitions, open_transactions=held)
-            except KafkaLivenessError as error:  # what is measured is no reason to fail a tick
+            except KafkaLivenessError as error:  # a failed measurement must not fail the tick
                 self._times = {}
-                log.warning("the age of the records of group %s is unknown: %s", self._group_id, error)
+                log.warning("Could not measure record ages of group %s: %s", self._group_id, error)
         set_gauges(
             self._group_id, list(gauge_points(self._group_id, members, partitions, topic_times=self._times))
         )
@@ -184,7 +197,7 @@ def _group_by_topic(partitions: Sequence[PartitionSnapshot]) -> dict[str, list[P
 
 
 def _first_pending(one: PartitionSnapshot) -> int | None:
-    """The first offset that is pending and that the broker has."""
+    """Return the first pending offset that the broker still has; None if there is none."""
     there = [
         span.start
         for span in one.unprocessed

@@ -1,7 +1,7 @@
 """Define all metrics in one table.
 
-What is told, drawn or documented is named here and nowhere else. Names and labels are those of
-OpenTelemetry's semantic conventions for messaging where they have one; the others begin with
+Reports, dashboards and documentation take all names from this module only. Names and labels are those of
+OpenTelemetry's semantic conventions for messaging, where they have one. Other names begin with
 ``kafka_liveness.``.
 
 >>> FENCES.name, FENCES.prometheus, LAG_TIME.prometheus
@@ -34,15 +34,15 @@ COMMIT_STATE_UNKNOWN = "commit-state-unknown"
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric.
+    """A metric.
 
     Attributes:
-        name: as OpenTelemetry has it.
-        instrument: which kind it is.
-        unit: in UCUM: ``s``; a word in braces counts things.
+        name: name in OpenTelemetry.
+        instrument: kind of instrument.
+        unit: unit in UCUM: ``s``, or a word in braces for a count of things.
         description: one or two sentences.
-        labels: OpenTelemetry's attributes; ``PARTITION`` is there only when it is asked for.
-        recorded_by: who tells it.
+        labels: OpenTelemetry's attributes; ``PARTITION`` only if the user enables it.
+        recorded_by: process that records it.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """Its name in Prometheus; a histogram's series add ``_bucket``, ``_sum`` and ``_count``."""
+        """Name in Prometheus; a histogram's series add ``_bucket``, ``_sum`` and ``_count``."""
         return (
             prometheus_name(self.name)
             + _UNITS.get(self.unit, "")
@@ -67,7 +67,7 @@ _UNITS = {"s": "_seconds"}
 
 
 def prometheus_name(name: str) -> str:
-    """A name, or a label, as Prometheus has it."""
+    """Return the Prometheus form of a name or a label."""
     return name.replace(".", "_")
 
 
@@ -269,4 +269,4 @@ METRICS = (
     MEMBERS,
     EVENTS,
 )
-"""All of them, in the order of the documentation."""
+"""All metrics, in the order of the documentation."""

@@ -1,12 +1,12 @@
-"""Send metrics and traces to OpenTelemetry: record, trace the phases of a batch, set up exporters.
+"""Record metrics, trace the phases of a batch, and set up exporters, by OpenTelemetry's API.
 
-Only OpenTelemetry's API is told, and only where it is loaded already: who has set an SDK up has loaded it.
-Nothing that is told ever fails, or waits.
+Records only if OpenTelemetry's API is already loaded, because code that sets up an SDK has loaded it. A
+record never fails and never waits.
 
-Dagster starts run workers and code servers, so OpenTelemetry's own variables are the one way to tell all of
-them. Never waits for a collector and never fails because of one: only what is configured wrongly is an error.
+Dagster starts run workers and code servers, so only OpenTelemetry's own environment variables configure all
+of them. Never waits for a collector, and never fails because of one; only a wrong setting is an error.
 
-A trace is made when its batch has ended: then all of it is known, whichever threads it was done by.
+A trace is created after its batch has ended, because then the phases of all threads are known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 BY_PARTITION = "KAFKA_LIVENESS_METRICS_BY_PARTITION"
-"""An environment variable: ``true`` for series of each partition."""
+"""Environment variable; ``true`` enables a series for each partition."""
 STALE_SECONDS = 300.0
 _API = "opentelemetry"
 _SCOPE = "kafka_liveness_dagster"
@@ -44,7 +44,7 @@ log = logging.getLogger(_SCOPE)
 
 
 class Point(NamedTuple):
-    """What a gauge shows under some labels."""
+    """A gauge value with its labels."""
 
     metric: Metric
     value: float
@@ -52,23 +52,23 @@ class Point(NamedTuple):
 
 
 def loaded_api(signal: str) -> Any:
-    """OpenTelemetry's API for ``metrics`` or ``trace``; None where nobody has loaded it."""
+    """Return OpenTelemetry's API for ``metrics`` or ``trace``; None if this process has not loaded it."""
     return sys.modules.get(f"{_API}.{signal}")
 
 
 def is_set_up(provider: object) -> bool:
-    """Whether it is somebody's SDK: the API's own providers do nothing."""
+    """Return whether the provider is of an SDK; the API's own providers do nothing."""
     return not type(provider).__module__.startswith((f"{_API}.metrics", f"{_API}.trace"))
 
 
 def is_enabled() -> bool:
-    """Whether it is worth to ask somebody for what is to be told."""
+    """Return whether an SDK receives metrics; otherwise a caller need not query their values."""
     found = loaded_api("metrics")
     return found is not None and is_set_up(found.get_meter_provider())
 
 
 def record(metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-    """Count or record."""
+    """Add to a counter, or record a value in a histogram; do nothing without OpenTelemetry's API."""
     if (found := loaded_api("metrics")) is None:
         return
     with suppress_errors(metric.name):
@@ -78,7 +78,7 @@ def record(metric: Metric, value: float, labels: Mapping[str, str]) -> None:
 
 @contextmanager
 def suppress_errors(what: str) -> Iterator[None]:
-    """An SDK that raises is no reason to end a run."""
+    """Log an exception of the SDK instead of raising it: it must not end a run."""
     try:
         yield
     except Exception:
@@ -86,9 +86,10 @@ def suppress_errors(what: str) -> Iterator[None]:
 
 
 def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = None) -> dict[str, str]:
-    """The labels of a partition's numbers.
+    """Return the labels for the metrics of a partition.
 
-    The partition itself only when it is asked for, by default by the user.
+    The partition itself is a label only if ``by_partition`` is true, by default if the environment variable
+    ``BY_PARTITION`` is.
     """
     asked = (
         os.environ.get(BY_PARTITION, "").strip().lower() == "true" if by_partition is None else by_partition
@@ -97,9 +98,9 @@ def labels_of(group_id: str, tp: TopicPartition, *, by_partition: bool | None = 
 
 
 def set_gauges(group_id: str, points: Sequence[Point]) -> None:
-    """Let the gauges of a group show these points until the next ones come.
+    """Set the gauges of a group to these points until the next call.
 
-    They show them no longer than ``STALE_SECONDS``.
+    After ``STALE_SECONDS`` without a call the gauges have no value.
     """
     if (found := loaded_api("metrics")) is not None:
         _points_by_group[group_id] = (time.monotonic(), points)
@@ -108,7 +109,7 @@ def set_gauges(group_id: str, points: Sequence[Point]) -> None:
 
 
 def tracer() -> Any:
-    """Makes spans; None where nobody has loaded the API."""
+    """Return a tracer; None if this process has not loaded OpenTelemetry's API."""
     found = loaded_api("trace")
     return None if found is None else found.get_tracer(_SCOPE, _version())
 
@@ -135,7 +136,7 @@ def _instrument(meter: Any, metric: Metric, observation: Callable[..., Any]) -> 
         return meter.create_histogram(metric.name, **told, explicit_bucket_boundaries_advisory=_SECONDS)
 
     def observed(_options: Any) -> Iterable[Any]:
-        """Caller: the SDK, on a thread of its own. Affects: nothing."""
+        """Return the current points. Caller: the SDK, on its own thread. Affects: nothing."""
         fresh = time.monotonic() - STALE_SECONDS
         shown = [point for at, points in tuple(_points_by_group.values()) if at >= fresh for point in points]
         return [observation(point.value, point.labels) for point in shown if point.metric is metric]
@@ -157,10 +158,10 @@ _setup_lock = threading.Lock()
 
 @contextmanager
 def export_telemetry() -> Iterator[None]:
-    """What a run tells inside of it is exported, if its environment says where.
+    """Export the metrics and traces of the block, if environment variables name an exporter.
 
     Raises:
-        InvalidSettingError: as ``set_up`` has it.
+        InvalidSettingError: as for ``set_up``.
     """
     set_up()
     try:
@@ -170,13 +171,13 @@ def export_telemetry() -> Iterator[None]:
 
 
 def set_up() -> None:
-    """Set up the SDK as the environment says, unless it says nothing, or somebody has set one up.
+    """Set up the SDK from environment variables, unless they name no exporter, or an SDK is already set up.
 
-    A Prometheus endpoint whose port is taken is told of, and tried again with the next call.
+    If the port of the Prometheus endpoint is taken, log a warning and try it again at the next call.
 
     Raises:
-        InvalidSettingError: the SDK is not installed, or the environment names an exporter that is not, or is
-            no good.
+        InvalidSettingError: the SDK, or an exporter that the environment names, is not installed; or a
+            setting of the exporter is invalid.
     """
     asked = {
         signal: names
@@ -191,8 +192,8 @@ def set_up() -> None:
     except ImportError as error:
         said = " and ".join(f"OTEL_{signal}_EXPORTER={','.join(names)}" for signal, names in asked.items())
         raise InvalidSettingError(
-            f"{said} asks for what OpenTelemetry's SDK does, which is not installed here: {_EXTRA}, "
-            "or set OTEL_SDK_DISABLED=true for this process"
+            f"{said} requires OpenTelemetry's SDK, which is not installed here. Nothing is exported. Fix: "
+            f"{_EXTRA}, or set OTEL_SDK_DISABLED=true for this process."
         ) from error
     with _setup_lock:
         if "TRACES" in asked and not is_set_up(trace.get_tracer_provider()):
@@ -203,14 +204,14 @@ def set_up() -> None:
 
 
 def flush() -> None:
-    """Send what is left. Nobody waits but the process, as it ends, and for ``FLUSH_SECONDS`` at most."""
+    """Send the remaining data; only the exit of the process waits for it, at most ``FLUSH_SECONDS``."""
     if not _flushes:
         return
     is_done = threading.Event()
 
     def send() -> None:
         for one in tuple(_flushes):
-            with suppress(Exception):  # its exporter has told of a collector that is away
+            with suppress(Exception):  # the exporter has already logged that its collector is unavailable
                 one(round(FLUSH_SECONDS * 1000))
         is_done.set()
 
@@ -226,7 +227,7 @@ def _exporter_names(variable: str) -> list[str]:
 
 
 def _create_exporter(signal: str, name: str) -> Any:
-    """An exporter or a reader; None for a Prometheus endpoint that cannot be had just now."""
+    """Create an exporter or a reader; None if the Prometheus endpoint is not available now."""
     variable = f"OTEL_{signal}_EXPORTER"
     group = f"opentelemetry_{signal.lower()}_exporter"
     known: Mapping[str, Any] = {one.name: one for one in entry_points(group=group)}
@@ -236,13 +237,14 @@ def _create_exporter(signal: str, name: str) -> Any:
         said = os.environ.get(protocol) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
         if (wanted := _OTLP.get(said.strip(), "")) == "":
             raise InvalidSettingError(
-                f"OTEL_EXPORTER_OTLP_PROTOCOL is {said}: there are {' and '.join(_OTLP)}"
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {said}. Nothing is exported. Fix: set it to "
+                f"{' or '.join(_OTLP)}."
             )
     if wanted not in known:
         raise InvalidSettingError(
-            f"{variable} names {name}, and no exporter of that name is installed: there are "
-            f"{', '.join(sorted({'otlp', *known} - set(_OTLP.values())))}; {_EXTRA} brings otlp and "
-            "prometheus"
+            f"{variable} names {name}, and no exporter of that name is installed. Nothing is exported. Fix: "
+            f"set it to one of {', '.join(sorted({'otlp', *known} - set(_OTLP.values())))}; {_EXTRA} "
+            "installs otlp and prometheus."
         )
     try:
         return (
@@ -250,12 +252,13 @@ def _create_exporter(signal: str, name: str) -> Any:
         )
     except Exception as error:
         raise InvalidSettingError(
-            f"{variable}={name} cannot be set up: {error}; look at its OTEL_ variables"
+            f"{variable}={name} cannot be set up: {error}. Nothing is exported. Fix: correct the OTEL_ "
+            "variables of this exporter."
         ) from error
 
 
 def _prometheus_reader() -> Any:
-    """The server first: a reader cannot be taken back."""
+    """Start the server before creating the reader, because a reader cannot be removed."""
     from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
     from prometheus_client import start_http_server  # noqa: PLC0415
 
@@ -265,9 +268,9 @@ def _prometheus_reader() -> Any:
         start_http_server(port, host)
     except OSError as error:
         _warn_once(
-            f"no Prometheus endpoint at {host}:{port} in this process ({error}): nothing of it is scraped. "
-            "Each process needs its own (OTEL_EXPORTER_PROMETHEUS_PORT); a run comes and goes: let it "
-            "export to otlp"
+            f"no Prometheus endpoint at {host}:{port} was started in this process ({error}). Its metrics "
+            "are not scraped. Fix: set OTEL_EXPORTER_PROMETHEUS_PORT to a different port for each process. "
+            "For runs, which are short-lived, set OTEL_METRICS_EXPORTER=otlp."
         )
         return None
     return PrometheusMetricReader()
@@ -283,7 +286,7 @@ def _set_tracer_provider(exporters: Sequence[Any]) -> None:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    provider = TracerProvider(shutdown_on_exit=False)  # ``flush`` waits for less
+    provider = TracerProvider(shutdown_on_exit=False)  # ``flush`` limits the wait at exit to FLUSH_SECONDS
     for one in map(BatchSpanProcessor, exporters):
         provider.add_span_processor(one)
         _flushes.append(one.force_flush)
@@ -291,9 +294,9 @@ def _set_tracer_provider(exporters: Sequence[Any]) -> None:
 
 
 def _set_meter_provider(found: Sequence[Any]) -> None:
-    """Nothing where nothing is found.
+    """Set the meter provider, if there is a reader.
 
-    A Prometheus reader is not flushed: its next scrape would have all twice.
+    A Prometheus reader is not flushed, because its next scrape would have all values twice.
     """
     from opentelemetry import metrics  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
@@ -307,11 +310,11 @@ def _set_meter_provider(found: Sequence[Any]) -> None:
 
 _NS = 1_000_000_000
 _MIN_NS = 1_000_000
-"""What takes less than a millisecond has no span."""
+"""Minimum duration of a span in nanoseconds: shorter phases have no span."""
 
 
 class PhaseTime(NamedTuple):
-    """When a phase was: nanoseconds since the epoch."""
+    """Start and end of a phase, in nanoseconds since the epoch."""
 
     phase: str
     started_ns: int
@@ -320,7 +323,7 @@ class PhaseTime(NamedTuple):
 
 @dataclass
 class BatchPhases:
-    """Those of one batch.
+    """The phases of one batch.
 
     >>> phases = BatchPhases()
     >>> with phases("write"):
@@ -334,7 +337,7 @@ class BatchPhases:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Be in a phase, in any thread; one that fails counts as well."""
+        """Measure a phase, in any thread; a phase that fails counts too."""
         at = time.time_ns()
         began = time.monotonic_ns()
         try:
@@ -343,13 +346,13 @@ class BatchPhases:
             self.phase_times.append(PhaseTime(phase, at, at + time.monotonic_ns() - began))
 
     def add_before(self, phase: str, seconds: float) -> None:
-        """A phase that had ended when these began."""
+        """Add a phase that ended when this object was created."""
         began_ns = self.started_ns - round(seconds * _NS)
         self.phase_times.insert(0, PhaseTime(phase, began_ns, self.started_ns))
         self.started_ns = began_ns
 
     def seconds(self) -> dict[str, float]:
-        """How long each phase took in all."""
+        """Return the total seconds of each phase."""
         found: dict[str, float] = defaultdict(float)
         for one in self.phase_times:
             found[one.phase] += (one.ended_ns - one.started_ns) / _NS
@@ -359,13 +362,14 @@ class BatchPhases:
 def record_trace(
     name: str, phases: BatchPhases, attributes: Mapping[str, str | int], failed: BaseException | None = None
 ) -> None:
-    """A trace of its own with a span for each phase, which ends now.
+    """Record a separate trace that ends now, with a span for each phase.
 
     Args:
-        name: of the root span.
-        phases: its children.
-        attributes: of the root; what an error says is none of them, it may quote records.
-        failed: what ended it; None when it was committed.
+        name: name of the root span.
+        phases: phases, which become its children.
+        attributes: attributes of the root span. An error's message is not among them, because it may quote
+            records.
+        failed: error that ended the batch; None if the batch was committed.
     """
     if (found := loaded_api("trace")) is None:
         return
@@ -383,7 +387,7 @@ def _record_spans(
     made_by = tracer()
     root = made_by.start_span(
         name,
-        context=found.set_span_in_context(found.INVALID_SPAN),  # nobody's child
+        context=found.set_span_in_context(found.INVALID_SPAN),  # a root span, without a parent
         kind=found.SpanKind.CONSUMER,
         attributes=attributes,
         start_time=phases.started_ns,

@@ -22,9 +22,8 @@ def test_what_arrived_is_waited_for_until_its_first_commit(owned):
     """A rebalance holds the commit up with which a partition becomes the member's: the run is not idle."""
     member = SimpleNamespace(pending={ORDERS: 1}, owned=owned)
     view = GroupView(None, None, SimpleNamespace(planner=SimpleNamespace(member=member)), None)
-    assert (
-        view.why_partitions_pending() == "1 partitions have come, and a rebalance holds their first commit up"
-    )
+    found = view.why_partitions_pending()
+    assert found == "1 partitions are assigned, and a rebalance delays their first commit"
     member.pending.clear()
     member.owned[ORDERS] = "settled"
     assert view.why_partitions_pending() == ""

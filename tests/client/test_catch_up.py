@@ -237,7 +237,7 @@ def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
     lane = opened()
     batch = lane.poll()
     broker.topic_id = "T2"
-    with pytest.raises(TopicRecreatedError, match="rows of orders:3:70-120 were written meanwhile"):
+    with pytest.raises(TopicRecreatedError, match="Rows of orders:3:70-120 were written meanwhile"):
         lane.commit(batch)
     assert broker.written == []
 

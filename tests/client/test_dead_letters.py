@@ -179,7 +179,7 @@ def test_a_table_of_another_kind_is_not_taken_for_dead_letters(handle, rejects):
     """Its rows would be replaced."""
     rejects.has_table(LETTERS, RECORDS)
     with pytest.raises(
-        TableSchemaError, match="is no table of dead letters, it has no headers, timestamp, error, run"
+        TableSchemaError, match="is no table of dead letters: it lacks headers, timestamp, error, run"
     ):
         handle()
     assert handle.order == []

@@ -58,7 +58,7 @@ def test_a_place_is_no_remedy_where_partitions_must_be_dealt_again(dealt, topic,
 def test_a_run_that_cannot_ask_joins_under_its_own_name(caplog):
     """Dagster's database is away, when it joins or when it joins again: that ends no run."""
     assert run_id_of_instance(named(lambda *_: 1 / 0, DEAD)) == "0badcafe"
-    assert "could not read from Dagster" in caplog.text
+    assert "Could not read from Dagster" in caplog.text
 
 
 def test_who_has_none():

@@ -129,9 +129,7 @@ def test_the_live_lanes_own_position_records_no_crash_lag_as_done():
 def test_the_end_of_a_pending_range_is_refused(committed, owed, offset):
     """The live lane went on there: such an offset does not show who processed the range."""
     lane = Lane(*(Span(*one) for one in owed), committed=committed, position=committed + 10)
-    with pytest.raises(
-        CommitRefusedError, match=r"120 of orders:3 is where the live lane went on behind 70-120"
-    ):
+    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 ends the pending range 70-120"):
         commits_of(lane).commit({AT: offset})
     assert (lane.first, lane.second) == ([], [])
 
@@ -168,7 +166,7 @@ def test_a_former_position_inside_of_a_pending_range_is_refused(found):
     lane = Lane(Span(70, 140), committed=140, position=140)
     for resumed in (ResumeDecision(120, (Span(70, 120),)), ResumeDecision(140, (Span(70, 140),))):
         found.add({AT: resumed}, logging.getLogger(__name__))
-    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 is where the live lane went on"):
+    with pytest.raises(CommitRefusedError, match=r"120 of orders:3 ends the pending range"):
         commits_of(lane, found=found).commit({AT: 120})
     assert (lane.first, lane.second) == ([], [])
 
@@ -178,6 +176,6 @@ def test_a_former_position_inside_of_a_pending_range_is_refused(found):
 )
 def test_an_offset_out_of_the_hands_of_this_consumer_is_refused(lane, commits, offset):
     """Nothing of it is committed, in either log."""
-    with pytest.raises(CommitRefusedError, match="not in this consumer's hands"):
+    with pytest.raises(CommitRefusedError, match="this consumer does not hold it"):
         commits.commit({AT: offset})
     assert (lane.first, lane.second) == ([], [])

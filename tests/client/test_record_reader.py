@@ -83,5 +83,5 @@ def test_records_of_a_batch_end_when_those_of_another_are_asked_for(reader):
     begun = next(first)
     assert [record.offset() for record in next(second)]
     assert begun == []
-    with pytest.raises(BatchInterleavedError, match="before these were all read"):
+    with pytest.raises(BatchInterleavedError, match="before all records of this batch were read"):
         next(first)

@@ -75,7 +75,7 @@ def block(kind, content="MIIB"):
         ),
         pytest.param(
             {**TOKENS, "sasl_oauthbearer_token_endpoint_url": "http://login.example/token"},
-            "begins with https",
+            "begin with https",
             id="HTTP",
         ),
         pytest.param(
@@ -168,7 +168,7 @@ def test_a_key_that_one_side_cannot_read_is_refused(pem, key, password, words):
 
 def test_a_file_without_a_certificate_is_refused(pem):
     """A key or a Java keystore where a certificate belongs."""
-    with pytest.raises(InvalidSettingError, match="holds no PEM certificate: export it"):
+    with pytest.raises(InvalidSettingError, match=r"holds no PEM certificate\. Fix: export it"):
         Security(security_protocol="SSL", ssl_ca_location=pem("ca.jks", "\u0000keystore"))
 
 
@@ -373,7 +373,7 @@ def test_a_variable_is_looked_up_in_a_script_too(monkeypatch):
 
 def test_the_embedded_broker_is_not_asked_for_what_it_cannot():
     """An address forgotten beside a login must not quietly mean a broker without one."""
-    with pytest.raises(InvalidSettingError, match="name yours with bootstrap_servers"):
+    with pytest.raises(InvalidSettingError, match="set bootstrap_servers to the addresses of your brokers"):
         kl.KafkaLivenessResource(**LOGIN).settings()
 
 

@@ -148,7 +148,10 @@ def test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work(s
 def test_a_spark_that_ends_under_a_batch_is_said_to_want_memory(server, session, failure):
     """No transform and no record is to blame: nobody looks for one."""
     server.gives("SELECT 1", failure)
-    with pytest.raises(SparkUnreachableError, match=r"it ended.*spark\.driver\.memory"), SparkJob(session):
+    with (
+        pytest.raises(SparkUnreachableError, match=r"executors ended.*spark\.driver\.memory"),
+        SparkJob(session),
+    ):
         session.sql("SELECT 1").collect()
 
 

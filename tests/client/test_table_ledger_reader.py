@@ -74,7 +74,7 @@ def test_a_tick_does_not_wait_for_a_table_that_sends_no_reply(server, table, loo
     server.falls_silent_at("`snapshots`")
     found = look()
     assert in_time(lambda: found.read(QUERIED)) is None
-    assert f"it was asked what {table} holds" in found.unavailable_reason
+    assert f"it was queried for the ledger of {table}" in found.unavailable_reason
 
 
 def test_a_tick_does_not_wait_for_dead_letters(server, table, look, short):
@@ -82,7 +82,7 @@ def test_a_tick_does_not_wait_for_dead_letters(server, table, look, short):
     server.falls_silent_at("orders_dead_letters")
     found = look()
     in_time(lambda: found.dead_letters([OffsetRange("orders", 0, 7, 12)]))
-    assert f"{table} was asked for its dead letters" in found.unavailable_reason
+    assert f"waiting for the dead letters of {table}" in found.unavailable_reason
 
 
 def test_a_tick_does_not_wait_for_a_server_that_sends_no_reply(server, look):
@@ -114,7 +114,7 @@ def test_an_error_without_a_text_is_told_by_its_class(server, look, monkeypatch)
     monkeypatch.setattr(TableLedger, "read", fails)
     found = look()
     assert found.read(QUERIED) is None
-    assert found.unavailable_reason == "Spark says AssertionError"
+    assert found.unavailable_reason == "Spark failed with AssertionError"
 
 
 def test_a_session_that_failed_is_replaced_by_the_next_tick(server, look, monkeypatch):

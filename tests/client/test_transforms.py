@@ -46,7 +46,7 @@ def raising(error):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        pytest.param(None, "returned None instead of a DataFrame .* is its `return` missing", id="None"),
+        pytest.param(None, "returned None instead of a DataFrame .* add the missing `return`", id="None"),
         pytest.param([1], "returned a list instead of a DataFrame", id="a list"),
     ],
 )

@@ -63,14 +63,14 @@ def certificate(*args, external=None, rows=None, **kwargs):
 
 
 REPLACED = "an external commit replaced the catch-up commit log (offset 120, metadata '')"
-EXPIRED = "the table's history that would show it has expired"
+EXPIRED = "the table's history of these offsets expired"
 ONCE = "every offset from 0 to 120 is in the table once"
 CERTIFIED = {
     "all of it": (certificate(), ONCE),
-    "owed": (certificate(mark=OWING, account=UNTIL_70), f"{ONCE}, but for 50 pending (70-120)"),
+    "owed": (certificate(mark=OWING, account=UNTIL_70), f"{ONCE}, except 50 pending (70-120)"),
     "owed and dead": (
         certificate(mark=OWING, account=UNTIL_70, log_start=100),
-        f"{ONCE}, but for 50 pending (70-120, 30 of them expired at the broker)",
+        f"{ONCE}, except 50 pending (70-120, 30 of them expired at the broker)",
     ),
     "owed and lost": (
         certificate(
@@ -78,11 +78,11 @@ CERTIFIED = {
             account=UNTIL_70,
             second=replace(SECOND, written_off=(Span(100, 120),)),
         ),
-        f"{ONCE}, but for 30 pending (70-100) and 20 written off (100-120)",
+        f"{ONCE}, except 30 pending (70-100) and 20 written off (100-120)",
     ),
     "lost, as the table alone says": (
         certificate(account=replace(UNTIL_70, written_off=(Span(70, 120),))),
-        f"{ONCE}, but for 50 written off (70-120)",
+        f"{ONCE}, except 50 written off (70-120)",
     ),
     "told as lost, but there after all": (
         certificate(second=replace(SECOND, written_off=(Span(70, 120),))),
@@ -91,12 +91,12 @@ CERTIFIED = {
     "drained, and the live commit log has not dropped it yet": (certificate(mark=OWING), ONCE),
     "to be processed again, though it is there": (
         certificate(mark=replace(OURS, pending=(Span(70, 120),), reprocess=Span(70, 120))),
-        f"{ONCE}, but for 50 pending (70-120)",
+        f"{ONCE}, except 50 pending (70-120)",
     ),
     "a stranger's commit, but the table has it all": (certificate(mark=None), ONCE),
     "another program's metadata, but the table has it all": (
         certificate(mark=None, external=ExternalCommit("first", 120, "theirs")),
-        f"{ONCE}; another program's metadata is committed: 'theirs'",
+        f"{ONCE}; another client committed the metadata 'theirs'",
     ),
     "an external commit in the catch-up commit log": (
         certificate(second=CatchUpCommitMetadata(external=ExternalCommit("second", 120, ""))),
@@ -108,19 +108,19 @@ CERTIFIED = {
     ),
     "its history was expired": (
         certificate(account=UNKNOWN),
-        f"{ONCE}; 0-120 by the commit logs' word alone: {EXPIRED}",
+        f"{ONCE}; 0-120 is recorded by the commit logs alone: {EXPIRED}",
     ),
     "its history was expired, and it owes": (
         certificate(mark=OWING, account=UNKNOWN),
-        f"{ONCE}, but for 50 pending (70-120); 0-70 by the commit logs' word alone: {EXPIRED}",
+        f"{ONCE}, except 50 pending (70-120); 0-70 is recorded by the commit logs alone: {EXPIRED}",
     ),
     "written, and not committed yet": (
         certificate(committed=70),
-        "every offset from 0 to 70 is in the table once; the table has 70-120 above the commit already",
+        "every offset from 0 to 70 is in the table once; the table already has 70-120, above the commit",
     ),
     "expired unread": (
         certificate(committed=70, account=UNTIL_70, log_start=100),
-        "every offset from 0 to 70 is in the table once; 70-100 expired before anybody read it",
+        "every offset from 0 to 70 is in the table once; 70-100 expired before the group read it",
     ),
     "an empty partition": (
         certificate(committed=0, account=LedgerEntry(), log_end=0, topic_id=""),
@@ -132,30 +132,30 @@ CERTIFIED = {
     ),
     "a sink": (
         certificate(mark=OWING, account=None),
-        "both commit logs say that every offset from 0 to 120 is processed, but for 50 pending (70-120)",
+        "according to both commit logs, every offset from 0 to 120 is processed, except 50 pending (70-120)",
     ),
     "a sink, of a lane that could not ask": (
         certificate(mark=replace(OURS, origin=None), account=None, second=replace(SECOND, target=None)),
-        "both commit logs say that every offset from 0 to 120 is processed",
+        "according to both commit logs, every offset from 0 to 120 is processed",
     ),
 }
 NOT_CERTIFIED = {
     "forgotten": (
         certificate(mark=None, account=UNTIL_70),
-        "50 offsets missing (70-120): forgotten by a commit",
+        "50 offsets missing (70-120): an external commit removed the record that they are pending. Fix",
     ),
     "forgotten, where the table cannot tell": (
         certificate(mark=None, account=UNKNOWN),
         (
-            "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
-            "has no record"
+            "120 offsets missing (0-120): an external commit removed the record that they are pending, and "
+            "the table has no record"
         ),
     ),
     "forgotten, where there is no table": (
         certificate(mark=None, account=None),
         (
-            "120 offsets missing (0-120): forgotten by a commit that is not this package's, and the table "
-            "has no record"
+            "120 offsets missing (0-120): an external commit removed the record that they are pending, and "
+            "the table has no record"
         ),
     ),
     "lost by the table": (
@@ -174,19 +174,19 @@ NOT_CERTIFIED = {
     "beyond the log end": (certificate(log_end=100), "committed at 120 but its log ends at 100"),
     "its offsets were deleted": (
         certificate(None, None),
-        "nothing is committed, though the group began at 0 and the table has 0-120",
+        "No offset is committed, but the group began at 0 and the table has 0-120",
     ),
     "nobody says where it began": (
         certificate(mark=replace(OURS, origin=None), account=LedgerEntry(), second=CatchUpCommitMetadata()),
-        "no record has the group's start on this log",
+        "The group's start on this log is not recorded",
     ),
     "rows outside": (
         certificate(rows=RowComparison(9, outside=(OffsetRun(130, 131, 1), OffsetRun(200, 300, 5)))),
-        "rows of which nobody says that they are done, of 6 offsets (130-131, 5 within 200-300)",
+        "Rows of 6 offsets (130-131, 5 within 200-300) are not recorded as done",
     ),
     "rows without records": (
         certificate(rows=RowComparison(9, unrecorded=(OffsetRun(5, 6, 1),))),
-        "rows without a record in the topic, of 1 offset (5-6)",
+        "Rows of 1 offset (5-6) have no record in the topic",
     ),
 }
 
@@ -230,9 +230,8 @@ def test_what_rows_say_besides_is_told():
         doubled=(OffsetRun(5, 6, 1),), compacted=True,
     )  # fmt: skip
     assert certificate(rows=seen).verdict == (
-        f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows that are equal in "
-        "every "
-        "column, of 1 offset (5-6); rows without a record any more, of 1 offset (1-2): the topic is compacted"
+        f"{ONCE}; 1,000 rows were compared; no row for the record of 1 offset (7-8); rows of 1 offset (5-6) "
+        "are equal in every column; rows of 1 offset (1-2) have no record any more: the topic is compacted"
     )
     assert certificate(rows=RowComparison(3)).verdict == f"{ONCE}; 3 rows were compared"
 
@@ -307,7 +306,7 @@ def test_a_history_is_scanned_as_it_is_decoded(spans):
 )
 def test_a_newer_versions_history_is_not_understood(text):
     """And not guessed at."""
-    with pytest.raises(UnknownLedgerFormatError, match="does not understand"):
+    with pytest.raises(UnknownLedgerFormatError, match="unknown format"):
         find_overlaps(history(text))
 
 
@@ -327,7 +326,7 @@ def test_the_group_is_certified_when_all_its_partitions_are():
         "the history expired"
     ), "the table proves none of them"
     assert group(well, owing, lost).verdict == (
-        f"{begin} 3 partitions is in the table once, 260 in all, but for 50 pending (orders:3:70-120) and 50 "
+        f"{begin} 3 partitions is in the table once, 260 in all, except 50 pending (orders:3:70-120) and 50 "
         "written off (orders:3:70-120)"
     )
     seen = certificate(rows=RowComparison(90, without_rows=(OffsetRun(0, 120, 30),)))
@@ -343,8 +342,8 @@ def test_the_group_is_certified_when_all_its_partitions_are():
 def test_of_a_sink_only_both_logs_are_certified():
     """Nobody looked at what it holds, and the sentence does not say so."""
     assert group(certificate(account=None), is_table=False).verdict == (
-        "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed, as "
-        "both commit logs say, 120 in all"
+        "certified: group etl, sink ParquetSink: every committed offset of 1 partition is processed "
+        "according to both commit logs, 120 in all"
     )
 
 

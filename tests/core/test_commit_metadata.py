@@ -191,7 +191,7 @@ FOREIGN = [
 @pytest.mark.parametrize("text", FOREIGN)
 def test_what_we_did_not_write_is_not_guessed_at(text):
     """Foreign first-log metadata names itself, shortened to a line, and the remedy."""
-    with pytest.raises(ExternalCommitError, match="Give each its own group_id") as caught:
+    with pytest.raises(ExternalCommitError, match="give each program its own group_id") as caught:
         LiveCommitMetadata.decode(text)
     assert repr(text[:40])[1:-1] in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -959,11 +959,11 @@ def test_a_newer_versions_commit_is_not_external(log, text, is_newer):
     ("policy", "fenced", "ended"),
     [
         (IN_ORDER, "the batch is retried", "resumes at the committed offsets"),
-        (PARALLEL, "the batch becomes crash lag", "skips ahead to the log end: with"),
+        (PARALLEL, "the batch becomes crash lag", "skips ahead to the log end. With"),
         (
             ResumePolicy(enable_parallel_rebalance=True, min_crash_lag=1_000),
             "log end if at least 1,000",
-            "wait there: w",
+            "wait there. W",
         ),
     ],
     ids=["in order", "parallel", "parallel, from some offsets on"],

@@ -35,7 +35,7 @@ COMMITS = (
     {"copies": 3, "min.insync.replicas": "2", "brokers": 3, "embedded": False},
 )
 GROUP = kafka_rules.GROUP, {"consumer.session.timeout.ms": "45000", "consumer.heartbeat.interval.ms": "5000"}
-BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "nothing that waits is about to expire")}
+BACKLOG = kafka_rules.BACKLOG, {"expiry": Verdict(Severity.FINE, "no waiting record is about to expire")}
 TOPIC = (
     kafka_rules.TOPIC,
     {
@@ -90,7 +90,12 @@ WELL = {
 }
 INSTANCE = (
     dagster_rules.INSTANCE,
-    {**facts_with_defaults(WELL), "groups": ("orders-etl", "clicks-etl"), "daemon seconds": 20.0},
+    {
+        **facts_with_defaults(WELL),
+        "groups": ("orders-etl", "clicks-etl"),
+        "daemon seconds": 20.0,
+        "embedded": False,
+    },
 )
 ON = GroupSensorFacts(
     "orders-etl", "orders_sensor", True, interval_seconds=5.0, ticks_kept_seconds=5.2, idle_seconds=1.0
@@ -128,16 +133,16 @@ def test_what_is_well_is_told_without_advice(of):
         (COMMITS, {"copies": "1", "brokers": 1, "min.insync.replicas": "1"}, "offsets topic", WARN,
             "3 copies"),
         (COMMITS, {"min.insync.replicas": "1"}, "offsets topic", WARN, "min.insync.replicas=2"),
-        (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "every commit is refused"),
+        (COMMITS, {"min.insync.replicas": "4"}, "offsets topic", Outcome.FAIL, "rejects every commit"),
         (COMMITS, {"copies": Unavailable("needs DESCRIBE")}, "offsets topic", UNKNOWN, "needs DESCRIBE"),
         (GROUP, {"consumer.heartbeat.interval.ms": "15001"}, "sessions", Outcome.FAIL, "a third"),
-        (BACKLOG, {"expiry": Verdict(Severity.WARNING, "about to expire: 70-120")}, "expiry", WARN, "70-120"),
+        (BACKLOG, {"expiry": Verdict(Severity.WARNING, "70-120 expire soon")}, "expiry", WARN, "70-120"),
         (BACKLOG, {"expiry": Verdict(Severity.ERROR, "expired: 70-120")}, "expiry", Outcome.FAIL, "status"),
         (TOPIC, {"retention.ms": str(DAY_MS)}, "retention", WARN, "to 259,200,000 (3 days)"),
         (TOPIC, {"offsets.retention.minutes": "1440"}, "retention", WARN, "to 10,080 or more"),
-        (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 a partition"),
+        (TOPIC, {"retention.bytes": "1000000"}, "size", WARN, "1,000,000 per partition"),
         (TOPIC, {"age seconds": 4 * 86_400.0}, "backlog", WARN, "4 days old, 57% of 7 days"),
-        (TOPIC, {"age seconds": 6.5 * 86_400.0}, "backlog", Outcome.FAIL, "deletes it at 100%"),
+        (TOPIC, {"age seconds": 6.5 * 86_400.0}, "backlog", Outcome.FAIL, "deletes the record at 100%"),
         (TOPIC, {"throttle seconds": 39.9}, "reads", WARN, "delayed a fetch just now by 39.90 s"),
         (TOPIC, {"ahead seconds": 3_600.0}, "clock", WARN, "1 h ahead of this machine's clock (CreateTime)"),
         (SERVER, {"client": "4.2.0"}, "version", WARN, "install pyspark 4.1"),
@@ -163,7 +168,7 @@ def test_what_is_well_is_told_without_advice(of):
         (CATALOG, {"cache-enabled": None}, "cache", WARN, "up to 30 s late"),
         (CATALOG, {"type": "hadoop"}, "commits", Outcome.FAIL, "no atomic rename"),
         (INSTANCE, {f"{MONITORING}enabled": False}, "monitoring", WARN, "run_monitoring.enabled: true"),
-        (INSTANCE, {f"{MONITORING}free_slots_after_run_end_seconds": 0}, "monitoring", WARN, "for ever"),
+        (INSTANCE, {f"{MONITORING}free_slots_after_run_end_seconds": 0}, "monitoring", WARN, "indefinitely"),
         (INSTANCE, {"run_coordinator.class": "DefaultRunCoordinator"}, "queue", WARN, "QueuedRunCoordinator"),
         (INSTANCE, {"run_coordinator.config.dequeue_interval_seconds": 5}, "queue", WARN, "every 5 s"),
         (INSTANCE, {f"{RUNS}max_concurrent_runs": 2}, "limits", Outcome.FAIL, "the last group never starts"),
@@ -211,18 +216,19 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
     [
         (COMMITS, {"copies": 1, "brokers": 1, "min.insync.replicas": "1", "embedded": True}, "offsets topic",
             "one machine"),
+        (INSTANCE, {"storage": "sqlite", "embedded": True}, "storage", "for one machine"),
         (TOPIC, {"retention.ms": "-1"}, "retention", "indefinitely"),
         (TOPIC, {"retention.ms": "-1"}, "backlog", "deletes none"),
-        (TOPIC, {"age seconds": 0.0}, "backlog", "nothing waits"),
+        (TOPIC, {"age seconds": 0.0}, "backlog", "no record waits"),
         (TOPIC, {"ahead seconds": None}, "clock", "no record"),
         (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock",
-            "the broker's clock is behind cannot be told"),
+            "how far the broker's clock is behind"),
         (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None),)}, "period",
             "orders_sensor ticked 1 s ago"),
         (LOCATION, {"sensors": ()}, "period", "no group sensor is on"),
         (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),
-        (SERVER, {"skew": ClockSkew(-50.0, 50.0)}, "clock", "as far as a question can tell"),
-        (CATALOG, {"class": "a.DeltaCatalog", "cache-enabled": None}, "cache", "sinks of your own"),
+        (SERVER, {"skew": ClockSkew(-50.0, 50.0)}, "clock", "within the precision of a query"),
+        (CATALOG, {"class": "a.DeltaCatalog", "cache-enabled": None}, "cache", "custom sinks"),
         (CATALOG, {"type": "hadoop", "warehouse": "/srv/lake"}, "commits", "type hadoop"),
         (CATALOG, {"type": None, "warehouse": None}, "commits", "its own"),
         (INSTANCE, {"groups": ("orders-etl",), "sensors.use_threads": False}, "threads", "one group"),
@@ -254,7 +260,7 @@ def test_what_could_not_be_asked_is_never_well():
     fewer = {name: value for name, value in facts.items() if name != "offset.metadata.max.bytes"}
     told = {one.check: one.result for one in run_rules("kafka", rules, fewer)}
     assert [name for name, answer in told.items() if answer.outcome is UNKNOWN] == ["commit metadata"]
-    assert told["commit metadata"].advice == "offset.metadata.max.bytes is not told to this client"
+    assert told["commit metadata"].advice == "offset.metadata.max.bytes is not visible to this client"
 
 
 def test_a_finding_for_programs():

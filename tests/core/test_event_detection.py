@@ -419,11 +419,11 @@ def test_words():
     assert str(MemberJoined(RUN, ())) == f"run {RUN} joined with no partition"
     assert str(MemberLeft(RUN, LeaveReason.CRASHED, ())) == f"run {RUN} crashed"
     back = MemberLeft(RUN, LeaveReason.POLL_TIMEOUT, (), is_back=True)
-    assert str(back) == f"run {RUN} left by poll timeout and came back between two looks"
+    assert str(back) == f"run {RUN} left by poll timeout and rejoined between two sensor ticks"
     assert str(MemberLeft("kcat at 10.0.0.7", LeaveReason.EXTERNAL_CLIENT, (P0,))).startswith(
         "external member kcat"
     )
-    assert str(RebalanceStarted(2)) == "a rebalance is under way, with 2 members"
+    assert str(RebalanceStarted(2)) == "a rebalance began, with 2 members"
     assert (
         str(RebalanceCompleted(2, 7.4))
         == "the partitions were reassigned among 2 members, which took about 7 s"
@@ -431,7 +431,7 @@ def test_words():
     assert str(RebalanceCompleted(1, None)) == "the partitions were reassigned among 1 member"
     assert str(GroupEmptied()) == "the group has no member any more"
     assert str(GroupDied()) == "the group does not exist any more"
-    assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress, but has not been seen at work for 60 s"
+    assert str(GhostFound(RUN, 60.0)) == f"run {RUN} is in progress, but has shown no activity for 60 s"
     assert str(GhostFound(RUN, 0.0, gone=True)) == f"run {RUN} is in progress, but its process is gone"
 
 
@@ -454,7 +454,7 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
         )
     told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
     assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
-    assert str(told_first).endswith("kcat at 10.0.0.7 replaced its commit")
+    assert str(told_first).endswith("kcat at 10.0.0.7 replaced the commit that listed it")
     assert "a client that is not in the group now" in str(CrashLagForgotten("orders:0:70-120", 50))
 
 

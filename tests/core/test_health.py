@@ -69,20 +69,18 @@ NEW = partition(committed=None, mark=None, log_end=50)
             [], {RUN: FAILED}, OPEN_BEHIND, ERROR, "member; the last live run failed", id="crashed, no other"
         ),
         pytest.param(
-            [], {RUN: AT_WORK}, BEHIND, FINE, "a run is on its way", id="at its last lines, released"
+            [], {RUN: AT_WORK}, BEHIND, FINE, "a live run is starting", id="at its last lines, released"
         ),
-        pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a run is on its way", id="about to join"),
+        pytest.param([], {OLDER: AT_WORK}, NEW, FINE, "a live run is starting", id="about to join"),
         pytest.param([], {OLDER: LATER_STEPS}, NEW, ERROR, "and no member", id="only its other steps go on"),
         pytest.param(
             [], {RUN: TIMED_OUT}, OPEN_BEHIND, WARNING, f"run {RUN} left by poll timeout", id="its batch hung"
         ),
         pytest.param([MEMBER], {RUN: TIMED_OUT}, OPEN_BEHIND, FINE, "1 member", id="and it is back"),
         pytest.param(
-            [], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"no member of the group: run {RUN};", id="frozen"
+            [], {RUN: FROZEN}, OPEN_BEHIND, ERROR, f"run {RUN} in progress, but no member", id="frozen"
         ),
-        pytest.param(
-            [], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hanging?", id="frozen, nothing waits"
-        ),
+        pytest.param([], {RUN: FROZEN}, OPEN, WARNING, "lag 0. Queued or hung: ", id="frozen, nothing waits"),
         pytest.param(
             [], {RUN: DEAD}, OPEN_BEHIND, ERROR, "member; the last live run failed", id="its process is gone"
         ),
@@ -92,9 +90,7 @@ NEW = partition(committed=None, mark=None, log_end=50)
         pytest.param(
             [MEMBER], {RUN: AT_WORK, OLDER: DEAD}, OPEN, FINE, "1 member", id="and another took its place"
         ),
-        pytest.param(
-            [FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. What they commit", id="only a stranger"
-        ),
+        pytest.param([FOREIGN], {}, BEHIND, ERROR, "rdkafka at 10.0.0.7. The records", id="only a stranger"),
         pytest.param(
             [FOREIGN, MEMBER], {RUN: AT_WORK}, OPEN, FINE, "1 member at work", id="a stranger beside it"
         ),
@@ -125,9 +121,11 @@ def test_a_run_that_is_listed_twice_is_one_at_work():
 @pytest.mark.parametrize(
     ("members", "age", "gravity", "says"),
     [
-        pytest.param([], 119.0, FINE, "on its way", id="still starting"),
-        pytest.param([], 120.0, ERROR, f"run {OLDER}; lag 50", id="it never joined"),
-        pytest.param([MEMBER], 120.0, WARNING, f"run {OLDER}; lag 50", id="it never joined, another reads"),
+        pytest.param([], 119.0, FINE, "is starting", id="still starting"),
+        pytest.param([], 120.0, ERROR, f"run {OLDER} in progress, but", id="it never joined"),
+        pytest.param(
+            [MEMBER], 120.0, WARNING, f"run {OLDER} in progress, but", id="it never joined, another reads"
+        ),
     ],
 )
 def test_a_run_that_never_joins_is_a_ghost_after_a_while(members, age, gravity, says):
@@ -179,10 +177,10 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
                      id="rebuilt from the table"),
         pytest.param(
             [replace(OWING, external=KCAT, is_upper_bound=True)],
-            *(0.0, [], 60.0, WARNING, f"cannot tell: {REPLACED}. Some of the 60 pending offsets may be done"),
+            *(0.0, [], 60.0, WARNING, f"unknown: {REPLACED}. Some of the 60 pending offsets may be done"),
             id="nothing to rebuild it from",
         ),
-        pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Materialize",
+        pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Fix: materialize",
                      id="too old"),
         pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 pending",
                      id="no partition"),
@@ -202,12 +200,15 @@ def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()
 @pytest.mark.parametrize(
     ("at", "gravity", "says"),
     [
-        pytest.param(log(0, owed=(Span(0, 50),)), FINE, "nothing that waits", id="retention has not begun"),
+        pytest.param(log(0, owed=(Span(0, 50),)), FINE, "no waiting record", id="retention has not begun"),
         pytest.param(
-            log(10, owed=(Span(70, 120),)), FINE, "nothing that waits", id="owed, far from the log start"
+            log(10, owed=(Span(70, 120),)), FINE, "no waiting record", id="owed, far from the log start"
         ),
         pytest.param(
-            log(69, owed=(Span(70, 120),)), WARNING, "about to expire: orders:0:70-120, 50", id="owed, near"
+            log(69, owed=(Span(70, 120),)),
+            WARNING,
+            "0:70-120, 50 offsets, are about to expire",
+            id="owed, near",
         ),
         pytest.param(
             log(80, owed=(Span(70, 120),)), ERROR, "orders:0:70-80, 10 offsets", id="owed, partly gone"
@@ -216,13 +217,13 @@ def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()
         pytest.param(
             log(80, owed=(Span(70, 80), Span(81, 90))),
             ERROR,
-            "About to expire: orders:0:81-90: ",
+            "About to expire: orders:0:81-90; ",
             id="gone and near",
         ),
-        pytest.param(log(200), FINE, "nothing that waits", id="all is read, all is deleted"),
-        pytest.param(log(100, 101, 120), FINE, "nothing that waits", id="the next batch takes it"),
+        pytest.param(log(200), FINE, "no waiting record", id="all is read, all is deleted"),
+        pytest.param(log(100, 101, 120), FINE, "no waiting record", id="the next batch takes it"),
         pytest.param(
-            log(100, 101, 140), WARNING, "about to expire: orders:0:101-140", id="more than a batch behind"
+            log(100, 101, 140), WARNING, "0:101-140, 39 offsets, are about", id="more than a batch behind"
         ),
         pytest.param(
             log(100, 101, 120, OwnerState.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"
@@ -230,7 +231,7 @@ def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()
         pytest.param(
             log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"
         ),
-        pytest.param(log(100, None, 140), FINE, "nothing that waits", id="nothing was promised"),
+        pytest.param(log(100, None, 140), FINE, "no waiting record", id="nothing was promised"),
     ],
 )
 def test_retention(at, gravity, says):
@@ -251,7 +252,7 @@ def test_retention(at, gravity, says):
         ),
         pytest.param(replace(partition(), external=KCAT), (), "", WARNING, REPLACED, id="an external commit"),
         pytest.param(
-            partition(), (), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody to ask"
+            partition(), (), "Spark is away", WARNING, "not checked: Spark is away", id="nobody to ask"
         ),
         pytest.param(
             partition(missing_rows=(Span(50, 70),)),
@@ -304,7 +305,7 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
             PendingDeadLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"
         ),
         pytest.param(
-            PendingDeadLetters(), "Spark is away", WARNING, "cannot tell: Spark is away", id="nobody knows"
+            PendingDeadLetters(), "Spark is away", WARNING, "not checked: Spark is away", id="nobody knows"
         ),
     ],
 )

@@ -541,7 +541,7 @@ def test_a_group_is_of_one_table():
     check_target("etl", found, "lake.shop.orders")
     with pytest.raises(TableMismatchError, match=r"`kafka-liveness move etl lake.shop.orders_2`") as told:
         check_target("etl", found, "lake.shop.orders_2")
-    assert "writes to lake.shop.orders_2, but the commits of group etl are about lake.shop.orders (" in str(
+    assert "writes to lake.shop.orders_2, but the commits of group etl name lake.shop.orders (" in str(
         told.value
     )
 

@@ -116,7 +116,7 @@ def test_the_bound_holds_whatever_arrives_first(by, partitions, records, seed):
     ("settings", "words"),
     [
         pytest.param({"max_records": 0}, "max_buffered_records is 0 .* at least 1", id="no record"),
-        pytest.param({"max_bytes": 0}, "max_buffered_bytes 0: .* at least 1", id="no byte"),
+        pytest.param({"max_bytes": 0}, "max_buffered_bytes is 0: .* at least 1", id="no byte"),
         pytest.param(
             {"limit_by": "none"}, "prefetch is 'none': wanted 'partition' or 'total'", id="no such limit"
         ),

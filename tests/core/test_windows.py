@@ -31,11 +31,11 @@ def judge(one, begin, end, *, is_of_our_time=False):
         pytest.param(
             partition(committed=None, log_start=100),
             100,
-            "a commit that says where orders:0 began",
+            "a commit that records where orders:0 began",
             id="expired unread",
         ),
         pytest.param(
-            partition(origin=None), 60, "a commit that says where orders:0 began", id="a stranger's commit"
+            partition(origin=None), 60, "a commit that records where orders:0 began", id="a stranger's commit"
         ),
         pytest.param(partition(outstanding=(Span(70, 80),)), 60, "", id="owed behind it"),
         pytest.param(

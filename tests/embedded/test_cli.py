@@ -66,7 +66,7 @@ def test_our_errors_are_a_message_and_exit_code_1(home):
         port = str(taken.getsockname()[1])
         up = subprocess.run([*CLI, "up", "--spark-port", port], capture_output=True, text=True, check=False)
     assert (up.returncode, up.stdout) == (1, "")
-    assert f"Error: port {port} for Spark Connect is taken by another program" in up.stderr
+    assert f"Error: Port {port} for Spark Connect is taken by another program" in up.stderr
     assert "Traceback" not in up.stderr
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             *(["adopt", group, "lake.shop.orders", *NOBODY] for group in groups),
             *(["write-off", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
         ],
-        "wanted a topic of Kafka's": [
+        "wanted a Kafka topic": [
             [command, "etl", "--topic", topic, *NOBODY]
             for command in ("status", "audit", "health")
             for topic in ("", " ", "a:b", HALF, "x" * 600)

@@ -149,7 +149,8 @@ def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
         jars, "PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
     )
     with pytest.raises(
-        JarsError, match=r"made for pyspark 4\.1\.9, and here is .* pip install 'pyspark\[connect\]==4"
+        JarsError,
+        match=r"has jars for pyspark 4\.1\.9, but .* is installed.* pip install 'pyspark\[connect\]==4",
     ):
         jars.resolve_jars("spark")
     monkeypatch.setattr(jars, "version", lambda _: "4.1.9")
@@ -247,7 +248,7 @@ def test_a_folder_that_nobody_may_write_to_is_told(monkeypatch, tmp_path):
     """With the variable that names another."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("KAFKA_LIVENESS_JARS", str(tmp_path / "file" / "jars"))
-    with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS name your own folder"):
+    with pytest.raises(JarsError, match="KAFKA_LIVENESS_JARS to a writable folder"):
         jars.resolve_jars("kafka")
 
 

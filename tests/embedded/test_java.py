@@ -31,7 +31,7 @@ def test_no_java_names_the_remedy(tmp_path, monkeypatch):
     """Without any Java the error says how to get one."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(JavaNotFoundError, match=r"PATH has no java: install one \(`apt-get install"):
+    with pytest.raises(JavaNotFoundError, match=r"PATH has no java. Fix: install one \(`apt-get install"):
         find_java()
 
 
@@ -39,7 +39,7 @@ def test_no_java_names_the_remedy(tmp_path, monkeypatch):
 def test_a_java_older_than_17_is_named_with_its_version(java_on_path, version):
     """An old Java is refused with its path and version, before it fails with a class file error."""
     java = java_on_path(version)
-    with pytest.raises(JavaNotFoundError, match=re.escape(f"{java} is {version}: install one")):
+    with pytest.raises(JavaNotFoundError, match=re.escape(f"{java} is {version}. Fix: install one")):
         find_java()
 
 

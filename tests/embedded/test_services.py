@@ -142,7 +142,7 @@ def test_down_waits_for_a_first_start(home, monkeypatch):
     monkeypatch.setattr(services, "LOCK_TIMEOUT_SECONDS", 0.0)
     monkeypatch.setenv("KAFKA_LIVENESS_START_SECONDS", "0.05")
     with services._locked_state(home):
-        assert "another process has been starting or stopping" in down()
+        assert "Another process has been starting or stopping" in down()
     assert down() == "stopped: nothing ran\n"
     assert not state.is_down(home), "nothing was ever started: the first use still starts it"
 
@@ -172,7 +172,7 @@ def test_a_port_asked_for_that_is_taken_is_an_error_with_its_number(home, proces
     """A port asked for by number is never replaced by another one in silence."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTakenError, match=f"port {port} for Kafka is taken by another program"):
+        with pytest.raises(PortTakenError, match=f"Port {port} for Kafka is taken by another program"):
             services.ensure_services(which=KAFKA, kafka_port=port)
     assert not processes_of(home)
 
@@ -311,10 +311,10 @@ def test_an_unknown_service_is_refused(home):
     ("which", "message"),
     [
         pytest.param(
-            "kafka", r"the storage of Kafka was not formatted in 0\.02 s", id="its storage is formatted"
+            "kafka", r"The storage of Kafka was not formatted in 0\.02 s", id="its storage is formatted"
         ),
         pytest.param(
-            "spark", r"Spark Connect did not answer on port \d+ in 0\.02 s", id="it does not answer"
+            "spark", r"Spark Connect did not respond on port \d+ in 0\.02 s", id="it does not answer"
         ),
     ],
 )

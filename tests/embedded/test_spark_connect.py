@@ -161,16 +161,16 @@ def test_a_spark_that_is_dead_behind_an_open_port_is_noticed(home, monkeypatch, 
     look = TableLedgerReader("lake.shop.orders", kl.SparkConnectResource(), connect_seconds=120)
     look.read({})
     assert (
-        "answers, but can run no job (java.util.concurrent.RejectedExecutionException"
+        "responds, but cannot run a job (java.util.concurrent.RejectedExecutionException"
         in look.unavailable_reason
     )
     assert "`kafka-liveness up` restarts the embedded one" in look.unavailable_reason
     [doctor] = checkup.check_spark(lambda: remote)
     assert doctor.outcome is Outcome.FAIL
-    assert "answers, but can run no job" in doctor.message
+    assert "responds, but cannot run a job" in doctor.message
     before = state.read_state(home)["spark"]
     up = subprocess.run([*CLI, "up", "--json"], capture_output=True, text=True, check=True)
-    assert "can run no job" in up.stderr
+    assert "cannot run a job" in up.stderr
     assert json.loads(up.stdout)["spark_remote"] == remote
     assert state.read_state(home)["spark"].pid != before.pid
     services.mark_for_restart(before)  # as of an `up` that was slower: this is another Spark
@@ -192,7 +192,7 @@ def test_a_stopped_spark_context_is_noticed():
         session = connect(f"sc://localhost:{port}", timeout_seconds=120)
         assert health.dead_reason(session, 120) == ""
         spark.sparkContext().stop()
-        why = f"Spark at sc://localhost:{port} answers, but can run no job"
+        why = f"Spark at sc://localhost:{port} responds, but cannot run a job"
         assert health.dead_reason(session, 120).startswith(why)
         assert health.dead_reason_at(f"sc://localhost:{port}").startswith(why)
         close(session)

@@ -115,7 +115,7 @@ class Dagster:
 
         def found():
             runs = self.instance.get_runs(dg.RunsFilter(job_name="orders_job"))
-            return [run for run in runs if run.run_id not in after and self.said(run.run_id, "committed ")]
+            return [run for run in runs if run.run_id not in after and self.said(run.run_id, "Committed ")]
 
         return self._terminal.wait_until("a live run commits", found)[0].run_id
 
@@ -152,11 +152,14 @@ def backfill_by_clicking(page, url, keys, crashed):
 
     page.goto(f"{url}/assets")
     page.locator('a[href$="/assets/orders_crash_lag"]').first.click()
-    expect(page.get_by_text("jumped over after a crash")).to_be_visible()
+    expect(page.get_by_text("skipped ahead to the log end after a crash")).to_be_visible()
     picture(page, "asset")
 
     tab(page, "Events").click()
-    told = f"{skipped:,} offsets the live lane jumped over (run {crashed[:8]} crashed): {', '.join(keys)}."
+    told = (
+        f"{skipped:,} offsets are pending, because the live lane skipped them (run {crashed[:8]} crashed): "
+        f"{', '.join(keys)}."
+    )
     expect(page.get_by_text(told).first).to_be_visible()
     picture(page, "why")
 

@@ -166,7 +166,7 @@ class GroupWithCrashLag:
     def began_again(self, runs):
         """Which of the runs met another writer of the same offsets or files."""
         said = {run: [entry.user_message for entry in self.instance.all_logs(run)] for run in runs}
-        return [run for run in runs if any("another writer committed rows of" in line for line in said[run])]
+        return [run for run in runs if any("Another writer committed rows of" in line for line in said[run])]
 
     def written_by(self, rows, partition):
         """``{run: offsets}`` of a partition's owed and later offsets."""
@@ -204,6 +204,14 @@ def test_keys_of_several_partitions_in_one_run(owing, rows):
     assert run.success
     owing.check_done(rows, 0, 1)
     assert set(owing.written_by(rows, 0)) == {run.run_id}
+    [observed] = [event.asset_observation_data for event in run.all_events if event.is_asset_observation]
+    metadata = observed.asset_observation.metadata
+    assert observed.asset_observation.asset_key == owing.asset.live.key
+    assert metadata["dagster/row_count"].value == len(rows(owing.table)), "the table's, after the backfill"
+    materialized = run.asset_materializations_for_node(owing.asset.crash_lag.op.name)
+    assert {one.metadata["run_summary"].value.partition(":")[0] for one in materialized} == {
+        "4 partitions together"
+    }
 
 
 def test_a_run_for_each_key_in_any_order(owing, rows):

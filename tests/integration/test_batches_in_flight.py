@@ -63,7 +63,7 @@ def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows
         assert seen.result() == (list(range(SIZE, 2 * SIZE)), 0)
     assert run.success
     assert offsets(rows(found.table)) == list(range(3 * SIZE))
-    told = [re.search(r":0:(\d+)-", line)[1] for line in said if line.startswith("committed ")]
+    told = [re.search(r":0:(\d+)-", line)[1] for line in said if line.startswith("Committed ")]
     assert told == ["0", "20", "40"]
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_waits_for_partitions_is_not_idle(world, rows, protocol):
             held.result()
             heard.result()
     assert run.success
-    assert len([line for line in said if "waits for partitions" in line]) == 1
+    assert len([line for line in said if "Waiting for partitions" in line]) == 1
     assert found.tags["kafka_liveness/waiting_for"] == ""
     assert len(rows(found.table)) == SIZE, "one partition of two came to it"
 

@@ -129,7 +129,7 @@ def test_the_usual_commit_of_the_position_loses_no_crash_lag(at_work):
     w.grow_to(150)
     w.process(consumer, 150)
     before = both_logs(w)
-    with pytest.raises(CommitRefusedError, match=r"120 of .*:3 is where the live lane went on behind 70-120"):
+    with pytest.raises(CommitRefusedError, match=r"120 of .*:3 ends the pending range 70-120"):
         consumer.commit({w.tp: 120})
     assert (both_logs(w), w.spans(consumer.pending(w.topic, 3))) == (before, [(70, 120)])
 
@@ -159,7 +159,7 @@ def test_a_commit_of_what_is_not_in_hand_changes_nothing(at_work, offset):
     assert consumer.poll(SECONDS).ranges == (kl.OffsetRange(w.topic, 3, 120, 130),)
     before = both_logs(w)
     with pytest.raises(
-        CommitRefusedError, match=f"commit of offset {offset} .*position is 130 and whose commit 120"
+        CommitRefusedError, match=f"commit of offset {offset} .*position is 130 and its commit 120"
     ):
         consumer.commit({other: 0, w.tp: offset})
     assert both_logs(w) == before
@@ -171,7 +171,7 @@ def test_an_owed_commit_does_not_pass_beside_a_refused_one(at_work):
     """The catch-up commit log is not written either when the first may not be."""
     w, consumer = at_work
     before = both_logs(w)
-    with pytest.raises(CommitRefusedError, match="nothing was committed, in either log"):
+    with pytest.raises(CommitRefusedError, match="Nothing was committed, in either log"):
         consumer.commit({w.tp: 100, TopicPartition(w.topic, 0): 5})
     assert both_logs(w) == before
 

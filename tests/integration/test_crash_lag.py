@@ -96,7 +96,7 @@ def test_a_range_that_is_not_owed_is_refused(crashed):
     with crashed.live() as consumer:
         join(crashed, consumer)
         with (
-            pytest.raises(NotPendingError, match=r"live lane is at 120, and pending of .* is 70-120"),
+            pytest.raises(NotPendingError, match=r"lane is at 120, and the pending ranges of .* are 70-120"),
             crashed.catch_up((70, 130)),
         ):
             pass
@@ -212,8 +212,8 @@ def test_another_programs_commits_are_not_touched(world):
 @pytest.mark.parametrize(
     ("session_seconds", "budget", "says"),
     [
-        (0.5, 60, "outside what the broker allows"),
-        (3_600, 7_200, "outside what the broker allows"),
+        (0.5, 60, "outside the broker's limits"),
+        (3_600, 7_200, "outside the broker's limits"),
     ],
 )
 def test_timeouts_the_broker_refuses_end_before_joining(world, session_seconds, budget, says):

@@ -76,7 +76,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
     error = world.catch_up((0, 1))
     assert isinstance(error, BadRecordError)
     assert f"offset 0 of {world.topic}:0" in str(error)
-    assert "They stay failed until the offsets are done" in str(error)
+    assert "The partitions stay failed until these offsets are done" in str(error)
     assert (world.materialized_ranges(), world.letters(), world.pending()[0]) == ([], BAD, (0, 1))
 
     world.value = MENDED
@@ -335,7 +335,7 @@ def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
     world.value = interrupted
     error = world.live()
     assert isinstance(error, SparkUnreachableError)
-    assert "was lost in the middle of a batch: it was started anew, or has ended this session" in str(error)
+    assert "was lost in the middle of a batch: the server restarted, or it ended this session" in str(error)
     assert world.pending() == []
     assert world.live() is None
     assert world.offsets_in_table() == [0, 1, 2]
@@ -371,7 +371,7 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
         [],
         14,
     )
-    assert "It is planned again" in world.newest_log()
+    assert "Planning it again" in world.newest_log()
     assert "lost" in world.newest_log()
 
 

@@ -208,7 +208,7 @@ def test_what_is_set_wrong_is_told_until_it_is_put_right(doctor, admin, group, s
         (f"topic {topic}", "backlog"): "warn", (f"topic {topic}", "elections"): "warn",
         (f"topic {topic}", "clock"): "warn",
     }  # fmt: skip
-    assert "every commit is refused" in wrong["kafka", "offsets topic"]["fix"]
+    assert "the broker rejects every commit" in wrong["kafka", "offsets topic"]["fix"]
     assert "session 6,000 ms, heartbeat 5,000 ms" in wrong["group", "sessions"]["message"]
     assert "min old, 67% of 1 h" in wrong[f"topic {topic}", "backlog"]["message"]
 
@@ -231,7 +231,7 @@ def test_who_is_not_there_is_told_in_time(doctor):
     assert (code, set(wrong)) == (1, {("kafka", "brokers"), ("spark", "server"), *NOT_NAMED})
     assert "set DAGSTER_HOME" in wrong["dagster", "settings"]["fix"]
     assert "no Kafka broker answered at 127.0.0.1:1" in wrong["kafka", "brokers"]["message"]
-    assert wrong["spark", "server"]["message"].startswith("nothing answers at 127.0.0.1:1")
+    assert wrong["spark", "server"]["message"].startswith("no server listens at 127.0.0.1:1")
 
 
 def test_a_machine_in_another_time_zone(doctor, monkeypatch):

@@ -49,7 +49,7 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     )
     assert refused.startswith(f"{batch}: ")
     assert LOST in refused
-    assert committed.startswith(f"committed {batch}: ")
+    assert committed.startswith(f"Committed {batch}: ")
     assert story.worker(run) == worker
     assert story.live_log() == (LAST, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST))
@@ -77,7 +77,7 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     (refused,) = (text for text in story.log_messages(run) if LOST in text)
     assert refused.startswith(f"{story.case.topic}:0:{FIRST}-{LAST}: ")
     assert [
-        text for text in story.log_messages(run) if text.startswith(f"committed {story.case.topic}:0:{FIRST}")
+        text for text in story.log_messages(run) if text.startswith(f"Committed {story.case.topic}:0:{FIRST}")
     ] == []
     assert story.live_log() == (LAST + 20, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST + 20))

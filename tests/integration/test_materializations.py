@@ -20,6 +20,7 @@ from dagster._serdes import serialize_value
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.failpoints import Failpoint
+from kafka_liveness_dagster.lanes import runs
 from tests.integration.live_runs import SIZE, LiveRuns
 from tests.waiting import wait_for
 
@@ -117,6 +118,8 @@ def test_a_run_that_writes_nothing_materializes_nothing(found, spark):
         == 3 * SIZE
     )
     assert again.asset_materializations_for_node("orders") == []
+    lines = [entry.user_message for entry in found.events]
+    assert lines.count(runs.IDLE_LINE % found.settings["idle_seconds"]) == 1
 
 
 def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, spark, rows, monkeypatch):
@@ -137,7 +140,7 @@ def test_a_run_that_only_recovers_rows_materializes_the_asset(found, produce, sp
     after, _ = found.run(found.rows_of)
     assert after.success
     [last] = after.asset_materializations_for_node("orders")
-    assert last.metadata["recovered"].value.records[0].data["offsets"] == SIZE
+    assert last.metadata["recovered"].value.records[0].data["offsets"] == f"{SIZE:,}"
     assert (last.metadata["rows_written"].value, last.metadata["dagster/row_count"].value) == (0, 3 * SIZE)
 
 

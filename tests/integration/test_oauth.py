@@ -242,9 +242,9 @@ def test_a_refusal_names_the_token_server_or_the_broker(guarded, tokens):
     assert secret[0] is certificate[0] is token[0] is AccessRefusedError
     assert silence[0] is BrokerUnreachableError
     assert f"the token server at {tokens.url} refused client 'etl'" in secret[1]
-    assert "Check sasl_oauthbearer_client_id" in secret[1]
+    assert "Fix: check sasl_oauthbearer_client_id" in secret[1]
     assert f"no TLS with the token server at {url}" in certificate[1]
-    assert "Set https_ca_location" in certificate[1]
+    assert "Fix: set https_ca_location" in certificate[1]
     assert f"the token server at {nobody} gave no token" in silence[1]
     assert (
         f"the broker at {LOOPBACK}:{guarded.port} refused client 'etl' (SASL_PLAINTEXT, OAUTHBEARER)"

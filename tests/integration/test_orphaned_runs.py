@@ -145,7 +145,7 @@ def test_it_is_failed_at_whichever_look_dagster_takes_it(crashed, instance, work
         away.setattr(type(instance), "report_run_failed", lambda *_: 1 / 0)
         assert desk.looks(clock, 60) == [(LIVE, None)] * 2
     assert desk.status(run) is STARTED
-    assert "could not report to Dagster that run" in capfd.readouterr().err
+    assert "Could not report to Dagster that run" in capfd.readouterr().err
     desk.run("live")
     assert desk.looks(clock, 60) == []
     assert desk.status(run) is FAILURE
@@ -209,7 +209,7 @@ def test_a_run_elsewhere_goes_by_its_signs_of_life(crashed, instance, clock, mon
     successor = desk.works("live", ELSEWHERE, **{AWAY_TAG: "7200"})
     assert desk.looks(clock, 600, every=60, alive=[(successor, ELSEWHERE)]) == []
     assert (desk.status(run), desk.status(successor)) == (FAILURE, STARTED)
-    assert "has not been seen at work for" in desk.why(run)
+    assert "has shown no activity for" in desk.why(run)
 
 
 @pytest.mark.parametrize("fails", [True, False])
@@ -223,10 +223,10 @@ def test_a_run_that_says_nothing_is_told_and_failed_if_wanted(crashed, instance,
     assert desk.looks(clock, 330) == []
     clock(30)
     told = desk.tick().asset_events[0].description
-    assert f"run {run[:8]} is in progress, but has not been seen at work for 3" in told
+    assert f"run {run[:8]} is in progress, but has shown no activity for 3" in told
     assert desk.status(run) is (FAILURE if fails else STARTED)
     clock(5)
-    assert "has not been seen" not in " ".join(str(event) for event in desk.tick().asset_events), "told once"
+    assert "shown no activity" not in " ".join(str(event) for event in desk.tick().asset_events), "told once"
 
 
 def test_a_member_is_no_ghost_whatever_else_is_heard_of_it(crashed, instance, clock, monkeypatch):

@@ -299,16 +299,14 @@ def test_messages_of_protobuf(  # noqa: PLR0917 - fixtures
     found = resource.decode(batch(refunds, session_without_package), subject)
     assert [tuple(row) for row in values(found)] == [(5, "late"), (6, "")]
     mixed = resource.decode(batch([*refunds, write_order(order)], session_without_package), subject)
-    with pytest.raises(
-        PySparkException, match=r"holds the message shop\.Order, and not shop\.Refund: .*message="
-    ):
+    with pytest.raises(PySparkException, match=r"has the message shop\.Order, not shop\.Refund\. .*message="):
         values(mixed)
     with pytest.raises(
         kl.SchemaUnusableError,
         match=r"no message 'shop\.Other'.*shop\.Refund, shop\.Order, shop\.Order\.Line",
     ):
         resource.decode(batch(refunds), subject, message="shop.Other")
-    with pytest.raises(PySparkException, match=rf"a record of schema {number} is no shop\.Refund: "):
+    with pytest.raises(PySparkException, match=rf"a record of schema {number} is not a valid shop\.Refund: "):
         values(resource.decode(batch([framed(number, b"\0\xff")]), subject))
 
 
@@ -375,7 +373,7 @@ def test_what_the_registry_does_not_have_is_named(registry, resource, batch, sub
     with pytest.raises(PySparkException, match=message):
         values(resource.decode(batch([framed(99_999, b"\2")]), subject))
     with pytest.raises(
-        kl.SchemaNotFoundError, match=r"has no subject 'nobody-value'.*nothing of the batch was written"
+        kl.SchemaNotFoundError, match=r"has no subject 'nobody-value'.*Nothing of the batch was written"
     ):
         resource.decode(batch([None]), "nobody-value")
 
@@ -415,7 +413,7 @@ def test_a_schema_that_cannot_be_decoded_by_is_named(registry, resource, batch, 
         f"broken-{subject}", 'syntax = "proto3"; message A { google.type.Date a = 1; }', "PROTOBUF"
     )
     with pytest.raises(
-        kl.SchemaUnusableError, match=r"none that protoc compiles \(schema\.proto:.*google\.type\.Date"
+        kl.SchemaUnusableError, match=r"cannot be compiled by protoc \(schema\.proto:.*google\.type\.Date"
     ):
         resource.decode(batch([None]), f"broken-{subject}")
 
@@ -463,10 +461,10 @@ def answering():
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (200, b"<html>", "what is no JSON of one"),
-        (200, b"{}", "an answer without a schema"),
-        (200, b"[]", "what is no JSON of one"),
-        (404, b"<html>", "HTTP 404 and no code of one"),
+        (200, b"<html>", "no JSON of a schema registry"),
+        (200, b"{}", "a response without a schema"),
+        (200, b"[]", "no JSON of a schema registry"),
+        (404, b"<html>", "HTTP 404 and no code of a schema registry"),
         (302, b"", "answered with HTTP 302"),
         (503, b'{"error_code": 503, "message": "s3cr3t"}', "answered with HTTP 503"),
     ],

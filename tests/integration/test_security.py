@@ -404,10 +404,10 @@ def test_a_refusal_is_a_named_error_in_time(secured):
     with ThreadPoolExecutor() as at_once:
         (password, first), (authority, second) = at_once.map(refused, wrong)
     assert f"the broker at {secured.sasl} refused user 'etl' (SASL_SSL, SCRAM-SHA-512)" in password
-    assert "Check sasl_username and sasl_password" in password
+    assert "Fix: check sasl_username and sasl_password" in password
     assert REDACTED not in password
     assert "certificate verify failed" in authority
-    assert "Set ssl_ca_location" in authority
+    assert "Fix: set ssl_ca_location" in authority
     assert max(first, second) < REFUSED_SECONDS
 
 

@@ -105,8 +105,8 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert late[0].startswith(f"{world.topic}:0:0-4: ")
     assert "The next batch has at most 2 offsets" in late[0]
     assert re.match(rf"{world.topic}:0:0-4: \d of \d tasks after \d+ s", world.said(run, "tasks after")[0])
-    committed = world.said(run, "committed ")
-    assert committed[0].startswith(f"committed {world.topic}:0:0-2: 2 rows")
+    committed = world.said(run, "Committed ")
+    assert committed[0].startswith(f"Committed {world.topic}:0:0-2: 2 rows")
 
 
 @pytest.mark.parametrize("slow", ["transform", pytest.param("sink", marks=pytest.mark.certify)])

@@ -115,9 +115,9 @@ def test_a_cancelled_write_ends_at_once_and_changes_nothing(own, spark, orders, 
         began = time.monotonic()
         assert job.cancel(TASK_WAITS)
         assert time.monotonic() - began < TASK_WAITS / 2
-        with pytest.raises(SparkCancelledError, match="the batch will be replayed"):
+        with pytest.raises(SparkCancelledError, match="The batch is retried"):
             done.result(PATIENCE)
-    with pytest.raises(SparkCancelledError, match="nothing more is started"):
+    with pytest.raises(SparkCancelledError, match="no further operation was started"):
         job.check()
     assert held(rows(table)) == once("first", 0, 70)
     more(30)  # else the task waits on for its records, up to 120 s, in one of the server's slots
@@ -194,7 +194,7 @@ def test_a_job_busy_outside_spark_is_not_taken_for_a_silent_spark(own, monkeypat
         assert not job.cancel(timeout_seconds=2.0), "it is at work all that time"
         assert not job.is_abandoned
         goes_on.set()
-        with pytest.raises(SparkCancelledError, match="nothing more is started"):
+        with pytest.raises(SparkCancelledError, match="no further operation was started"):
             done.result(PATIENCE)
     assert own.range(3).count() == 3
 

@@ -82,7 +82,7 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
     nobody = run("health", w.group)
     assert nobody.exit_code == 1
     assert (
-        "50 offsets wait and the group has no member: is its sensor on? Else start the live job"
+        "50 offsets wait and the group has no member. Fix: switch on its sensor, or start the live job"
         in nobody.stderr
     )
     with w.live() as consumer:
@@ -96,9 +96,9 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
         ]
         too_much = run("health", w.group, "--max-pending", 49)
         assert too_much.exit_code == 1
-        assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stderr
+        assert "50 offsets are pending, more than 49. Fix: materialize the partitions" in too_much.stderr
     rests = run("health", w.group)
-    assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and nothing waits")
+    assert (rests.exit_code, rests.stdout.splitlines()[0]) == (0, "no member, and no record waits")
 
 
 def test_a_probe_that_cannot_ask_says_neither(world, run):

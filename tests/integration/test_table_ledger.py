@@ -63,7 +63,7 @@ def test_a_summary_of_another_writer_is_named_and_can_be_removed(spark, table, k
     theirs = IcebergTable(table).snapshot_id(spark)
     anew = TableLedger(IcebergTable(table), lambda: spark)
     with pytest.raises(
-        UnknownLedgerFormatError, match=rf"^snapshot {theirs} says .* snapshot_ids => ARRAY\({theirs}\)"
+        UnknownLedgerFormatError, match=rf"^snapshot {theirs} has .* snapshot_ids => ARRAY\({theirs}\)"
     ):
         anew.read([TP])
     add(spark, table, 11, 12)

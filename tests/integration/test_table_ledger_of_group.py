@@ -558,7 +558,7 @@ def told(result, name):
 
 def is_well(result):
     """Whether nothing was forgotten, and the check says so."""
-    events, exact = told(result, "forgotten")
+    events, exact = told(result, "neither in the table nor pending")
     return not events and exact.passed
 
 
@@ -571,11 +571,11 @@ def test_the_sensor_tells_what_was_forgotten_until_it_is_done(restarted_broker):
     world.crash_and_resume_at_120()
     assert is_well(world.tick())
     world.commit_externally(120)
-    events, exact = told(world.tick(), "forgotten")
-    assert f"{world.topic}:0:70-120, 50 offsets, is not in the table and was forgotten" in events[0]
+    events, exact = told(world.tick(), "neither in the table nor pending")
+    assert f"{world.topic}:0:70-120, 50 offsets, is neither in the table nor pending" in events[0]
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert world.live() is None
-    events, exact = told(world.tick(), "forgotten")
+    events, exact = told(world.tick(), "neither in the table nor pending")
     assert events == []
     assert exact is None, "it fails still, and is not stored again"
     assert world.keys() == [(70, 120)]
@@ -605,7 +605,7 @@ def test_a_tick_goes_on_while_spark_is_away(restarted_broker):
     world.crash_and_resume_at_120()
     _, exact = told(world.tick(spark=NO_SPARK), "")
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert "cannot tell: no Spark Connect server answered at sc://localhost:1" in exact.description
+    assert "not checked: no Spark Connect server answered at sc://localhost:1" in exact.description
     assert world.keys() == [(70, 120)]
 
 

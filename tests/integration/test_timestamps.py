@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Producer
 
-from kafka_liveness_dagster.core.offsets import TopicPartition
+from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
-from kafka_liveness_dagster.kafka.timestamps import seconds_behind
+from kafka_liveness_dagster.kafka.timestamps import event_times, seconds_behind
 
 THEN = 1_700_000_000_000
 
@@ -61,6 +61,24 @@ def test_each_partition_is_heard_though_the_brokers_answers_are_full(services, m
     cluster = Cluster(KafkaSettings(services.bootstrap_servers))
     at = {TopicPartition(topic, partition): 1 for partition in range(8)}
     assert seconds_behind(cluster, "etl", at, dict.fromkeys(at, 1_000)) == 1_000.0
+
+
+def test_event_times_of_ranges(services, make_topic):
+    """The times of the first and the last record, also of two ranges of one partition; none past the log."""
+    topic = make_topic(2)
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+    for second in range(20):
+        producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
+    producer.produce(topic, b"", partition=1, timestamp=THEN + 500)
+    assert producer.flush(120) == 0
+    cluster = Cluster(KafkaSettings(services.bootstrap_servers))
+    early, late, alone = (OffsetRange(topic, *span) for span in ((0, 2, 10), (0, 15, 20), (1, 0, 1)))
+    behind_the_log = OffsetRange(topic, 1, 5, 8)
+    found = event_times(cluster, "etl", [early, behind_the_log, late, alone])
+    begin = THEN / 1_000
+    assert found == {
+        early: (begin + 2, begin + 9), late: (begin + 15, begin + 19), alone: (begin + 0.5, begin + 0.5),
+    }  # fmt: skip
 
 
 def test_a_transactions_marker_has_no_time(services, make_topic):

@@ -82,7 +82,7 @@ def test_what_cannot_be_made_is_told(run, topic):
     """A topic that is there, more copies than brokers, a setting that is none, a topic that is not there."""
     again = run("topic", "create", topic)
     assert again.exit_code == 1
-    assert f"making topic {topic} (TOPIC_ALREADY_EXISTS)" in again.output
+    assert f"creating topic {topic} (TOPIC_ALREADY_EXISTS)" in again.output
     assert run("topic", "create", "more-copies", "--replication-factor", 3).exit_code == 1
     assert run("topic", "create", "no-setting", "--config", "retention=1").exit_code == 1
     assert run("topic", "create", "no-setting", "--config", "retention").exit_code == 2
@@ -159,8 +159,8 @@ def test_a_topic_is_made_on_first_use_of_the_embedded_broker_alone(run, services
     """
     first, second, third = (f"orders-{uuid4().hex[:8]}" for _ in range(3))
     told = run("produce", first, given="one\n")
-    assert f"topic {first} did not exist on the embedded broker: made it, with 4 partitions" in told.output
-    assert "made it" not in run("produce", first, given="two\n").output
+    assert f"Created topic {first} with 4 partitions: it did not exist on the embedded broker" in told.output
+    assert "Created topic" not in run("produce", first, given="two\n").output
     asset = kl.kafka_asset(
         topics=[first, second], group_id=make_group(6, 1), name="orders", table="lake.a.b"
     )(lambda rows: rows)

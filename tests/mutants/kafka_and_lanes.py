@@ -729,7 +729,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="not owned.committed <= offset <= owned.position",
         new="not owned.committed <= offset < owned.position",
         killed_by=f"{_PLAIN}an_offset_goes_to_the_log_whose_range_it_lies_in",
-        invariant="commit of offset 150 of orders:3: it is not in this consumer's hands",
+        invariant="commit of offset 150 of orders:3: this consumer does not hold it",
     ),
     Mutant(
         name="the end of a pending range records it as done",
@@ -745,7 +745,7 @@ MUTANTS: tuple[Mutant, ...] = (
         old="if tp not in held or offset != held[tp].committed}",
         new="if tp in held or offset}",
         killed_by=f"{_PLAIN}the_live_lanes_own_position_records_no_crash_lag_as_done",
-        invariant="CommitRefusedError: offset 120 of orders:3 is where the live lane went on",
+        invariant="CommitRefusedError: offset 120 of orders:3 ends the pending range",
     ),
     Mutant(
         name="plain offsets of crash lag go to neither log",

@@ -165,7 +165,7 @@ _CONNECTION = (
     Mutant(
         name="a session on a silent server ends without giving up its connection",
         file="spark/connect/session.py",
-        old='        connection_of(session).abort("its session was to be ended")\n',
+        old='        connection_of(session).abort("a session was being closed")\n',
         new="",
         killed_by=f"{_LINE}test_a_session_ends_in_seconds_on_a_server_that_is_silent",
         invariant="AssertionError: the connection is still open",
@@ -291,10 +291,10 @@ _WRITE = (
     Mutant(
         name="a canceled write counts as a failure of the transform",
         file="spark/table/write.py",
-        old="            self.may_go_on()  # who was cancelled, or is fenced, failed because of that\n",
+        old="            self.may_go_on()  # a cancel or a fence is the cause, and raises here\n",
         new="",
         killed_by=f"{_WRITES}test_a_canceled_process_reports_the_cancel_and_not_the_error_of_its_write",
-        invariant="SparkFailedError: Spark could not write",
+        invariant="SparkFailedError: Batch ",
     ),
     Mutant(
         name="the catalog's cache is not refreshed after a refusal",
@@ -395,7 +395,7 @@ _TABLE_OF_A_TICK = (
         file="spark/table/ledger.py",
         old=(
             "            with connection_of(session).abort_after(\n"
-            '                self._answer_seconds, f"it was asked what {self.target} holds"\n'
+            '                self._answer_seconds, f"it was queried for the ledger of {self.target}"\n'
             "            ):"
         ),
         new="            if True:",
@@ -415,7 +415,7 @@ _TABLE_OF_A_TICK = (
         file="sensor/table_ledger.py",
         old=(
             "        with connection_of(session).abort_after(\n"
-            '            QUERY_TIMEOUT_SECONDS, f"{self.target} was asked for its dead letters"\n'
+            '            QUERY_TIMEOUT_SECONDS, f"waiting for the dead letters of {self.target}"\n'
             "        ):"
         ),
         new="        if True:",
@@ -484,7 +484,7 @@ _JOB = (
     Mutant(
         name="a restarted server counts as a failure of the work",
         file="spark/error_classification.py",
-        old='        why = "it was started anew, or has ended this session"\n',
+        old='        why = "the server restarted, or it ended this session"\n',
         new="        return None\n",
         killed_by=f"{_JOBS}test_a_server_that_was_restarted_is_unreachable_and_no_failure_of_the_work",
         invariant="pyspark.errors.exceptions.connect.",
@@ -539,13 +539,13 @@ _TRANSFORM = (
         name="an unknown column is not found before the write",
         file="spark/transform.py",
         old=(
-            "            # Spark tells an unknown column or table only now;"
-            " it is kept for those who ask again\n"
+            "            # Spark reports an unknown column or table only now;"
+            " PySpark caches the schema for later calls\n"
             "            _ = rows.schema"
         ),
         new=(
-            "            _ = rows  # Spark tells an unknown column or table only now;"
-            " it is kept for those who ask again"
+            "            _ = rows  # Spark reports an unknown column or table only now;"
+            " PySpark caches the schema for later calls"
         ),
         killed_by=f"{_TRANSFORMS}test_a_plan_that_spark_refuses_is_the_transform_s_error_at_once",
         invariant="DID NOT RAISE TransformError",

@@ -56,7 +56,8 @@ class StorageServers:
             _page("spark.md"),
             re.DOTALL | re.MULTILINE,
         )
-        told = dict(line.split() for line in self._of_here(page).splitlines())
+        lines = page.replace("\\\n", "")  # a backslash continues a line
+        told = dict(line.split() for line in self._of_here(lines).splitlines())
         catalog, ours = "spark.sql.catalog.lake", f"spark.sql.catalog.{name}"
         told |= {f"{catalog}.{key}": value for key, value in others.items()}
         return {key.replace(catalog, ours): value for key, value in told.items()}

@@ -159,7 +159,7 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
     assert {area: one.outcome for area, one in answers().items()} == dict.fromkeys(names, Outcome.OK)
     shaky[0].fails = lambda *_: 401
     failed = {area: one.found for area, one in answers().items() if one.outcome is Outcome.FAIL}
-    assert "catalog lossy refuses this (Not authorized" in failed["catalog lossy"]
+    assert "catalog lossy refuses the request (Not authorized" in failed["catalog lossy"]
     assert {"catalog depot", "catalog lake"}.isdisjoint(failed)
 
 
@@ -169,7 +169,7 @@ def test_the_doctor_asks_every_catalog_that_spark_knows(services, shaky):
         (503, None, "catalog shaky does not respond .*settings spark.sql.catalog.shaky"),
         (500, None, "catalog shaky does not respond"),
         (0, None, "catalog shaky does not respond .*failed to respond"),
-        (401, None, "catalog shaky refuses this .*login"),
+        (401, None, "catalog shaky refuses the request .*login"),
         (None, 503, r"store does not accept or return files .*Status Code: 503"),
         (None, 403, r"store does not accept or return files .*Status Code: 403.* keys"),
         (None, 0, "store does not accept or return files .*failed to respond"),
@@ -201,9 +201,11 @@ def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
     same = table.replace("depot.", "shaky.")
     shaky[0].fails = lambda method, _: 403 if method == "POST" else None
     for end in (10, 20):
-        with pytest.raises(StorageError, match=f"orders:3:0-{end} could not be .*catalog shaky refuses this"):
+        with pytest.raises(
+            StorageError, match=f"orders:3:0-{end} could not be .*catalog shaky refuses the request"
+        ):
             put(warm_spark, same, orders(0, end), by="second")
-    with pytest.raises(StorageError, match="catalog shaky refuses this"):
+    with pytest.raises(StorageError, match="catalog shaky refuses the request"):
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
     assert TableLedger(IcebergTable(same), lambda: warm_spark).read([TopicPartition("orders", 3)])
     assert held(rows(same)) == once("first", 0, 10)
@@ -240,7 +242,9 @@ def test_a_namespace_that_may_not_be_made(warm_spark, table, catalog, shaky):
     """Refused with what helps; one that is there is enough, whatever else the login may not do."""
     same = table.replace("depot.", "shaky.")
     shaky[0].fails = lambda method, path: 403 if method == "POST" and path.endswith("/namespaces") else None
-    with pytest.raises(StorageError, match=r"catalog shaky refuses this .*create tables and namespaces"):
+    with pytest.raises(
+        StorageError, match=r"catalog shaky refuses the request .*create tables and namespaces"
+    ):
         put(warm_spark, same, orders(0, 10))
     outer, inner = table.split(".")[1:3]
     assert not catalog.namespace_exists(outer)

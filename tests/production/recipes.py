@@ -13,7 +13,7 @@ _CHECKUP = (_ROOT / "docs" / "production.md").read_text(encoding="utf-8").replac
 _WORKSPACE = _ROOT / "deploy" / "systemd" / "etc" / "workspace.yaml"
 SETTINGS, STORAGE = re.findall(r"^```yaml\n(.*?)^```", _PAGE, re.DOTALL | re.MULTILINE)
 """The two parts of ``dagster.yaml``."""
-[URL] = re.findall(r"^export DAGSTER_PG_URL=(\S+)$", _PAGE, re.MULTILINE)
+[URL] = re.findall(r"^export DAGSTER_PG_URL=\\\n(\S+)$", _PAGE, re.MULTILINE)
 """The URL of a PostgreSQL, with a placeholder for the password and for the address."""
 [DOCTOR] = re.findall(r"^(kafka-liveness doctor .*--bootstrap-servers .*)$", _CHECKUP, re.MULTILINE)
 [POOL] = re.findall(r"^(dagster instance concurrency set \S+ \d+)$", _PAGE, re.MULTILINE)

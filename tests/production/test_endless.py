@@ -40,7 +40,7 @@ def hang(pipeline, where):
     *_, successor, first = pipeline.runs()
     assert first.run_id == hung.run_id
     assert (
-        f"run {short_run_id(hung.run_id)} is in progress, but has not been seen at work for "
+        f"run {short_run_id(hung.run_id)} is in progress, but has shown no activity for "
         in pipeline.observed()
     )
     return hung, successor

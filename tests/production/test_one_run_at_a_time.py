@@ -49,8 +49,8 @@ def test_nothing_stands_still_without_a_message(production):
     [behind] = busy.runs(job=f"{busy.crash_lag}_job")
     assert (queued.status, behind.status) == (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.QUEUED)
     assert f"run {short_run_id(queued.run_id)}" in failed.description
-    assert "Queued or hanging?" in failed.description
-    assert "1 of 1 already in progress, 1 of them waiting in Dagster's queue" in waits.last_tick().skip_reason
+    assert "Queued or hung: " in failed.description
+    assert "the live run is in Dagster's queue" in waits.last_tick().skip_reason
     assert failed.severity is dg.AssetCheckSeverity.ERROR
     report = production.doctor(busy, code=1)
     assert re.search(r"FAIL +dagster limits +max_concurrent_runs is 1, groups here: 1", report), report

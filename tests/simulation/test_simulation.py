@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from kafka_liveness_dagster.core.fencing import FenceReason
+from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.resume import ResumePolicy
 from kafka_liveness_dagster.kafka.live import planner
 from tests.simulation import events, faults
@@ -44,6 +47,21 @@ def test_an_external_catch_up_log_costs_work_and_no_data():
     assert happened.count("catch-up commit log replaced") > 100
 
 
+def test_the_oracle_knows_what_a_run_reports_as_lost():
+    """A report of records that have not expired breaks an invariant, also for the second range of a line."""
+    world, run = Simulation(0), SimpleNamespace(name="run-1")
+    partition = world.partitions[TopicPartition("orders", 0)]
+    partition.log_end += 20
+    partition.log_start += 10
+    first, start = partition.log_start - 10, partition.log_start
+    world.on_log_line(
+        run, planner.LOST_LINE, (f"orders:0:{first}-{first + 2}, orders:0:{start - 1}-{start}", 3)
+    )
+    assert (partition.lost.bit_count(), partition.wrongly_told) == (3, 0)
+    world.on_log_line(run, planner.LOST_LINE, (f"orders:0:{start}-{start + 5} and 2 more", 9))
+    assert (partition.lost.bit_count(), partition.wrongly_told.bit_count()) == (8, 5)
+
+
 def freeze(world):
     """SIGSTOP in the middle of a batch, for half as long again as it may take; once."""
     for _ in range(20):
@@ -64,7 +82,7 @@ def test_an_offset_is_not_blamed_for_a_process_that_was_frozen():
     with simulated():
         for seed in range(15):
             told += [entry[1:4:2] for entry in Simulation(seed, scenario, weights).run().history]
-    assert ("fenced: %s", FenceReason.POLL_TIMEOUT.value) in told
+    assert ("Fenced: %s", FenceReason.POLL_TIMEOUT.value) in told
     assert "SlowRecordError" not in {what for what, *_ in told}
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_liveness_dagster.core import commit_metadata
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.partition_keys import parse_key
+from kafka_liveness_dagster.kafka.live.planner import LOST_LINE
 from tests.simulation import invariants
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.drain import drain
@@ -117,10 +118,12 @@ class Simulation:
         self.history.append((clock.now, what, *details))
 
     def on_log_line(self, process: RunWorker, text: str, details: tuple[object, ...]) -> None:
-        """A process has logged something."""
+        """A process has logged a line."""
         self.history.append((clock.now, text, process.name, *details))
-        if text.startswith("lost: %s, %d") and isinstance(lost := details[0], OffsetRange):
-            self.write_off(lost.topic_partition, [lost.span])
+        if text == LOST_LINE:
+            named, _, _ = str(details[0]).partition(" and ")  # at most five ranges are named
+            for lost in map(OffsetRange.parse, named.split(", ")):
+                self.write_off(lost.topic_partition, [lost.span])
 
     def name(self, kind: str) -> str:
         """A name for a process."""

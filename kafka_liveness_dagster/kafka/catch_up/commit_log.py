@@ -156,7 +156,7 @@ class CatchUpCommitLog:
         try:
             spans = self._of_same_topics(spans_by_partition(ranges), topic_ids)
             if spans and not self._update(spans, _with_missing_rows):
-                log.error("%s: it lost %d writes to other runs", failed, _MAX_WRITES)
+                log.error("%s: other runs replaced its write %d times", failed, _MAX_WRITES)
         except KafkaLivenessError:
             log.exception(failed)
 
@@ -210,11 +210,11 @@ class CatchUpCommitLog:
             first = states[tp].committed or 0
             if unknown := difference(states[tp].not_done(spans), (Span(0, first),)):
                 raise NotPendingError(
-                    f"{OffsetRange(*tp, *unknown[0])} is not pending in group {self._group_id}: its live "
-                    f"lane is at {first}, and pending of {tp} is "
-                    f"{', '.join(map(str, states[tp].outstanding)) or 'nothing'}. Nothing was processed. "
-                    "Fix: delete the partition if a person added it. If the group's offsets were reset, the "
-                    "live lane processes the range."
+                    f"{OffsetRange(*tp, *unknown[0])} is not pending in group {self._group_id}: its "
+                    f"live lane is at {first}, and the pending ranges of {tp} are "
+                    f"{', '.join(map(str, states[tp].outstanding)) or 'none'}. Nothing was processed. "
+                    "Fix: delete the partition if a person added it. If the group's offsets were reset, "
+                    "the live lane processes the range."
                 )
 
     def close(self) -> None:

@@ -101,8 +101,8 @@ class CompletionCheck:
         written = sorted(ranges)
         ids = self._cluster.topic_ids({r.topic for r in written})
         outcome = (
-            f"nothing more is recorded as done; rows of {written[0]} were written meanwhile, look whose "
-            "they are"
+            f"nothing more is recorded as done. Rows of {written[0]} were written meanwhile; check "
+            "which topic they came from"
         )
         self._compare_topic_ids(written[0].topic_partition, ids, outcome)
 

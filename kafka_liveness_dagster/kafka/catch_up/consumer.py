@@ -83,10 +83,10 @@ class Reprocess:
         if gone:
             at = gone[0].topic_partition
             raise DataExpiredError(
-                f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, are to be processed again and "
-                f"cannot be: {at}'s log starts at {states[at].log_start}. Their rows stay as they are. Fix: "
-                "materialize the other partitions without these; `kafka-liveness write-off GROUP PARTITION "
-                "--reason …` closes these"
+                f"{join_some(gone)}, {sum(r.size for r in gone):,} offsets, cannot be processed again: "
+                f"{at}'s log starts at {states[at].log_start}. Their rows stay as they are. Fix: "
+                "materialize the other partitions without these; close these with `kafka-liveness "
+                "write-off GROUP PARTITION --reason …`"
             )
         return left
 
@@ -368,14 +368,15 @@ class CatchUpConsumer(BatchConsumer):
         )
         if self._on_data_loss == "raise":
             raise DataExpiredError(
-                f"{told}. Raise the topic's retention. To go on without them: `kafka-liveness write-off "
-                f"{self.group_id} {first} --reason …`, or on_data_loss='write_off'"
+                f"{told}. Nothing more was written or committed. Fix: raise the topic's retention. To "
+                f"continue without them, run `kafka-liveness write-off {self.group_id} {first} --reason "
+                "…`, or set on_data_loss='write_off'"
             )
         spans = spans_by_partition(expired)
         self._catch_up_log.write_off(spans, self._watchdog.check)
         self._completion.write_off(spans)
         self.lost += expired
-        self._run_log.error("lost: %s; recorded as done", told)
+        self._run_log.error("DATA LOSS: %s. Recorded as done, and reported as lost", told)
 
     def _recover_unrecorded(self, states: PartitionStates) -> bool:
         """Record offsets that the table had when this run began and that no run has recorded since.
@@ -417,7 +418,7 @@ class CatchUpConsumer(BatchConsumer):
         if paused:
             raise PausedPartitionError(
                 f"{', '.join(map(str, paused))} of group {self.group_id} is paused, and so is its crash "
-                "lag: everything else that was asked for is done. resume() it in the live lane, then run "
+                "lag. All other selected offsets are done. Fix: resume() it in the live lane, then run "
                 "this again"
             )
 

@@ -81,9 +81,9 @@ class AssignedPartitions:
         for tp, one in found.items():
             if done[tp].start != one.committed:
                 raise CommitRefusedError(
-                    f"commit of {tp}:{done[tp]} is out of order: {one.committed} is committed, so the batch "
-                    "before it is still open or this one was committed already. Commit batches in the "
-                    "order poll() gave them"
+                    f"commit of {tp}:{done[tp]} is out of order: {one.committed} is committed. The "
+                    "batch before it is still open, or this batch was committed already. Nothing was "
+                    "committed. Fix: commit batches in the order in which poll() returned them"
                 )
         return found
 
@@ -200,7 +200,7 @@ class RebalanceCallbacks:
 
         Affects: the owned partitions. Commits nothing, because other members have them.
         """
-        self._log.warning("partitions lost: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
+        self._log.warning("Lost partitions: %s", ", ".join(f"{tp.topic}:{tp.partition}" for tp in partitions))
         self._state.fence(FenceReason.PARTITIONS_LOST)
         self._remove(client, partitions)
 
@@ -213,8 +213,8 @@ class RebalanceCallbacks:
         seconds = time.monotonic() - self._polled_at
         if seconds >= self._handover_seconds:
             raise RebalanceTimeoutError(
-                f"a rebalance began up to {seconds:.1f} s ago and may wait {self._handover_seconds:.1f} s: "
-                "what is not committed by now is processed again by the next owner"
+                f"a rebalance began up to {seconds:.1f} s ago and may wait {self._handover_seconds:.1f} "
+                "s. The next owner processes the uncommitted batches again"
             )
 
     def _commit_in_flight(self) -> None:

@@ -1,7 +1,7 @@
 """The live lane's consumer: join the group, plan fair batches, commit them, and read both logs (KIP-333).
 
 Each method of ``GroupView`` cites the sentence of the KIP's "Effects on Current API And Behavior" that it
-implements, and neither joins a group nor processes an offset.
+implements. No such method joins a group or processes an offset.
 
 Joins at the first poll, after all other checks. Never keeps a record, so no planned range is lost: the next
 owner of its partition plans it again, unless it is committed.
@@ -92,8 +92,8 @@ class GroupView:
             return ""
         if self.is_assignment_pending():
             return (
-                f"{len(lane.member.pending)} partitions have come, and a rebalance holds their first commit "
-                "up"
+                f"{len(lane.member.pending)} partitions are assigned, and a rebalance delays their "
+                "first commit"
             )
         if lane.member.owned:
             return ""
@@ -235,14 +235,15 @@ class GroupView:
         lane = self._session.planner
         if lane is None or tp not in lane.member.owned:
             raise CommitRefusedError(
-                f"{tp} is not owned by this consumer, so it cannot be paused or resumed here: poll() until "
-                "it is in assignment(), or call this where it is owned"
+                f"{tp} is not owned by this consumer, so it cannot be paused or resumed here. Nothing "
+                "was changed. Fix: poll() until it is in assignment(), or call this in the process that "
+                "owns it"
             )
         lane.set_paused(tp, paused=paused)
         if tp not in lane.member.owned:
             raise CommitRefusedError(
-                f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}: nothing was "
-                "changed, call this where it is owned now"
+                f"{tp} was handed over while it was to be {'paused' if paused else 'resumed'}. Nothing "
+                "was changed. Fix: call this in the process that owns it now"
             )
 
 
@@ -303,8 +304,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
         With ``liveness="progress"`` it is not called, because there a rebalance never waits for a batch.
 
         Args:
-            finish: the callback. It gets a function to call while it waits, which raises when it must end:
-                ``RebalanceTimeoutError`` before the group removes this member, ``FencedError`` if this
+            finish: the callback. It must call the function that it gets while it waits. The function raises
+                ``RebalanceTimeoutError`` before the group removes this member, and ``FencedError`` if this
                 process may not commit any more.
 
         Caller: ``poll``, in its caller's thread. Affects: the rebalance, which waits for it.
@@ -465,7 +466,8 @@ class LivenessConsumer(BatchConsumer, GroupView):
         """
         if poison in self._poison:
             outcome = (
-                "The group has too many pending ranges for one more: materialize crash lag partitions first"
+                "The group has too many pending ranges for one more. Fix: materialize crash lag "
+                "partitions first"
             )
             raise SlowRecordError([poison], self.timeouts.process_timeout_ms / 1000, outcome)
         self._poison.add(poison)
@@ -537,7 +539,9 @@ class LivenessConsumer(BatchConsumer, GroupView):
             except BrokerUnreachableError as error:
                 if self._session.planner is None or time.monotonic() >= give_up_at:
                     raise  # before the first join there is no membership to keep, so fail at once
-                self._run_context.log.warning("still a member, trying again: %s", error)
+                self._run_context.log.warning(
+                    "Brokers did not respond; this run is still a member and retries: %s", error
+                )
 
     def _plan_batch(self, lane: LivePlanner, request: BatchRequest) -> Batch | None:
         began_ms = now_ms()

@@ -124,12 +124,12 @@ class LiveCommitLog:
                 if not is_rebalance_in_progress(error) or time.monotonic() >= give_up_at:
                     level = logging.INFO if is_no_longer_a_member(error) else logging.WARNING
                     self._log.log(
-                        level, "could not mark %d partitions as released: %s", len(ours), error.str()
+                        level, "Could not mark %d partitions as released: %s", len(ours), error.str()
                     )
                     return
                 time.sleep(COMMIT_RETRY_SECONDS)  # until the other members have synchronized
         except BrokerUnreachableError as silence:
-            self._log.warning("could not mark %d partitions as released: %s", len(ours), silence)
+            self._log.warning("Could not mark %d partitions as released: %s", len(ours), silence)
 
     def _encode_metadata(self, owned: OwnedPartition, owner_state: OwnerState) -> LiveCommitMetadata:
         return LiveCommitMetadata(
@@ -150,7 +150,7 @@ class Member:
 
     Attributes:
         membership_certain_seconds: time for which a verified membership is still valid, because the session
-            timeout has not passed. 0 with a ``group.instance.id``, because another process with this id may
+            timeout has not passed. It is 0 with a ``group.instance.id``: another process with this id may
             replace the member at any moment.
         data_listener: notices new records while the lane is idle.
     """
@@ -379,8 +379,8 @@ class Member:
         if now - self._throttle_logged_at >= _THROTTLED_LOG_SECONDS:
             self._throttle_logged_at = now
             self._log.warning(
-                "The broker throttles this login: a quota delays a response to this member by %.1f s. Fix: "
-                "raise the quota (consumer_byte_rate or request_percentage)",
+                "The broker throttles this login: a quota delayed a response to this member by %.1f s. "
+                "Fix: raise the quota (consumer_byte_rate or request_percentage)",
                 event.throttle_time,
             )
 

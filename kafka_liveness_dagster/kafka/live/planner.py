@@ -1,8 +1,8 @@
 """Commit where a member's assigned partitions resume, and plan batches over them.
 
 Never decides by itself: ``core.resume`` and ``core.batch_planning`` do. Start positions are committed before
-any record is processed. The catch-up commit log is written first: it must not mark offsets as done, from a
-former start of the group, that this one still has to process.
+any record is processed. The catch-up commit log is written first. Else it could still mark offsets as done
+from a former start of the group, and this lane would not process them.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
 
 
 CRASH_LAG_LINE = (
-    "skipped ahead to the log end after a crash: %s, %d offsets, became crash lag, pending, a partition for "
-    "each range"
+    "Skipped ahead to the log end after a crash: %s, %d offsets, became crash lag, pending, a partition "
+    "for each range"
 )
 FORGOTTEN_PENDING_LINE = (
     "%s, %d offsets, are committed and neither in the table nor pending: another client replaced the "
-    "group's commit, or the table lost rows. They are pending again, a partition for each range"
+    "group's commit, or the table lost rows. Marked as pending again, a partition for each range"
 )
 WRITTEN_UNCOMMITTED_LINE = (
-    "recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
+    "Recovered %s, %d offsets, from the table: a run died after it wrote them and before it committed them"
 )
 LOST_LINE = (
-    "DATA LOSS: %s, %d offsets, expired in Kafka before they were processed; the lane goes on without them"
+    "DATA LOSS: %s, %d offsets, expired in Kafka before they were processed. Skipped, and reported as lost"
 )
 IN_ORDER_LINE = (
-    "resumed in order, since the pending ranges do not fit a commit, or exceed max_ranges of CrashLag: %s"
+    "Resumed in order, because the pending ranges do not fit a commit, or exceed max_ranges of CrashLag: %s"
 )
-PAUSED_LINE = "paused in both lanes until resume(): %s"
+PAUSED_LINE = "Paused in both lanes until resume(): %s"
 
 
 class OnRecovered(Protocol):
@@ -292,7 +292,9 @@ class LivePlanner:
             TopicRecreatedError: a topic was recreated, so it is unknown which topic's records were written.
         """
         done = ", ".join(map(str, batch.ranges))
-        outcome = f"nothing was committed; rows of {done} were written meanwhile, look whose they are"
+        outcome = (
+            f"nothing was committed. Rows of {done} were written meanwhile; check which topic they came from"
+        )
         with suppress(BrokerUnreachableError):  # the commit itself waits for an unavailable broker
             self._check_identity(batch.spans, outcome)
 
@@ -302,7 +304,7 @@ class LivePlanner:
             {tp: self.member.owned[tp].pending for tp in batch.spans if tp in self.member.owned}
         )
         if handed_over:
-            message = "handed over before the commit, replayed by the new owner: %s"
+            message = "Handed over before the commit; the new owner retries: %s"
             self._log.info(message, ", ".join(map(str, handed_over)))
 
     def confirm(self, batch: Batch, while_rebalancing: Callable[[], None]) -> None:

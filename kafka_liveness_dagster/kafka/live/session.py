@@ -3,9 +3,9 @@
 Joins if there is no membership, answers the group, and commits start positions of assigned partitions. Plain
 offsets are split between the two commit logs (KIP-333). Never plans.
 
-A killed dynamic member blocks its partitions until its session timeout. In the classic protocol a member with
-a ``group.instance.id`` (KIP-345) is replaced at once by the next member with this id, which also fences the
-old process if it is still alive. So each Dagster run has such an id. A run takes over the id of a run whose
+A killed dynamic member blocks its partitions until its session timeout. In the classic protocol the
+next member with the same ``group.instance.id`` (KIP-345) replaces a member at once. This also fences the old
+process if it is still alive. So each Dagster run has such an id. A run takes over the id of a run whose
 process is gone. Members with such an id leave as dynamic members do.
 
 Under KIP-848 the broker refuses the id until the old session is over (``UNRELEASED_INSTANCE_ID``), and
@@ -253,10 +253,10 @@ class OffsetCommits:
     def commit(self, offsets: Mapping[TopicPartition, int]) -> tuple[TopicPartition, ...]:
         """Commit offsets, each to the commit log of its lane.
 
-        KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", it goes
-        to the catch-up commit log, the others to the live one. A pending range that ends at the live lane's
-        start position stays pending when this position is committed: the commit does not show that the range
-        was read.
+        KIP-333: "if an offset to be committed is within one of the offset lags created by a crash", the
+        catch-up commit log gets it. The live commit log gets the others. A pending range that ends at the
+        live lane's start position stays pending when this position is committed. The commit does not show
+        that the range was read.
 
         Returns:
             The partitions that were handed over; nothing of them was committed.
@@ -296,17 +296,17 @@ class OffsetCommits:
         owned = self._session.owned.get(tp)
         if behind := [span for span in pending if span.start < offset <= span.end]:
             raise CommitRefusedError(
-                f"offset {offset} of {tp} is where the live lane went on behind {behind[0]}: it does not "
-                f"show that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
+                f"offset {offset} of {tp} ends the pending range {behind[0]}: its commit does not show "
+                f"that these {behind[0].size:,} offsets were read. Nothing was committed, in either "
                 "log. Fix: commit the batches of kafka.catch_up, which record the whole range, or an "
                 "offset inside of it"
             )
         if owned is None or not owned.committed <= offset <= owned.position:
             raise CommitRefusedError(
-                f"commit of offset {offset} of {tp}: it is not in this consumer's hands, whose position is "
-                f"{owned.position if owned else None} and whose commit "
-                f"{owned.committed if owned else None}. Commit what poll() gave; nothing was committed, in "
-                "either log"
+                f"commit of offset {offset} of {tp}: this consumer does not hold it; its position is "
+                f"{owned.position if owned else None} and its commit "
+                f"{owned.committed if owned else None}. Nothing was committed, in either log. Fix: "
+                "commit the batches that poll() returned"
             )
         return owned
 
@@ -350,7 +350,7 @@ def choose_group_instance_id(
         taken = run_context.claim_instance_id(live.group_id, names)
     except Exception as error:  # noqa: BLE001 - Dagster's storage is unavailable: the run waits for the session
         log.warning(
-            "could not read from Dagster which memberships of group %s are free: %s",
+            "Could not read from Dagster which memberships of group %s are free: %s",
             live.group_id,
             summary_line(error),
         )
@@ -358,6 +358,6 @@ def choose_group_instance_id(
     if taken is not None:
         gone = short_run_id(run_id_of_instance(taken) or "")
         run_context.log.info(
-            "took over the group membership of dead run %s without waiting for its session timeout", gone
+            "Took over the group membership of dead run %s without waiting for its session timeout", gone
         )
     return taken or instance_id_for_run(run_context.run_id, uuid4().hex[:8])

@@ -1,1 +1,1 @@
-"""The connection to Spark Connect: sessions, and jobs that can be canceled."""
+"""Connection to Spark Connect: sessions, and jobs that can be canceled."""

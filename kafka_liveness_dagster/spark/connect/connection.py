@@ -1,8 +1,8 @@
-"""For how long may Spark say nothing? The connection of one session, which any thread can cut.
+"""Limit how long a session waits for Spark; any thread can close its connection.
 
-A network may fall silent without a reset, and what Spark itself waits for may never answer; pyspark's calls
-have no time limit. Once the line is cut every call on it ends at once with :class:`SparkNotRespondingError`,
-and every later one too.
+A network may drop packets without a TCP reset, and a service that Spark waits for may never respond.
+PySpark's calls have no time limit. When the connection is closed, every pending and later call on it raises
+:class:`SparkNotRespondingError` at once.
 
 >>> redact("sc://spark.example:15002/;token=s3cr3t;user_id=etl")
 'sc://spark.example:15002/;token=***;user_id=etl'
@@ -32,35 +32,37 @@ if TYPE_CHECKING:
 
 _SECRET = re.compile(r"(?<=;)([^;=]*(?:token|secret|password)[^;=]*)=[^;]*", re.IGNORECASE)
 _OPTIONS = {
-    # A connection that a firewall forgot is found dead, and pyspark attaches to its operation by a new one.
-    # Spark's server drops a connection that is pinged more than twice in 5 min while it has nothing to say on
-    # it: with 3 s an analysis was cut off after 9 s and begun again. In an execution it talks every 2 s
+    # The pings detect a connection that a firewall dropped; PySpark then reattaches to its operation over a
+    # new one. Spark's server drops a connection with more than two pings in 5 min while it sends no data on
+    # it. With 3 s the server dropped an analysis after 9 s, and it was restarted. An execution sends data
+    # every 2 s
     "grpc.keepalive_time_ms": 30_000,
     "grpc.keepalive_timeout_ms": 10_000,
     "grpc.http2.max_pings_without_data": 0,
-    # So that a network that talks again is noticed: gRPC waits 20 s for a handshake, and up to 120 s before
-    # the next
+    # Detect soon that the network works again: by default gRPC waits 20 s for a handshake, and up to 120 s
+    # before the next one
     "grpc.min_reconnect_backoff_ms": 5_000,
     "grpc.max_reconnect_backoff_ms": 5_000,
 }
 _CONTROL_CALL_SECONDS = {"Interrupt": 2.0, "ReleaseExecute": 5.0, "ReleaseSession": 5.0}
-"""Seconds for what no work depends on.
+"""Time limits in seconds for calls that no work depends on.
 
-All sessions share the threads that wait for it, which Python joins at exit.
+Without limits a silent server would block the threads that all sessions share, and Python's exit, which joins
+them.
 """
 _NO_RESPONSE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SILENT_SECONDS = 5.0
 
 
 class SumsReceiver(Protocol):
-    """A receiver of what Spark sums up while it computes rows."""
+    """A receiver of sums that Spark computes with the rows."""
 
     @property
     def name(self) -> str:
-        """The name of the sums in Spark's plans."""
+        """Name of the sums in Spark's plans."""
 
     def report(self, sums: Mapping[str, Any], /) -> None:
-        """Take the sums of one execution, by name."""
+        """Receive the sums of one execution, by name."""
 
 
 class SparkConnection(
@@ -68,7 +70,7 @@ class SparkConnection(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
     grpc.UnaryStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """The connection of one session: a channel builder of pyspark's that listens on its channel."""
+    """The connection of one session: a PySpark channel builder that intercepts the calls on its channel."""
 
     def __init__(self, remote: str) -> None:
         super().__init__(remote, list(_OPTIONS.items()))
@@ -82,14 +84,14 @@ class SparkConnection(
         self._pending_since = 0.0
         self._silent_since = False
         self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
-        # This process ended the session, for itself or by `spark.stop()` of a user's
+        # True after this process ended the session by itself, or a transform or sink called `spark.stop()`
         self.is_released = False
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
-        """Caller: pyspark, once a session. Affects: which channel is cut.
+        """Create the channel. Caller: PySpark, once per session. Affects: the channel that ``abort`` closes.
 
-        pyspark closes it at the end of the session, while a job that was given up may still open streams.
+        PySpark closes the channel at the end of the session, while an abandoned job may still open streams.
         """
         channel = self._channel = super().toChannel()
         close_channel = channel.close
@@ -104,43 +106,45 @@ class SparkConnection(
 
     @property
     def is_aborted(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """Whether the connection was closed by ``abort``."""
         return self._abort_message is not None
 
     @property
     def silent_seconds(self) -> float:
-        """For how long Spark has owed an answer and said nothing; 0 while nothing is asked."""
+        """Seconds for which a call has been pending without a response; 0 if no call is pending."""
         with self._lock:
             return time.monotonic() - self._pending_since if self.has_pending_call else 0.0
 
     @property
     def has_pending_call(self) -> bool:
-        """Whether work waits for an answer.
+        """Whether work waits for a response.
 
-        An interrupt, say, is none, and neither is what Python does by itself.
+        Calls that no work depends on, such as an interrupt, and computation in Python do not count.
         """
         return self._pending_calls > 0 or self._silent_since
 
     def check(self) -> None:
-        """Pass, or raise because the line was cut.
+        """Raise if the connection was closed by ``abort``.
 
         Raises:
-            SparkNotRespondingError: it was.
+            SparkNotRespondingError: the connection was closed.
         """
         if self._abort_message is not None:
             raise SparkNotRespondingError(self._abort_message)
 
     def abort(self, message: str) -> None:
-        """End every call at once and for good; nothing is done when it is cut already.
+        """Close the connection, which ends every pending and later call; do nothing if it is closed already.
 
         Args:
-            message: what was waited for, for people to see.
+            message: description of the pending work, for the error.
         """
         if self._abort_message is not None:
             return
         silent = self.silent_seconds
         says = (
-            f"sent nothing for {silent:.0f} s" if silent >= _SILENT_SECONDS else "responds, but not to this"
+            f"sent nothing for {silent:.0f} s"
+            if silent >= _SILENT_SECONDS
+            else "responds, but did not end an operation in time"
         )
         self._abort_message = (
             f"Spark at {self.address} {says}: {message}. The connection was closed and nothing was "
@@ -152,30 +156,32 @@ class SparkConnection(
             self._channel.close()
 
     def report_to(self, sums: SumsReceiver) -> None:
-        """Pass on what Spark reports under the name of these sums, as long as somebody holds them."""
+        """Pass the sums that Spark reports under this name to the receiver, while references to it exist."""
         self._sums_receivers[sums.name] = sums
 
     def abort_after(self, seconds: float, message: str) -> AbstractContextManager[None]:
-        """Cut the line when the block does not end in so many seconds, whether Spark says something or not.
+        """Close the connection if the block does not end in time, even if Spark sends responses.
 
-        While an operation waits, for its catalog say, Spark goes on telling that it does.
+        While an operation waits, for example for its catalog, Spark keeps sending progress.
 
         Args:
-            seconds: how long the block may take.
-            message: what is asked in it.
+            seconds: time limit of the block.
+            message: description of the block, for the error.
         """
         give_up_at = time.monotonic() + seconds
         return self._watchdog_thread(lambda: give_up_at - time.monotonic(), message)
 
     def abort_if_silent(self, seconds: float, message: str) -> AbstractContextManager[None]:
-        """Cut the line when Spark owes an answer and says nothing at all for so long; the block may last.
+        """Close the connection if a call is pending and Spark sends nothing for so long.
+
+        The block itself has no time limit.
 
         Args:
-            seconds: how long it may say nothing.
-            message: what is asked meanwhile.
+            seconds: time limit without a response.
+            message: description of the block, for the error.
         """
         with self._lock:
-            # A call that was given up earlier is no wait now
+            # A call that gRPC gave up before this block is not pending any more
             self._silent_since = self._silent_since and self._pending_calls > 0
         return self._watchdog_thread(lambda: seconds - self.silent_seconds, message)
 
@@ -196,7 +202,7 @@ class SparkConnection(
             ended.set()
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        """Caller: gRPC, for each question. Affects: for how long Spark has said nothing."""
+        """Pass on a call. Caller: gRPC, for each request with one response. Affects: ``silent_seconds``."""
         method = details.method.rpartition("/")[2]
         limit = _CONTROL_CALL_SECONDS.get(method)
         self.is_released = self.is_released or method == "ReleaseSession"
@@ -207,18 +213,18 @@ class SparkConnection(
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        """Caller: gRPC, for each operation. Affects: for how long Spark has said nothing."""
+        """Pass on a stream. Caller: gRPC, for each operation. Affects: ``silent_seconds``."""
         with self._pending_response():
             return self._iterate_responses(
                 run_off_main_thread(lambda: self._open_stream(continuation, details, request))
             )
 
     def _open_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        """Open a stream; gRPC 1.85 ends the process with SIGSEGV when its channel is closed already."""
+        """Open a stream, but not on a closed channel: gRPC 1.85 would end the process with SIGSEGV."""
         with self._open_lock:
             self.check()
             if self._is_closed:
-                raise ValueError("the session has ended, and its channel is closed")
+                raise ValueError("the Spark session has ended and its channel is closed")
             return continuation(details, request)
 
     def _iterate_responses(self, answers: Any) -> Iterator[Any]:
@@ -240,7 +246,7 @@ class SparkConnection(
 
     @contextmanager
     def _pending_response(self, *, of_work: bool = True) -> Iterator[None]:
-        """An answer is pending; who waits for it on a line that was cut is told so, whatever gRPC says."""
+        """Count a pending response; after ``abort`` raise its error instead of gRPC's."""
         self.check()
         with self._lock:
             if not self.has_pending_call:
@@ -256,7 +262,7 @@ class SparkConnection(
                 self._pending_calls -= of_work
 
     def _on_response(self, error: Any) -> None:
-        """Spark said something; or gRPC gave up waiting, and pyspark may ask again."""
+        """Record a response, or that gRPC gave up waiting; PySpark may then retry the call."""
         self.check()
         with self._lock:
             self._silent_since = isinstance(error, grpc.RpcError) and error.code() in _NO_RESPONSE
@@ -265,11 +271,11 @@ class SparkConnection(
 
 
 def connection_of(session: SparkSession) -> SparkConnection:
-    """The line of a session that ``connect`` opened."""
+    """Return the connection of a session that ``connect`` opened."""
     line: SparkConnection = session.client._builder  # noqa: SLF001
     return line
 
 
 def redact(remote: str) -> str:
-    """The URL without its secrets, fit for a log or an error."""
+    """Return the URL without its secrets, for logs and errors."""
     return _SECRET.sub(r"\1=***", remote)

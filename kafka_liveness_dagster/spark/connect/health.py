@@ -1,4 +1,4 @@
-"""Find out whether a Spark that answers can still run a job. Never restarts anything.
+"""Check whether a Spark server that responds can still run a job. Never restarts a server.
 
 The port of Spark Connect stays open after the executor, the block manager or the SparkContext behind it has
 stopped.
@@ -22,22 +22,19 @@ FIX = "Fix: restart the server; `kafka-liveness up` restarts the embedded one."
 _CONNECT_SECONDS = 10.0
 JOB_TIMEOUT_SECONDS = 20.0  # the first job of a new server took 8 s on a machine with load
 _STOPPED_MESSAGE = "Application error processing RPC"
-"""gRPC's text where the server raises before it opens or finds a session.
-
-So it does when its SparkContext stopped.
-"""
+"""gRPC's text if the server raises before it opens or finds a session, as after its SparkContext stopped."""
 
 
 def dead_reason(session: SparkSession, seconds: float) -> str:
-    """Return why the server can run no job, as a sentence; empty when a job ran, or the server went away.
+    """Return why the server cannot run a job, as a sentence; empty if one ran, or the connection was lost.
 
     Raises:
-        SparkNotRespondingError: the job did not end in time. The server is busy, or hangs: a busy one is not
-            dead.
+        SparkNotRespondingError: the job did not end in time, because the server is busy or hangs. A busy
+            server is not dead.
     """
     line = connection_of(session)
     try:
-        with line.abort_after(seconds, "it was to run a job of one row"):
+        with line.abort_after(seconds, "a job of one row was running"):
             session.range(0, 1, 1, 1).count()
     except PySparkException as error:
         if _STOPPED_MESSAGE in str(error):
@@ -48,11 +45,11 @@ def dead_reason(session: SparkSession, seconds: float) -> str:
 
 
 def dead_reason_at(remote: str) -> str:
-    """Return why the server at this address can run no job, by a session that ends with this call.
+    """Return why the server at this address cannot run a job, with a session that ends with this call.
 
     Raises:
-        SparkNotRespondingError: as of `dead_reason`.
-        SparkUnreachableError: no session was opened.
+        SparkNotRespondingError: as for `dead_reason`.
+        SparkUnreachableError: the server opened no session.
     """
     try:
         session = connect(remote, timeout_seconds=_CONNECT_SECONDS)
@@ -67,4 +64,4 @@ def dead_reason_at(remote: str) -> str:
 
 
 def _dead_message(address: str, why: str) -> str:
-    return f"Spark at {address} answers, but can run no job ({why})."
+    return f"Spark at {address} responds, but cannot run a job ({why})."

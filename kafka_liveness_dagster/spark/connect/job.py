@@ -1,6 +1,6 @@
-"""Watch and stop a piece of Spark work from another thread, inside ``with SparkJob(...)``.
+"""Watch and cancel Spark work from another thread, with ``with SparkJob(...)``.
 
-Never touches other jobs, not even of the same session: an interrupt goes to this job's own tag.
+Never affects other jobs, even of the same session: an interrupt goes only to this job's own tag.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
 _INTERRUPT_EVERY_SECONDS = 0.2
 ABANDON_SECONDS = 20.0
-"""Of answers pending after a cancel.
+"""Time limit for pending responses after a cancel.
 
-A server that lives ends an operation in tenths of a second, a busy one in a few.
+A healthy server ends an operation in tenths of a second, a busy one in a few seconds.
 """
 _MAX_CHECKS = 20
 
 
 def now_ms() -> int:
-    """Milliseconds of the monotonic clock ``last_progress_ms`` is told in."""
+    """Return milliseconds of the monotonic clock that ``last_progress_ms`` uses."""
     return time.monotonic_ns() // 1_000_000
 
 
 class SparkJob:
-    """Everything the entering thread asks of Spark until it leaves, as one thing to watch and to cancel.
+    """All Spark operations of the entering thread until it leaves; they are watched and canceled together.
 
-    It may be entered again, by another thread too: what is cancelled stays so. A cancelled job raises
-    :class:`SparkCancelledError` when it is entered or left, whatever it was doing: it never looks like
-    success. One that does not end, while Spark owes an answer for all of ``ABANDON_SECONDS``, takes its
-    session's connection with it: :class:`SparkNotRespondingError`.
+    It may be entered again, also by another thread; a canceled job stays canceled. A canceled job raises
+    :class:`SparkCancelledError` when it is entered or left. It never looks like success. If a canceled job
+    does not end, and a response is pending for all of ``ABANDON_SECONDS``, the job closes its session's
+    connection. Its calls then raise :class:`SparkNotRespondingError`.
 
     Args:
-        session: the Spark Connect session the work runs in.
-        on_progress: called with (completed tasks, total tasks) of the running operation when more of its
-            tasks have finished than before, or all of it; Spark tells about every 2 s. Caller: the thread
-            inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
-        on_report: called with the same numbers whenever Spark tells, also when nothing has finished, after
-            ``on_progress``. Caller and affects: as there.
+        session: Spark Connect session of the work.
+        on_progress: called with (completed tasks, total tasks) of the running operation, if more tasks have
+            completed than before, or the operation has ended. Spark reports about every 2 s. Caller: the
+            thread inside the job, in the middle of a Spark call. Affects: nothing; keep it short.
+        on_report: called with the same numbers at each report of Spark, also without progress, after
+            ``on_progress``. Caller and affects: as for ``on_progress``.
     """
 
     def __init__(
@@ -78,49 +78,46 @@ class SparkJob:
 
     @property
     def last_progress_ms(self) -> int:
-        """When a Spark task was last seen to have finished, by the clock of :func:`now_ms`.
-
-        First: the start.
-        """
+        """Time of the last progress of Spark's tasks, by the clock of :func:`now_ms`; initially the start."""
         return self._last_progress_ms
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether nothing of it can be heard any more."""
+        """Whether the connection was closed, so that the job receives no response any more."""
         return connection_of(self._session).is_aborted
 
     def check(self) -> None:
-        """Pass, or raise because the job was cancelled; call it before each operation.
+        """Raise if the job was canceled; call it before each operation.
 
         Raises:
-            SparkCancelledError: the job was cancelled.
-            SparkNotRespondingError: it was, and did not end in time.
+            SparkCancelledError: the job was canceled.
+            SparkNotRespondingError: the job was canceled and did not end in time.
         """
         connection_of(self._session).check()
         if self._cancelled.is_set():
             raise SparkCancelledError(
-                "Spark job was cancelled: nothing more is started; its batch was not committed and will be "
-                "replayed"
+                "Spark job was canceled, and no further operation was started. Its batch was not committed "
+                "and is retried. No action is needed."
             )
 
     def cancel(self, timeout_seconds: float = 2.0) -> bool:
-        """Stop the job from any thread, for good.
+        """Cancel the job permanently, from any thread.
 
         Args:
-            timeout_seconds: how long to wait for the job to end; interrupting goes on behind that.
+            timeout_seconds: how long to wait for the end of the job; interrupts continue after that.
 
         Returns:
-            Whether the job has ended: True means that nothing of it runs or will start. False: its thread is
-            busy outside Spark, or the server does not answer; no further operation passes ``check``.
+            Whether the job has ended. True: no operation of it runs or will start. False: its thread is busy
+            outside Spark, or the server does not respond; no further operation passes ``check``.
         """
         with self._lock:
             first = not self._cancelled.is_set()
             entered = self._thread is not None and not self._ended.is_set()
             self._cancelled.set()
         if first and entered:
-            # A thread of its own: a dead server must not hold up the watchdog that has a group to leave.
+            # A separate thread, because a dead server must not block the watchdog, which must leave the group
             start_daemon_thread(self._abort_if_stuck, self.tag)
-            if not start_daemon_thread(self._interrupt_until_ended, self.tag):  # once, then
+            if not start_daemon_thread(self._interrupt_until_ended, self.tag):  # no thread: interrupt once
                 self._interrupt()
         return not entered or self._ended.wait(timeout_seconds)
 
@@ -129,7 +126,7 @@ class SparkJob:
             self.check()
             self._thread = threading.get_ident()
             self._ended.clear()
-        # What pyspark asks is asked of this session, and no other
+        # PySpark's own queries must go to this session, not to the thread's former active one
         self._active.enter_context(as_active_session(self._session))
         self._session.addTag(self.tag)
         self._session.registerProgressHandler(self._on_progress_event)
@@ -145,9 +142,10 @@ class SparkJob:
         self._ended.set()
         if is_cancelled(error):
             raise SparkCancelledError(
-                "Spark operation was cancelled"
-                + ("" if self._cancelled.is_set() else " by somebody else, not by this process")
-                + ": the table is as it was, or has the whole batch; the batch will be replayed"
+                "Spark operation was canceled"
+                + ("" if self._cancelled.is_set() else " by another client, not by this process")
+                + ". The table is unchanged, or has the whole batch. The batch is retried. No action is "
+                "needed."
             ) from None
         if kind is None or isinstance(error, PySparkException):
             self.check()
@@ -157,20 +155,21 @@ class SparkJob:
             raise gone from error
 
     def _interrupt_until_ended(self) -> None:
-        """One interrupt is not enough: an operation that was just being sent would not be hit by it."""
+        """Interrupt repeatedly: one interrupt would miss an operation that is being sent at that moment."""
         while not (self._ended.is_set() or self.is_abandoned):
             self._interrupt()
             self._ended.wait(_INTERRUPT_EVERY_SECONDS)
 
     def _interrupt(self) -> None:
-        with suppress(Exception):  # the server is away: the thread inside the job learns that by itself
+        with suppress(Exception):  # the server is unavailable: the thread inside the job gets that error
             self._session.interruptTag(self.tag)
 
     def _abort_if_stuck(self) -> None:
-        """In a thread of its own: an interrupt may wait for an answer too.
+        """Close the connection if a response is pending at all checks; runs in a separate thread.
 
-        A transform may be at work in Python for much longer, and ask Spark short questions: one look in
-        between at which Spark owes nothing, and the time begins again.
+        An interrupt may wait for a response too, so the interrupting thread cannot do this. A transform may
+        run in Python for much longer, with short calls to Spark. One check without a pending call therefore
+        restarts the time limit.
         """
         line = connection_of(self._session)
         pending = 0
@@ -178,7 +177,7 @@ class SparkJob:
             pending = pending + 1 if line.has_pending_call else 0
             if pending == _MAX_CHECKS:
                 told = (
-                    "a batch was cancelled, by its deadline or by its run, and did not end in "
+                    "a batch was canceled, by its deadline or by its run, and did not end in "
                     f"{ABANDON_SECONDS:g} s"
                 )
                 line.abort(told)
@@ -191,7 +190,7 @@ class SparkJob:
         operation_id: str | None,
         done: bool,  # noqa: FBT001
     ) -> None:
-        """Caller: pyspark, in the thread whose operation it is. Affects: ``last_progress_ms``."""
+        """Record progress. Caller: PySpark, in the operation's thread. Affects: ``last_progress_ms``."""
         if threading.get_ident() != self._thread:
             return  # another job of the same session
         infos = list(stages or ())

@@ -1,7 +1,7 @@
-"""Open and end sessions on a Spark Connect server.
+"""Open and close sessions on a Spark Connect server.
 
-Waits for a busy server; fails at once where there is none. Never shares a session, and never uses the
-process's own. Each caller's own is interrupted, configured and stopped without touching another's.
+Waits for a busy server; fails at once if there is no server. Never shares a session, and never uses PySpark's
+active one. So a caller can interrupt, configure and stop its session without an effect on other sessions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CONNECT_TIMEOUT_SECONDS = 120.0
-"""For a server that accepts connections.
+"""Time limit of ``connect`` for a server that accepts connections.
 
-Under load, or while it collects garbage, it opens a session in minutes.
+Under load, or during garbage collection, a server takes minutes to open a session.
 """
 ACCEPT_TIMEOUT_SECONDS = 10.0
 """Time limit of ``connect`` for an address that accepts no connection."""
@@ -44,29 +44,31 @@ _UNREACHABLE = re.compile(
 )
 _SLOW_RESPONSE = re.compile("before receiving SETTINGS|Handshake read failed|[Tt]imed? ?out")
 _WHILE_WORKING = DefaultPolicy(max_retries=12, max_backoff=3_000)
-"""Half a minute; pyspark's default is over ten, and a server that restarted has lost the session anyway."""
+"""Retries for half a minute. PySpark's default is over ten, but a restart loses the session anyway."""
 CLOSE_TIMEOUT_SECONDS = 5.0
-"""Time limit of ``close`` for the server, once more after it gives the connection up."""
+"""Time limit of ``close`` for the server; after it aborts the connection, it waits once more as long."""
 _open_sessions: list[SparkSession] = []
-"""Every session of this process, stopped ones too. pyspark closes a session again in ``__del__``, waiting for
-threads it shares with all sessions; when the garbage collector does that inside another session's gRPC call,
-both wait indefinitely (seen with 4.1.3). So none is ever collected."""
+"""All sessions of this process, including stopped ones, so that none is ever garbage collected.
+
+PySpark closes a session again in ``__del__`` and waits for threads that all sessions share. If the garbage
+collector does that inside another session's gRPC call, both wait indefinitely (seen with 4.1.3).
+"""
 _SECRETS_IN_PLANS = r"""(?:LoginModule required|PRIVATE KEY-----|ssl\.key\.password"\s*value:)[^\n]*"""
-"""Spark Connect shows the options of a read in its UI and its event log, as text: a line of it each."""
+"""Lines with secrets: Spark Connect shows the options of a read in its UI and event log, one per line."""
 _REDACTED = "spark.sql.redaction.string.regex"
 _V1_SOURCES_SETTING = "spark.sql.sources.useV1SourceList"
-"""Sources that Spark reads by its first interface.
+"""Setting with the sources that Spark reads by its V1 interface.
 
-Kafka's turns each record into an object of Java's and back.
+Kafka's V1 source converts each record into a Java object and back.
 """
 
 
 class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
-    """Retry every 0.2 s, but not where nobody listens.
+    """A retry policy: every 0.2 s, but not at an address without a listener.
 
     Attributes:
-        problem: of the last attempt that failed, in gRPC's words.
-        is_absent: whether nobody listens.
+        problem: gRPC's message of the last failed attempt.
+        is_absent: whether nothing listens at the address.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -78,16 +80,16 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
         self._accepts = False
 
     def can_retry(self, e: BaseException) -> bool:
-        """Caller: pyspark, after an attempt. Affects: what ``connect`` says in the end."""
+        """Return whether to retry. Caller: PySpark, after an attempt. Affects: the error of ``connect``."""
         self.problem = str(getattr(e, "details", lambda: e)())
-        # Of several addresses gRPC names the last one: ::1 refuses, and 127.0.0.1 may be slow
+        # gRPC reports only the last of several addresses: ::1 refuses, although 127.0.0.1 may just be slow
         self.is_absent = bool(_UNREACHABLE.search(self.problem)) and not self.has_listener()
         return bool(super().can_retry(e)) and not self.is_absent
 
     def has_listener(self) -> bool:
-        """Whether something listens there.
+        """Return whether something listens at the address.
 
-        Looked at once in 2 s, since a busy server is not to be asked more often.
+        The check runs once in 2 s at most, because more connections would slow a busy server.
         """
         now = time.monotonic()
         if now - self._checked_at >= _ACCEPT_CHECK_SECONDS:
@@ -103,7 +105,7 @@ class _RetryWhileStarting(DefaultPolicy):  # type: ignore[misc]
         return True
 
     def is_slow(self) -> bool:
-        """Whether something listens there, and has refused nothing so far."""
+        """Return whether a server listens at the address, and has refused nothing so far."""
         is_patient = (
             not self.problem or _SLOW_RESPONSE.search(self.problem) or _UNREACHABLE.search(self.problem)
         )
@@ -116,13 +118,13 @@ def connect(
     timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
     report: Callable[[str], object] = lambda _: None,
 ) -> SparkSession:
-    """Open a session of the caller's own on the server at ``remote``; end it with ``close(session)``.
+    """Open a session for the caller alone on the server at ``remote``; end it with ``close(session)``.
 
     Args:
         remote: a Spark Connect URL, like ``sc://localhost:15002/;token=…``.
-        timeout_seconds: how long a server that accepts connections may take. One that is not there fails at
-            once, and an address that does not respond at all after 10 s.
-        report: gets a sentence when a slow server is waited for.
+        timeout_seconds: time limit for a server that accepts connections. An address without a server fails
+            at once, and an address that does not respond at all after 10 s.
+        report: called with a sentence when ``connect`` starts to wait for a slow server.
 
     Raises:
         SparkUnreachableError: there is no server, it was not ready in time, or it refused the token.
@@ -131,15 +133,15 @@ def connect(
     line = _open_connection(remote)
     session = _create_session(line)
     _open_sessions.append(session)
-    # At exit pyspark would tidy a cache of MLlib models that nobody here has: minutes of retries if the
-    # server died. Spark 4.0 has none, and asks nothing then
+    # At exit PySpark would clean a cache of MLlib models, which this package never fills. If the server died,
+    # that takes minutes of retries. Spark 4.0 has no such cache
     if tidy := getattr(session.client, "_cleanup_ml_cache", None):
         atexit.unregister(tidy)
     starting = _RetryWhileStarting(line.endpoint)
     session.client.set_retry_policies([starting])
     refused = _first_query(session, starting, timeout_seconds, say=report)
     if refused is not None:
-        line.abort("it was to open a session")
+        line.abort("a session was being opened")
         raise SparkUnreachableError(
             _unreachable_error(remote, refused, starting, timeout_seconds=timeout_seconds)
         )
@@ -148,27 +150,27 @@ def connect(
 
 
 def close(session: SparkSession) -> None:
-    """End a session, in seconds: what a server that does not answer holds of it expires there by itself."""
+    """End a session in seconds; on a server that does not respond, the session expires by itself."""
     ended = threading.Event()
 
     def stop() -> None:
-        with suppress(Exception):  # the server is away: what it holds of the session expires there
+        with suppress(Exception):  # the server is unavailable; it lets the session expire
             session.stop()
         ended.set()
 
     session.client.set_retry_policies([])
     if start_daemon_thread(stop, "spark-connect-bye") and not ended.wait(CLOSE_TIMEOUT_SECONDS):
-        connection_of(session).abort("its session was to be ended")
+        connection_of(session).abort("a session was being closed")
         ended.wait(CLOSE_TIMEOUT_SECONDS)
 
 
 @contextmanager
 def as_active_session(session: SparkSession) -> Iterator[None]:
-    """Let this be the session that pyspark asks where it is given none, in this thread.
+    """Make this the active session of PySpark in this thread.
 
-    For a type that is text.
+    PySpark uses the active session for calls without a session, for example to parse a type given as text.
     """
-    threads: Any = ConnectSession._active_session  # noqa: SLF001 - it can be set there alone
+    threads: Any = ConnectSession._active_session  # noqa: SLF001 - PySpark has no public setter
     before = getattr(threads, "session", None)
     threads.session = session
     try:
@@ -178,9 +180,9 @@ def as_active_session(session: SparkSession) -> Iterator[None]:
 
 
 def _create_session(line: SparkConnection) -> SparkSession:
-    """A session that pyspark takes for nobody's.
+    """Create a session that does not become PySpark's active or default session.
 
-    It asks the active one for settings, also one that was refused.
+    PySpark reads settings from the active session, even from one that the server refused.
     """
     threads: Any = ConnectSession._active_session  # noqa: SLF001
     before = getattr(threads, "session", None), ConnectSession._default_session  # noqa: SLF001
@@ -196,24 +198,21 @@ def _open_connection(remote: str) -> SparkConnection:
         return SparkConnection(remote)
     except (PySparkException, ValueError) as error:
         raise InvalidSettingError(
-            f"{redact(remote)!r} is not a Spark Connect URL ({_refusal_reason(error, remote)}): wanted "
-            "sc://host:port/;token=…"
+            f"{redact(remote)!r} is not a Spark Connect URL ({_refusal_reason(error, remote)}). No session "
+            "was opened. Fix: write it as sc://host:port/;token=…"
         ) from None
 
 
 def _hide_secrets(session: SparkSession) -> None:
-    """Hide the secrets of Kafka options in what the server shows of this session's requests.
-
-    It does not matter who set the server up.
-    """
+    """Hide the secrets of Kafka options in the server's UI and event log, whatever the server's settings."""
     theirs = session.conf.get(_REDACTED, None)
     session.conf.set(_REDACTED, f"{theirs}|{_SECRETS_IN_PLANS}" if theirs else _SECRETS_IN_PLANS)
 
 
 def _use_new_kafka_reader(session: SparkSession) -> None:
-    """The one that Structured Streaming has.
+    """Use the Kafka reader of Structured Streaming (V2) for this session.
 
-    Of a batch of 100,000 records it takes a fifth less processor time.
+    For a batch of 100,000 records it needs a fifth less processor time.
     """
     sources = str(session.conf.get(_V1_SOURCES_SETTING)).split(",")
     session.conf.set(_V1_SOURCES_SETTING, ",".join(one for one in sources if one.strip().lower() != "kafka"))
@@ -222,12 +221,15 @@ def _use_new_kafka_reader(session: SparkSession) -> None:
 def _first_query(
     session: SparkSession, starting: _RetryWhileStarting, timeout_seconds: float, say: Callable[[str], object]
 ) -> BaseException | None:
-    """Why the server refuses this session, or None; pyspark's calls have no time limit, hence the thread."""
+    """Return why the server refused this session, or None.
+
+    The query runs in a thread, because PySpark's calls have no time limit.
+    """
 
     def greet() -> None:
-        # pyspark asks the active session, once in a process, how functions are to be called: here there is
-        # none. Elsewhere it may be one of a notebook's that died with its server: [NO_ACTIVE_SESSION], with
-        # 4.1.3
+        # Once per process, PySpark reads from the active session how to call functions. This thread has no
+        # active session. In another thread it may be a notebook's, lost with its server: 4.1.3 then fails
+        # with [NO_ACTIVE_SESSION]
         F.col("value")
         _ = session.version
         _hide_secrets(session)
@@ -239,7 +241,7 @@ def _first_query(
     if not answer.done() and timeout_seconds > at_first and starting.is_slow():
         say(
             f"Spark Connect at {connection_of(session).address} accepts connections, and opened no session "
-            f"in {at_first:.0f} s. Waiting for it, up to {timeout_seconds:.0f} s (connect_timeout_seconds)"
+            f"in {at_first:.0f} s. Waiting up to {timeout_seconds:.0f} s (connect_timeout_seconds)"
         )
         wait([answer], timeout_seconds - at_first)
     if not answer.done():
@@ -269,7 +271,7 @@ def _unreachable_error(
 
 def _refusal_reason(error: BaseException, remote: str) -> str:
     text = str(error).strip() or type(error).__name__
-    detail = re.search(r'details = "(.*)"', text)  # of a bare gRPC error, whose first line says nothing
+    detail = re.search(r'details = "(.*)"', text)  # the first line of a bare gRPC error has no cause
     line = detail[1] if detail else text.splitlines()[0]
     token = re.search(r";token=([^;]+)", remote)
     return line.replace(token[1], "***") if token else line

@@ -1,1 +1,1 @@
-"""Decode records of a schema registry in Spark."""
+"""Decode records in the wire format of a schema registry, in Spark."""

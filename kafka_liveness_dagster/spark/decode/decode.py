@@ -1,14 +1,13 @@
 """Decode a column of records in the wire format of a schema registry, in Spark.
 
-Of an Avro schema only the size is checked; Spark itself says whether it is valid.
+For an Avro schema this module checks only the size; Spark itself rejects an invalid one.
 
 >>> fields = '{"id": {"type": "integer"}, "price": {"type": ["number", "null"]}, "to": {"oneOf": []}}'
 >>> spark_type_of_json_schema(SchemaWithId(1, "JSON", f'{{"properties": {fields}}}')).simpleString()
 'struct<id:bigint,price:double,to:string>'
 
-The format is Confluent's: a zero byte, the schema's id in four bytes, and what was written by that schema.
-Each record is read by the schema that it was written by, and comes out as the reader's has it. Asks no
-registry.
+The format is Confluent's: a zero byte, the schema's id in four bytes, and the encoded value. Spark decodes
+each record by its writer schema, and converts it to the reader schema. Never queries a registry.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.types import (
     ArrayType,
@@ -42,10 +41,12 @@ if TYPE_CHECKING:
 
 
 def check_avro_size(schema: SchemaWithId) -> None:
-    """Write out each use of a name, as Spark does, until the limit.
+    """Check that Spark's type for the schema stays within the limits of fields and levels.
+
+    Counts each use of a named type, as Spark writes out each use.
 
     Raises:
-        SchemaUnusableError: it has too many fields or levels.
+        SchemaUnusableError: the type has too many fields or levels.
     """
     try:
         root = json.loads(schema.text)
@@ -63,7 +64,7 @@ class _SchemaWalk:
         self._open_names: set[str] = set()
 
     def visit(self, schema: Any, namespace: str) -> None:
-        """Count what a schema becomes; a name in itself is counted once, because Spark refuses it."""
+        """Count the fields of a schema; a type inside itself is counted once, because Spark rejects it."""
         with self._size.field():
             if isinstance(schema, list):
                 for one in schema:
@@ -112,10 +113,10 @@ _COMBINING_KEYWORDS = ("oneOf", "anyOf", "allOf", "not", "if")
 
 
 def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
-    """The type of the whole document, an object or an array.
+    """Return the Spark type of the whole document: an object, a map or an array.
 
     Raises:
-        SchemaUnusableError: it is no JSON Schema, or of something else.
+        SchemaUnusableError: the text is no JSON Schema, or describes another type.
     """
     try:
         root = json.loads(schema.text)
@@ -126,16 +127,20 @@ def spark_type_of_json_schema(schema: SchemaWithId) -> DataType:
     found = _spark_type(root, root, (), room=SchemaSize(schema))
     if isinstance(found, StringType):
         raise SchemaUnusableError(
-            f"schema {schema.id} describes no object with properties, no map and no array: nothing was "
-            "written; take such a value as text, cast(substring(value, 6) as string)"
+            f"schema {schema.id} describes no object with properties, no map and no array. Nothing was "
+            "written. Fix: read such a value as text, with cast(substring(value, 6) as string)."
         )
     return found
 
 
 def _spark_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
-    """A schema that is true, empty, or has several types is JSON as text.
+    """Return the Spark type of a schema; JSON text for a schema that is true, empty, or has several types.
 
-    ``within`` are the references on the way.
+    Args:
+        schema: part of the document.
+        root: the whole document.
+        within: references on the path to this part.
+        room: the count of fields and levels.
     """
     with room.field():
         return _single_type(schema, root, within, room=room)
@@ -157,7 +162,7 @@ def _single_type(schema: Any, root: Any, within: tuple[str, ...], room: SchemaSi
 
 
 def _referenced_type(name: str, root: Any, within: tuple[str, ...], room: SchemaSize) -> DataType:
-    """The type of another part of the document; a part that holds itself is JSON as text."""
+    """Return the type of another part of the document; a part that contains itself is JSON text."""
     if name in within:
         return StringType()
     return _spark_type(_resolve_reference(name, root), root, (*within, name), room=room)
@@ -176,14 +181,14 @@ def _object_type(schema: dict[str, Any], root: Any, within: tuple[str, ...], roo
 
 
 def _union_type(types: Any) -> list[str]:
-    """The types by their names; what is no name is none that Spark has."""
+    """Return the type names; an entry that is no text becomes text that matches no type."""
     if isinstance(types, list):
         return [str(one) for one in types]
     return [str(types)] if types else []
 
 
 def _resolve_reference(name: str, root: Any) -> Any:
-    """What ``#/definitions/line`` points to in this document; nothing that is in another one."""
+    """Return the target of a reference like ``#/definitions/line``; None for a target in another document."""
     first, *path = name.split("/")
     found = root if first == "#" else None
     for step in path:
@@ -192,23 +197,24 @@ def _resolve_reference(name: str, root: Any) -> Any:
 
 
 FAIL = {"mode": "FAILFAST"}
-_FRAME_BYTES = 5  # bytes: zero, and the id
+_FRAME_BYTES = 5  # a zero byte and four bytes of the id
 _LOCATION_COLUMN = ("topic", "partition", "offset")
 
 
 def writer_schema_ids(batch: DataFrame, column: str) -> dict[int, str]:
-    """Return the ids of the schemas that wrote the batch's records, each with one of the records.
+    """Return the schema ids of the batch's records, each with the location of one record.
 
     Reads the batch once.
 
     Raises:
-        InvalidSettingError: the column is not there, or holds no bytes.
+        InvalidSettingError: the column is missing, or has no bytes.
     """
     found = dict(batch.dtypes).get(column)
     if found != "binary":
         is_what = f"of type {found}" if found else "not in the batch"
         raise InvalidSettingError(
-            f"column {column!r} to decode is {is_what}: wanted one of bytes, as Kafka's key and value are"
+            f"column {column!r} to decode is {is_what}. Nothing was written. Fix: name a column of type "
+            "binary, as Kafka's key and value are."
         )
     framed = batch.where(_is_framed(column)).select(
         _schema_id(column).alias("id"), _record_location(batch).alias("place")
@@ -226,26 +232,26 @@ def decode_column(
     reader: SchemaWithId,
     message: str | None = None,
 ) -> DataFrame:
-    """Return the batch with the column decoded: null where it was null.
+    """Return the batch with the column decoded; null stays null.
 
-    A row that is not in the wire format fails.
+    A row that is not in the wire format fails when Spark computes it.
 
     Args:
         batch: any frame with the column.
-        column: of bytes.
-        writer_schemas: every schema that :func:`writers` found and the registry has; a row of another one
-            fails.
-        reader: which says what columns there are.
-        message: of Protobuf, the full name of the message; the first of the file unless told.
+        column: name of a column of bytes.
+        writer_schemas: all schemas of :func:`writer_schema_ids` that the registry has; a row of another
+            schema fails.
+        reader: schema that defines the fields of the result.
+        message: full name of a Protobuf message; the first message of the file by default.
 
     Raises:
-        SchemaUnusableError: the schemas are of several kinds, or of one that Spark cannot read by.
+        SchemaUnusableError: the schemas have several kinds, or a kind that Spark cannot decode.
     """
     if strange := [one for one in writer_schemas if one.schema_type != reader.schema_type]:
         raise SchemaUnusableError(
             f"records of the batch were written by schema {strange[0].id}, of {strange[0].schema_type}, and "
-            f"the reader's is {reader.id}, of {reader.schema_type}: nothing was written; decode each kind "
-            "from its own part of the batch"
+            f"the reader's is {reader.id}, of {reader.schema_type}. Nothing was written. Fix: decode each "
+            "kind from its own part of the batch, selected with where(…)."
         )
     value = _column_bytes(column)
     found = F.when(value.isNull(), F.lit(None))
@@ -269,9 +275,9 @@ def decode_column(
 def _readings_by_id(
     column: str, written_by: Sequence[SchemaWithId], reader: SchemaWithId, message: str | None
 ) -> Iterator[tuple[list[int], Column]]:
-    """Which ids are read in which way.
+    """Yield schema ids with the column expression that decodes them.
 
-    The reader's own is among them, or there would be no type without records.
+    The reader's own id is included: without records the column would otherwise have no type.
     """
     schemas: Mapping[int, SchemaWithId] = {one.id: one for one in (*written_by, reader)}
     value = _column_bytes(column)
@@ -286,8 +292,8 @@ def _readings_by_id(
         yield [*schemas], protobuf_reader([*schemas.values()], reader, message)(value)
     else:
         raise SchemaUnusableError(
-            f"schema {reader.id} is of {reader.schema_type}: nothing was written; wanted AVRO, PROTOBUF or "
-            "JSON"
+            f"schema {reader.id} is of {reader.schema_type}. Nothing was written. Fix: register it as AVRO, "
+            "PROTOBUF or JSON."
         )
 
 
@@ -305,7 +311,7 @@ def _schema_id(column: str) -> Column:
 
 
 def _record_location(batch: DataFrame) -> Column:
-    """Where a record is, while its columns are there."""
+    """Return text with offset, topic and partition of a record, if the batch still has these columns."""
     if not set(_LOCATION_COLUMN) <= set(batch.columns):
         return F.lit("a record")
     return F.concat(

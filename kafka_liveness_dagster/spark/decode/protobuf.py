@@ -1,9 +1,9 @@
 """Decode Protobuf messages into Spark structs, with Protobuf's own library in Spark's Python workers.
 
-A .proto file is compiled by the protoc of ``grpcio-tools``, once for each schema.
+The protoc of ``grpcio-tools`` compiles a .proto file, once for each schema.
 
-Spark's ``from_protobuf`` is not used: it knows nothing of the indexes by which a record names its message, a
-zero is null to it, and no registry of packages has its jar for Spark 4.1.
+Never uses Spark's ``from_protobuf``. It does not read the indexes by which a record names its message. It
+turns a zero into null. And no package registry has its jar for Spark 4.1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from pyspark import cloudpickle
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -61,15 +61,15 @@ _FILE_NAME = "schema.proto"
 _GOOGLE_PREFIX = "google/protobuf/"
 PROTOC_TIMEOUT_SECONDS = 60.0
 """Time limit for compiling one schema with protoc."""
-_LETTERS = 300  # of what protoc says, which quotes the schema
+_LETTERS = 300  # maximum characters of protoc's message, which quotes the schema
 
 
 @functools.lru_cache(maxsize=256)
 def descriptor_files(schema: SchemaWithId) -> FileDescriptorSet:
-    """The schema's own file, as the last, behind all that it imports.
+    """Return the schema's file and all its imports; its own file is the last one.
 
     Raises:
-        SchemaUnusableError: it is no Protobuf, or imports what is not part of Protobuf itself.
+        SchemaUnusableError: the schema is no Protobuf, or imports a file that is not part of Protobuf itself.
     """
     try:
         own = FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
@@ -103,7 +103,7 @@ def _add_file(file: FileDescriptorProto, found: dict[str, FileDescriptorProto], 
 
 
 def _well_known_file(name: str, schema: SchemaWithId) -> FileDescriptorProto:
-    """A file that comes with Protobuf, like ``google/protobuf/timestamp.proto``."""
+    """Return a file that is part of Protobuf, like ``google/protobuf/timestamp.proto``."""
     file = FileDescriptorProto()
     if name.startswith(_GOOGLE_PREFIX):
         with suppress(ImportError):
@@ -112,8 +112,8 @@ def _well_known_file(name: str, schema: SchemaWithId) -> FileDescriptorProto:
             ).DESCRIPTOR.CopyToProto(file)
     if not file.name:
         raise SchemaUnusableError(
-            f"schema {schema.id} imports {name}, which is not part of Protobuf: nothing was written; "
-            "register it as one file, or decode the column by a function of your own"
+            f"schema {schema.id} imports {name}, which is not part of Protobuf. Nothing was written. Fix: "
+            "register it as one file, or decode the column with your own function."
         )
     return file
 
@@ -135,8 +135,8 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
         except subprocess.TimeoutExpired:
             raise SchemaUnusableError(
                 f"schema {schema.id} is a .proto file, and protoc did not compile it in "
-                f"{PROTOC_TIMEOUT_SECONDS:.0f} s: nothing was written; look at the schema in the registry, "
-                "and whether this machine is busy"
+                f"{PROTOC_TIMEOUT_SECONDS:.0f} s. Nothing was written. Fix: correct the schema in the "
+                "registry, or reduce the load on this machine."
             ) from None
         if protoc.returncode:
             raise SchemaUnusableError(_compile_error(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
@@ -146,17 +146,18 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
 def _compile_error(schema: SchemaWithId, said: str) -> str:
     if "No module named" in said:
         return (
-            f"schema {schema.id} is a .proto file, and there is no protoc to compile it: nothing was "
-            "written; pip install 'kafka-liveness-dagster[registry]'"
+            f"schema {schema.id} is a .proto file, and there is no protoc to compile it. Nothing was "
+            "written. Fix: pip install 'kafka-liveness-dagster[registry]'"
         )
-    line = escape(said.splitlines()[0])[:_LETTERS] if said else "it said nothing"
+    line = escape(said.splitlines()[0])[:_LETTERS] if said else "no message"
     return (
-        f"schema {schema.id} is none that protoc compiles ({line}): nothing was written; correct it in the "
-        "registry"
+        f"schema {schema.id} cannot be compiled by protoc ({line}). Nothing was written. Fix: correct it in "
+        "the registry."
     )
 
 
-cloudpickle.register_pickle_by_value(protobuf_udf)  # it travels with the function
+# Spark's workers may lack this package, so the module is sent with the function
+cloudpickle.register_pickle_by_value(protobuf_udf)
 _PRIMITIVE_TYPES: dict[int, DataType] = {
     FieldDescriptor.CPPTYPE_INT32: IntegerType(),
     FieldDescriptor.CPPTYPE_INT64: LongType(),
@@ -176,18 +177,23 @@ def protobuf_reader(
 ) -> Callable[[Column], Column]:
     """Return a Spark function from records to structs of the reader's message.
 
-    The message is the first of its file unless given. Null, and what is not in the wire format or of another
-    schema, gives null: Spark calls it for every row.
+    The function returns null for null, for bytes that are not in the wire format, and for another schema.
+    It must not fail there, because Spark calls it for every row.
+
+    Args:
+        writer_schemas: schemas of the records.
+        reader: schema that defines the struct.
+        message: full name of the message; the first message of the reader's file by default.
 
     Raises:
-        SchemaUnusableError: the reader has no such message, or a schema is none.
+        SchemaUnusableError: the reader has no such message, or a schema cannot be compiled.
     """
     names = message_names(reader)
     wanted = message or names.get((0,), "")
     if wanted not in names.values():
         raise SchemaUnusableError(
-            f"schema {reader.id} has no message {wanted!r}: nothing was written; it has "
-            f"{', '.join(names.values())}"
+            f"schema {reader.id} has no message {wanted!r}. Nothing was written. Fix: set message to one of "
+            f"{', '.join(names.values())}."
         )
     files = descriptor_files(reader)
     pool = DescriptorPool()
@@ -220,7 +226,7 @@ def _struct_field(
         key, value = (_element_type(part, within, room) for part in field.message_type.fields)
         return MapType(key[0], value[0]), "map", (key[1], value[1])
     kind, how = _element_type(field, within, room)
-    # `is_repeated` is there since Protobuf 7
+    # Protobuf has `is_repeated` since version 7
     if field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED:
         return ArrayType(kind), "list", how
     return kind, "optional" if field.has_presence else "always", how
@@ -245,9 +251,9 @@ def _element_type(field: FieldDescriptor, within: tuple[str, ...], room: SchemaS
 
 
 def _is_recursive(message: Descriptor, within: tuple[str, ...]) -> bool:
-    """Whether a message is within itself, directly or over others.
+    """Return whether a message contains itself, directly or through other messages.
 
-    No struct holds it, so it is JSON, as text.
+    A struct cannot contain itself, so such a message becomes JSON text.
     """
     waiting = [message]
     seen = set(within)

@@ -1,7 +1,7 @@
-"""What does a record in Protobuf's wire format hold? Asked in Spark's Python, where this package need not be.
+"""Decode a record in Protobuf's wire format in Spark's Python workers, which may lack this package.
 
-All of this module is sent there as it stands: it imports what it uses where it uses it, Python's own and
-``protobuf``, which pyspark's client brings.
+Spark gets the whole module as it is. Imports are therefore inside the functions. It may import only Python's
+own modules and ``protobuf``, which PySpark's client installs.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     How = tuple[str, Any]
-    """How a value is made of Protobuf's: a kind, and what else it takes."""
+    """Conversion of a Protobuf value: a kind, and its parameters."""
 
-_FRAME_BYTES = 5  # bytes: zero, and the schema's id
-_CONTINUATION_BIT = 128  # below it a byte is a number's last
-_MAX_VARINT_BYTES = 5  # bytes of an index, which has 32 bits
+_FRAME_BYTES = 5  # a zero byte and four bytes of the schema's id
+_CONTINUATION_BIT = 128  # a byte below it is the last one of a number
+_MAX_VARINT_BYTES = 5  # maximum bytes of an index, which has 32 bits
 
 
 class ProtobufUdf:
     """A function from a record to a row.
 
     Attributes:
-        files: the reader's descriptors.
-        wanted: the full name of its message.
-        names: of the messages of each schema, by its id and their indexes.
-        how: the row is made.
+        files: descriptors of the reader, serialized.
+        wanted: full name of the reader's message.
+        names: full names of the messages of each schema, by schema id and message indexes.
+        how: conversion of the message to a row.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class ProtobufUdf:
         self._class: Any = None
 
     def __call__(self, data: Any) -> Any:
-        """The row; None for null, and for what is not in the wire format or of another schema.
+        """Return the row; None for null, for bytes that are not in the wire format, and for another schema.
 
         Raises:
-            ValueError: it holds another message, or none.
+            ValueError: the record has another message, or no valid one.
         """
         if data is None or len(data) <= _FRAME_BYTES or data[0] != 0:
             return None
@@ -53,20 +53,20 @@ class ProtobufUdf:
             path, at = read_message_indexes(data, _FRAME_BYTES, max(map(len, self.names[schema]), default=1))
             name = self.names[schema].get(path)
             found = self._message().FromString(bytes(data[at:])) if name == self.wanted else None
-        except Exception as error:  # noqa: BLE001 - of the Protobuf that is there
-            raise ValueError(f"a record of schema {schema} is no {self.wanted}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - the version of Protobuf there decides the class
+            raise ValueError(f"a record of schema {schema} is not a valid {self.wanted}: {error}") from None
         if found is None:
             raise ValueError(
-                f"a record of schema {schema} holds the message {name}, and not {self.wanted}: "
-                "decode(…, message=…) names the message, and where(…) leaves others out"
+                f"a record of schema {schema} has the message {name}, not {self.wanted}. Fix: set the "
+                "message with decode(…, message=…), or filter other messages out with where(…)."
             )
         return to_spark_value(found, *self.how)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_class": None}  # created again over there
+        return {**vars(self), "_class": None}  # created again in the worker
 
     def _message(self) -> Any:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - those of there
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - the worker's versions
 
         if self._class is None:
             pool = descriptor_pool.DescriptorPool()
@@ -77,9 +77,12 @@ class ProtobufUdf:
 
 
 def read_message_indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int, ...], int]:
-    """Return the indexes that name the message, and where it begins.
+    """Return the indexes that name the message, and the position where the message begins.
 
     A message may have ``deepest`` indexes at most.
+
+    Raises:
+        ValueError: the bytes are no valid list of indexes.
 
     >>> read_message_indexes(bytes([0, 8, 1]), 0, 1), read_message_indexes(bytes([4, 2, 0, 8, 1]), 0, 2)
     (((0,), 1), ((1, 0), 3))
@@ -87,27 +90,27 @@ def read_message_indexes(data: bytes, at: int, deepest: int) -> tuple[tuple[int,
     count, at = _read_varint(data, at)
     if not 0 <= count <= deepest:
         raise ValueError(
-            f"its message index has {count} numbers, and messages of this schema have {deepest} at most"
+            f"the message index has {count} numbers, and messages of this schema have {deepest} at most"
         )
     path = []
     for _ in range(count):
         index, at = _read_varint(data, at)
         path.append(index)
-    return tuple(path) or (0,), at  # the first message alone is one byte
+    return tuple(path) or (0,), at  # an index of one zero byte is the first message
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number with its sign in the last bit, in bytes of which all but the last are above 127."""
+    """Read a zigzag varint: the sign is the lowest bit; all bytes but the last are above 127."""
     found = 0
     for shift, byte in enumerate(data[at : at + _MAX_VARINT_BYTES]):
         found |= (byte % _CONTINUATION_BIT) << 7 * shift
         if byte < _CONTINUATION_BIT:
             return (found >> 1) ^ -(found & 1), at + shift + 1
-    raise ValueError("its message index does not end")
+    raise ValueError("the message index has no end")
 
 
 def to_spark_value(value: Any, kind: str, told: Any) -> Any:
-    """What Spark takes for a value of Protobuf's."""
+    """Return the Spark value of a Protobuf value."""
     if kind == "struct":
         return tuple(_cell_value(value, *field) for field in told)
     if kind == "timestamp":

@@ -1,7 +1,7 @@
-"""Limit how large a type a registered schema may become.
+"""Limit the size of the Spark type of a registered schema.
 
-Schemas refer to each other by name, and Spark's types write out each use: 3 kB of names that each use the
-next one twice would fill the memory of this process and of Spark's driver.
+Schemas refer to types by name, and Spark's types write out each use. So 3 kB of names could fill the memory
+of this process and of Spark's driver, if each name uses the next one twice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 MAX_FIELDS = 10_000
 MAX_DEPTH = 64
-"""Levels of types in types. Python stops at 1,000 calls, and Spark's own readers at a few hundred levels."""
+"""Maximum levels of nested types. Python stops at 1,000 calls, Spark's readers at a few hundred levels."""
 
 
 class SchemaSize:
-    """A count of the fields and levels of one schema while its type is made."""
+    """A count of the fields and levels of one schema while its type is built."""
 
     def __init__(self, schema: SchemaWithId) -> None:
         self._schema = schema
@@ -32,7 +32,7 @@ class SchemaSize:
         """Count one field, and a level for as long as the block lasts.
 
         Raises:
-            SchemaUnusableError: there are more than any schema of a person has.
+            SchemaUnusableError: there are more fields or levels than any hand-written schema has.
         """
         self._fields = self._fields + 1
         self._depth = self._depth + 1
@@ -47,5 +47,5 @@ def too_large_error(schema: SchemaWithId) -> SchemaUnusableError:
     return SchemaUnusableError(
         f"schema {schema.id} becomes a type of more than {MAX_FIELDS:,} fields or {MAX_DEPTH} levels, "
         "because Spark writes out each use of a name: nothing was written. Fix: correct the schema in the "
-        "registry, or decode the column by a function of your own"
+        "registry, or decode the column with your own function."
     )

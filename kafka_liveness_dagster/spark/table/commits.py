@@ -1,11 +1,12 @@
 """Commit a batch's rows as a snapshot: by overwrite, by append, or by a MERGE exact to the row.
 
 An overwrite replaces whole files, and streaming readers do not accept it as an append. A MERGE that finds
-none of its offsets in the table commits an ``append`` snapshot, which Iceberg refuses if another writer has
-written to these offsets since the MERGE began. A MERGE that deletes the found rows replaces them in any file.
+none of its offsets in the table commits an ``append`` snapshot. Iceberg refuses that snapshot if another
+writer has written to these offsets since the MERGE began. A MERGE that deletes the found rows replaces them
+in any file.
 
-Never decides which of these to use, and never writes twice. After a commit without a response the caller
-queries ``is_committed``.
+Never decides which of these to use, and never retries. After a commit without a response the caller queries
+``is_committed``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from kafka_liveness_dagster.spark.ranges import merge_ranges, ranges_condition
 from kafka_liveness_dagster.spark.row_guard import ROWS_EXIST
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 ATTEMPT = "kafka-liveness.attempt"
-"""Key in a snapshot's summary: the attempt that committed it."""
+"""Key in a snapshot's summary for the attempt that committed it."""
 _SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
 _session_locks: WeakKeyDictionary[SparkSession, threading.Lock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -46,7 +47,16 @@ def overwrite(
     *,
     fans_out: bool,
 ) -> None:
-    """Replace all files that have only these offsets by the rows, validated from a snapshot."""
+    """Replace all files that have only these offsets by the rows, validated from a snapshot.
+
+    Args:
+        frame: rows to write.
+        table: table to write to.
+        snapshot_id: snapshot from which Iceberg validates the commit; None for a table without one.
+        replaced: offsets of the replaced files.
+        summary: properties for the summary of the new snapshot.
+        fans_out: whether a task has a file open for each table partition.
+    """
     writer = frame.writeTo(table.quoted).options(**write_options(summary, fans_out=fans_out))
     if snapshot_id is not None:  # a table without a snapshot is validated from its beginning
         writer = writer.option("validate-from-snapshot-id", str(snapshot_id))
@@ -64,8 +74,8 @@ def append_empty(frame: DataFrame, table: IcebergTable, summary: Mapping[str, st
 def is_committed(session: SparkSession, table: IcebergTable, attempt: str) -> bool:
     """Return whether the table's history has a snapshot of an attempt without a response of the catalog.
 
-    A missing snapshot may still be committed later. It is validated from its snapshot, as the next attempt
-    is, so the second of them is refused.
+    A missing snapshot may still be committed later. Both it and the next attempt are validated from their
+    snapshots, so Iceberg refuses the second of them.
     """
     table.refresh(session)
     found = (
@@ -80,8 +90,11 @@ class Merge:
     """A batch that is committed by a MERGE, precise to the row.
 
     Attributes:
-        frame: its rows.
-        may_go_on: called after the wait for another MERGE of this session; raises if this one may not be
+        frame: rows of the batch.
+        table: table to write to.
+        ranges: offsets of the batch.
+        summary: properties for the summary of the new snapshot.
+        may_go_on: called after the wait for another MERGE of this session; raises if this one must not be
             committed any more.
     """
 
@@ -134,7 +147,7 @@ class Merge:
 def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator[None]:
     """Set the summary of the next snapshot in this block.
 
-    A MERGE takes no options, only its session's settings, so only one runs at a time.
+    A MERGE takes no options, only its session's settings, so only one MERGE of a session runs at a time.
     """
     with _locks_guard:
         lock = _session_locks.setdefault(session, threading.Lock())
@@ -145,5 +158,5 @@ def _with_summary(session: SparkSession, summary: Mapping[str, str]) -> Iterator
             yield
         finally:
             for name in summary:
-                with suppress(Exception):  # a lost server has lost its settings too
+                with suppress(Exception):  # a lost server has lost its settings, too
                     session.conf.unset(_SUMMARY_PREFIX + name)

@@ -1,8 +1,8 @@
 """Keep records that cannot be processed in a second table, next to the asset's own.
 
-They are stored as in Kafka, with the error. A dead letter counts while its offset is pending, which both
-commit logs record, not this table. So it may be written before the commit that decides, and removed after it.
-A letter that a crash leaves behind is not pending, so ``pending`` does not return it. Never commits offsets.
+They are stored as in Kafka, with the error. A dead letter counts while its offset is pending. The two commit
+logs record that, not this table. So a letter may be written before the commit, and removed after it. A letter
+that a crash leaves behind is not pending, so ``pending`` does not return it. Never commits offsets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
@@ -37,7 +37,7 @@ _ERRORS = (
     StructType([*_OFFSET]).add("offset", LongType()).add("error", StringType()).add("run_id", StringType())
 )
 _RANGES = StructType([*_OFFSET]).add("start", LongType()).add("end", LongType())
-_NAMED = 5  # letters that a message names
+_NAMED = 5  # largest number of letters in a message
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class DeadLetterTable:
             errors: error of each offset that fails.
             run: id of the Dagster run.
             options: options of Spark's Kafka source.
-            may_go_on: called before each operation; raises if this process may not write any more.
+            may_go_on: called before each operation; raises if this process must not write any more.
             may_replace: called after the table's state is read; raises if another member owns the ranges now.
 
         Raises:
-            TableSchemaError: another table has this name.
+            TableSchemaError: the table with this name has no dead letters.
             KafkaLivenessError: as in ``write_table``.
         """
         with self._translated_errors():
@@ -131,14 +131,14 @@ class DeadLetterTable:
         )
 
     def _exists(self) -> bool:
-        """Return whether the table exists; raise if the name is another table's."""
+        """Return whether the table exists; raise if a table with other columns has its name."""
         shape = self.table.shape(self.session)
         if shape is not None and (
             lacks := [name for name in (*_RECORD_COLUMNS, *_ERROR) if name not in shape.columns.names]
         ):
             raise TableSchemaError(
-                f"{self.table.name} is no table of dead letters, it has no {', '.join(lacks)}: nothing was "
-                "written or passed; rename one of the tables, or leave on_bad_record at 'raise'"
+                f"Table {self.table.name} is no table of dead letters: it lacks {', '.join(lacks)}. Nothing "
+                "was written or committed. Fix: rename one of the tables, or set on_bad_record='raise'"
             )
         return shape is not None
 
@@ -150,6 +150,6 @@ class DeadLetterTable:
             if is_server_error(error):
                 raise
             raise SparkFailedError(
-                f"Spark cannot say which dead letters {self.table.name} has ({summarize(error)}): nothing "
-                "was passed; mend what the reason names, the server's log has the rest"
+                f"Dead letters in {self.table.name} could not be read ({summarize(error)}). Nothing was "
+                "committed. Fix: remove the cause in this message; Spark's log has the whole error"
             ) from error

@@ -1,9 +1,9 @@
 """Read and write the ledger of a table in the summaries of its snapshots; see ``core.ledger``.
 
 Each write records its own offsets and all offsets that the table had at the last read. A read costs a query
-of the snapshots. So it is done at the start, and then as often as a hundredth of the time allows. It is done
-at once if the table's snapshot shows that the table was dropped, replaced or rolled back. Never writes by
-itself.
+of the snapshots. So the first write reads, and later reads take at most a hundredth of the time. A write
+reads at once if the table's snapshot shows that the table was dropped, replaced or rolled back. Never writes
+by itself.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class TableVersion(NamedTuple):
     """The state of a table that a write is validated from.
 
     Attributes:
-        session: the Spark session of the write.
-        snapshot_id: the table's current snapshot for it; None for a table without one.
+        session: Spark session of the write.
+        snapshot_id: current snapshot of the table in that session; None for a table without one.
     """
 
     session: SparkSession
@@ -80,12 +80,12 @@ class TableVersion(NamedTuple):
 
 
 class _Write(NamedTuple):
-    """One recorded write. Two writes of the same offsets have two: both may be in flight.
+    """One recorded write. Two writes of the same offsets have two records, because both may be in flight.
 
     Attributes:
-        spans: the offsets it writes, by partition.
-        parent_snapshot_id: the snapshot from which it is validated.
-        replaced_spans: offsets of it whose rows the table contained then.
+        spans: offsets of the write, by partition.
+        parent_snapshot_id: snapshot from which the write is validated.
+        replaced_spans: offsets of the write with rows in the table at that snapshot.
     """
 
     spans: Mapping[TopicPartition, tuple[Span, ...]]
@@ -98,10 +98,10 @@ class TableLedger:
 
     Args:
         table: the table; it may not exist yet.
-        session: returns a Spark session of a server whose catalog has the table.
-        answer_seconds: timeout of ``read``, which runs outside of batches, where no watchdog limits Spark.
+        session: returns a Spark session of a server with the table's catalog.
+        answer_seconds: timeout of ``read``, which runs outside of batches. No watchdog limits Spark there.
         last: last read of another ledger object of this table; it is not repeated without a write since.
-        group_id: the consumer group whose rows this process writes; empty for a reader.
+        group_id: consumer group of the rows that this process writes; empty for a reader.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class TableLedger:
         return {tp: self._ledger.entry(tp) for tp in partitions}
 
     def assume_written(self, entries: LedgerEntries) -> None:
-        """Complete entries whose snapshots expired by the offsets that the commit logs prove.
+        """Add the offsets that the commit logs prove to entries with expired snapshots.
 
         The next write records them. A rollback after the read that they complete is still detected.
         """
@@ -224,13 +224,13 @@ class TableLedger:
         self._known_as_of.add(entry.parent_snapshot_id)
         if entry.replaced_spans:
             self._replacing.append((entry.parent_snapshot_id, entry.replaced_spans))
-        # The write is relative to the snapshot it began from; one read meanwhile may contain it already
+        # The write is relative to its parent snapshot; a snapshot read after that may contain it already
         self._committed_since_read = (
             self._committed_since_read or entry.parent_snapshot_id == self._last_snapshot_id
         )
 
     def _contained(self, spans: Mapping[TopicPartition, tuple[Span, ...]]) -> LedgerEntries:
-        """Return the offsets whose rows the table contains.
+        """Return the offsets that have rows in the table.
 
         After a replay a rollback may restore these former rows.
         """
@@ -283,7 +283,7 @@ class TableLedger:
     def _reload_with_timeout(self, session: SparkSession) -> None:
         try:
             with connection_of(session).abort_after(
-                self._answer_seconds, f"it was asked what {self.target} holds"
+                self._answer_seconds, f"it was queried for the ledger of {self.target}"
             ):
                 self._reload(session)
         except PySparkException as error:
@@ -291,7 +291,7 @@ class TableLedger:
 
     def _reload(self, session: SparkSession) -> None:
         began_at = time.monotonic()
-        landed = tuple(self._replacing)  # before the snapshot is read, which lacks writes committed meanwhile
+        landed = tuple(self._replacing)  # before the read of the snapshot, which may lack later writes
         snapshot_id, snapshots = self._read_current(session)
         before = merge_entries((self._ledger.entries, self._written))
         is_odd = self._is_unexpected(snapshot_id)
@@ -337,9 +337,9 @@ class TableLedger:
     ) -> None:
         """Check that the table still has all offsets of the last read.
 
-        Offsets that the table's history no longer shows count as still there. That is not so if the table was
-        rolled back, or may have been: then they are processed again, because else lost rows would be recorded
-        as written.
+        Offsets that the table's history no longer shows count as present. If the table was rolled back, or
+        may have been, they count as missing and are reprocessed. Otherwise lost rows would be recorded as
+        written.
         """
         kept = dict(self._ledger.entries)
         for tp, entry in before.items():
@@ -370,11 +370,10 @@ class TableLedger:
         *,
         was_rolled_back: bool,
     ) -> None:
-        """Check that the rows of this process's replacements are its own, not the former rows again.
+        """Check that the table has the rows that this process wrote, not the rows that they replaced.
 
-        A replacement is in the table if a snapshot after the one it began from wrote its offsets. After that
-        only a rollback removes it. If the snapshots in between expired, nothing shows it, and it counts as
-        written.
+        A replacement is in the table if a snapshot after its parent wrote its offsets. After that only a
+        rollback removes it. If the snapshots in between have expired, the replacement counts as written.
         """
         former: list[OffsetRange] = []
         for began_with, replaced in committed:

@@ -1,4 +1,4 @@
-"""Keep a table small by Iceberg's own procedures, without the ranges that a lane may write again.
+"""Compact a table and expire its snapshots by Iceberg's procedures, except ranges that a lane may rewrite.
 
 If a lane commits first, the rewrite fails and is retried, so it never undoes a lane's commit. Never decides
 which offsets are final (``core.table_layout`` does), and never deletes a file of a kept snapshot.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 _MAX_TRIES = 3
-_MAX_RANGES = 500  # in one rewrite, because Spark and Iceberg plan with a condition for each
+_MAX_RANGES = 500  # in one rewrite, because Spark and Iceberg plan with a condition for each range
 # Reading by Arrow keeps data of each file in the server permanently (#13937)
 _BY_ARROW = "spark.sql.iceberg.vectorization.enabled"
 _BY_PREFIX = ", prefix_listing => true"  # object stores have no folders to walk through
-# Not on local files: there a file deleted during a listing by prefix is an error, as `ls` reads permissions
+# Not for local files: a listing by prefix reads permissions with `ls`, which fails at a deleted file
 _LOCAL = ("file:", "/")
 _SNAPSHOTS = (
     f"SELECT snapshot_id, parent_id, unix_millis(committed_at), summary['{TOTAL_AS_OF_KEY}'] "
@@ -59,7 +59,7 @@ class MaintenancePolicy(NamedTuple):
     Attributes:
         allows_delete: whether files may be deleted; False with ``gc.enabled=false``, because other tables may
             have the same files. Nessie sets it on each of its tables.
-        max_age: Shortest age in seconds of a snapshot that expires.
+        max_age: shortest age in seconds of a snapshot that expires.
         min_snapshots: smallest number of snapshots to keep.
     """
 
@@ -69,7 +69,7 @@ class MaintenancePolicy(NamedTuple):
 
 
 def maintenance_policy(properties: Mapping[str, str]) -> MaintenancePolicy:
-    """Return what a table's properties allow."""
+    """Return the rules of a table's properties."""
     return MaintenancePolicy(
         allows_delete=properties.get("gc.enabled", "true").lower() != "false",
         max_age=_to_number(properties.get("history.expire.max-snapshot-age-ms")) / 1000,
@@ -79,7 +79,7 @@ def maintenance_policy(properties: Mapping[str, str]) -> MaintenancePolicy:
 
 @dataclass
 class TableMaintenance:
-    """The upkeep of one table, step by step.
+    """The maintenance of one table, in single steps.
 
     Attributes:
         conflicts: number of rewrites that were given up because lanes committed first.
@@ -90,18 +90,18 @@ class TableMaintenance:
     conflicts: int = 0
 
     def statistics(self) -> TableStatistics:
-        """Return the table's metadata in numbers, as of now."""
+        """Return the table's current metadata in numbers."""
         found: Row = self.session.sql(_FIGURES.format(table=self.table.quoted)).collect()[0]
         return TableStatistics(*found)
 
     def policy(self) -> MaintenancePolicy:
-        """Read what the table's own properties allow."""
+        """Read the rules of the table's own properties."""
         return maintenance_policy(self.table.properties(self.session))
 
     def compact(self, settled: Sequence[OffsetRange], min_files: int) -> Iterator[tuple[int, int]]:
         """Rewrite small files into large ones, in the table's order if it has one.
 
-        Yields the numbers of files before and after.
+        Yield the numbers of files before and after each rewrite.
 
         Args:
             settled: ranges that no lane writes again; each is compacted by itself, so that no file spans a
@@ -136,7 +136,7 @@ class TableMaintenance:
         Args:
             now: current time in seconds since 1970.
             max_age: age in seconds at which snapshots expire.
-            max_snapshots: Limit of younger ones to keep. See ``core.table_layout``.
+            max_snapshots: number of younger snapshots to keep; see ``core.table_layout``.
         """
         current = self.table.current_snapshot_id(self.session)
         if current is None:
@@ -163,7 +163,7 @@ class TableMaintenance:
             self._call_with_retries(f"expire_snapshots({{table}}, {kept})")
 
     def remove_orphans(self, now: float, *, min_age: float) -> int:
-        """Delete files of dead batches: in no snapshot, and not written to for ``min_age`` seconds.
+        """Delete files of dead batches: those in no snapshot and without a change for ``min_age`` seconds.
 
         Return their number.
         """
@@ -177,7 +177,7 @@ class TableMaintenance:
         return bool(found) and not found[0]["value"].startswith("Table ")  # "… does not have property"
 
     def _call_with_retries(self, procedure: str) -> list[Row]:
-        """Call a procedure; retry if a lane committed first, and finally leave it to the next run."""
+        """Call a procedure; retry if a lane committed first, and return no rows after the last try."""
         for _ in range(_MAX_TRIES):
             try:
                 return self._call(procedure)
@@ -187,9 +187,9 @@ class TableMaintenance:
                 if retry_reason(error, self.table.name, self.table.quoted) is None:
                     what = procedure.partition("(")[0]
                     raise SparkFailedError(
-                        f"Spark could not maintain {self.table.name} ({summarize(error)}): {what} changed "
-                        "nothing, and both lanes go on; mend what the reason names, the server's log has "
-                        "more"
+                        f"Maintenance of {self.table.name} failed ({summarize(error)}). {what} changed "
+                        "nothing, and both lanes continue. Fix: remove the cause in this message; Spark's "
+                        "log has the whole error"
                     ) from error
                 self.table.refresh(self.session)
         self.conflicts += 1
@@ -211,7 +211,7 @@ def _compaction_rounds(settled: Sequence[OffsetRange], *, together: bool) -> Ite
 
 
 def _to_number(text: str | None) -> int:
-    """Return a property as a number; 0 if it is not set, or is no number."""
+    """Return a property as a number; 0 if it is not set or no number."""
     return int(text) if text is not None and text.isdecimal() else 0
 
 

@@ -1,7 +1,7 @@
-"""Create a table with the columns of these rows, or add the columns to it.
+"""Create a table with the columns of a batch's rows, or add new columns to a table.
 
-They are added when nothing refuses the rows any more. Never changes anything for rows that turn out not to be
-written: neither a schema, nor a table, nor a namespace.
+Columns are added after all checks of the rows. A batch that is refused changes no schema, no table and no
+namespace.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 (what everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.functions import partitioning
 
 from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, Field, TableLayout, parse_partition_field
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 _MAX_OPEN_FILES = 64
-"""Of a task. Each has buffers of its own: 1,000 in two tasks were more than a Spark server of 1 GB had."""
+"""Largest number of open files of a task. Each has buffers: 1,000 in two tasks filled a 1 GB Spark server."""
 
 
 def create_table(
@@ -55,7 +55,10 @@ def create_table(
     summary: Mapping[str, str],
     layout: TableLayout = DEFAULT_LAYOUT,
 ) -> None:
-    """Create namespace and table with these rows in them, in one commit: when it fails there is neither."""
+    """Create the table with these rows in one commit, and its namespaces before it.
+
+    If the commit fails, the created namespaces are dropped again.
+    """
     session = frame.sparkSession
     made = _create_namespaces(session, table.quoted.split(".")[:-1])
     writer = frame.sortWithinPartitions(*map(F.expr, layout.sort_by)) if layout.sort_by else frame
@@ -73,14 +76,14 @@ def create_table(
 
 
 def check_properties(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
-    """Pass if later batches can be written to a table created with these properties.
+    """Check that later batches can be written to a table with these properties.
 
-    The catalog's own properties come in too. A catalog's defaults come before ours, and its overrides after
-    all others. Those that a REST catalog's server sets by itself are seen in the table only, before the
-    second batch.
+    The check includes the catalog's own properties. This package's properties override a catalog's defaults,
+    and a catalog's overrides override all others. Properties that the server of a REST catalog sets are
+    visible only in the created table, before the second batch.
 
     Raises:
-        TableSchemaError: they cannot; the table was not created.
+        TableSchemaError: later batches cannot be written; the table was not created.
     """
     catalog = f"spark.sql.catalog.{table.name.partition('.')[0]}."
     settings = {row["key"]: row["value"] for row in session.sql("SET").collect()}
@@ -92,12 +95,12 @@ def check_properties(table: IcebergTable, session: SparkSession, layout: TableLa
         raise TableSchemaError(
             f"Table {table.name} would have properties that batches cannot be written with: "
             f"{describe_refused(found)}. It was not created. Fix: set {format_set_properties(found)} in "
-            f"table_properties, or in {catalog}table-override if it is there"
+            f"table_properties, or in {catalog}table-override if the catalog sets them there"
         )
 
 
 def set_sort_order(table: IcebergTable, session: SparkSession, layout: TableLayout) -> None:
-    """Tell a new table how those who write to it are to sort: it is not told when it is created."""
+    """Set the sort order of a new table, because the statement that creates it cannot."""
     if layout.sort_by:
         session.sql(f"ALTER TABLE {table.quoted} WRITE LOCALLY ORDERED BY {', '.join(layout.sort_by)}")
 
@@ -109,7 +112,7 @@ def _partition_expressions(by: Field) -> Column:
 
 
 def with_missing_columns(frame: DataFrame, found: SchemaDiff) -> DataFrame:
-    """The frame with columns it lacks, and fields it lacks inside of columns, as null."""
+    """Return the frame with the missing columns, and missing fields inside columns, as null."""
     added = (f"CAST(NULL AS {sql_type(f.dataType)}) {quote_name(f.name)}" for f in found.missing)
     if not found.incomplete:
         return frame.selectExpr("*", *added)
@@ -117,9 +120,12 @@ def with_missing_columns(frame: DataFrame, found: SchemaDiff) -> DataFrame:
 
 
 def reshape(frame: DataFrame, columns: StructType, names: Collection[str] | None = None) -> DataFrame:
-    """The frame, whose columns have the same fields inside as those of a table.
+    """Return the frame with the table's fields inside its columns.
 
-    The ones of these names, or all.
+    Args:
+        frame: rows to change.
+        columns: columns of the table.
+        names: names of the columns to change; None for all.
     """
     kinds = {one.name: one.dataType for one in columns if names is None or one.name in names}
     return frame.selectExpr(
@@ -132,20 +138,20 @@ def reshape(frame: DataFrame, columns: StructType, names: Collection[str] | None
 
 
 def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, columns: StructType) -> None:
-    """Find out what could refuse rows for which the schema has to change.
+    """Check that rows can be written before the table's schema is changed for them.
 
-    The change is not part of the rows' commit. So Spark is asked whether the rest can be written, and
-    computes the rows once for nothing: one that no batch may have, a function that fails. Iceberg's own way
-    (``mergeSchema``) adds the columns before it knows.
+    The schema change is not part of the rows' commit. So Spark first plans the write of the known columns.
+    Then it computes all rows without writing them, which finds a row outside of the batch or a function that
+    fails. Iceberg's ``mergeSchema`` adds the columns before any such check.
 
     Args:
-        table: the table.
-        frame: the rows.
-        found: what of them is new to the table, or needs more room.
-        columns: the table's.
+        table: table to write to.
+        frame: rows of the batch.
+        found: difference between the rows and the table.
+        columns: columns of the table.
 
     Raises:
-        TableSchemaError: the table cannot take the rows.
+        TableSchemaError: the rows do not fit the table.
         pyspark.errors.PySparkException: a row failed.
     """
     known = reshape(frame.drop(*(F.col(quote_name(one.name)) for one in found.new)), columns)
@@ -153,20 +159,20 @@ def dry_run_write(table: IcebergTable, frame: DataFrame, found: SchemaDiff, colu
     plan = frame.sparkSession.sql(sql, rows=known).collect()
     if len(plan) > 1 and plan[0][0].startswith("Error") and not is_column_added_concurrently(plan[1][0]):
         now = table.shape(frame.sparkSession)
-        # If they differ, another writer changed the table, and the commit is refused
+        # If the columns differ, another writer changed the table, and the commit is refused
         if now is not None and now.columns == columns:
             raise table.unsupported_types_error(plan[1][0])
     cast_to_table(frame, found.table_after).write.format("noop").mode("overwrite").save()
 
 
 def evolve_schema(table: IcebergTable, session: SparkSession, found: SchemaDiff) -> None:
-    """Add columns, and fields inside of columns, and widen others.
+    """Add columns and fields inside columns, and widen the types of others.
 
-    Each is a metadata commit, which rewrites no row.
+    Each change is a metadata commit, which rewrites no row.
 
     Raises:
-        TableSchemaError: the table cannot have them.
-        pyspark.errors.PySparkException: somebody else added one of them meanwhile.
+        TableSchemaError: Iceberg does not support the change.
+        pyspark.errors.PySparkException: another writer added one of them concurrently.
     """
     added = [*map(column_ddl, found.new), *(f"{one.name} {sql_type(one.data_type)}" for one in found.added)]
     changes = [f"ADD COLUMNS ({', '.join(added)})"] if added else []
@@ -181,20 +187,21 @@ def evolve_schema(table: IcebergTable, session: SparkSession, found: SchemaDiff)
 
 
 def allows_fanout(ranges: Iterable[OffsetRange]) -> bool:
-    """Whether a task may have a file open for each of Kafka's partitions.
+    """Return whether a task may have a file open for each Kafka partition.
 
-    As the rows come each task has one partition. Where the transform moved them it may have all.
+    A task has the rows of one partition, unless the transform moves rows. Then a task may have rows of all
+    partitions.
     """
     return len({r.topic_partition for r in ranges}) <= _MAX_OPEN_FILES
 
 
 def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict[str, str]:
-    """How every write goes, and what it tells in its snapshot's summary.
+    """Return the options of a write.
 
     Args:
-        summary: what it tells.
-        fans_out: a task has a file open for each value of the table's partitions; else it sorts its rows by
-            them.
+        summary: properties for the summary of the new snapshot.
+        fans_out: whether a task has a file open for each table partition; otherwise it sorts its rows by
+            table partition.
     """
     properties = {f"snapshot-property.{name}": text for name, text in summary.items()}
     fan_out = str(fans_out).lower()
@@ -207,14 +214,17 @@ def write_options(summary: Mapping[str, str], *, fans_out: bool = False) -> dict
 
 
 def _create_namespaces(session: SparkSession, parts: Sequence[str]) -> list[str]:
-    """Create those that are not there, the outer ones first: some catalogs make none inside of nothing."""
+    """Create the missing namespaces and return them.
+
+    Outer ones come first, because some catalogs create none inside a missing namespace.
+    """
     made: list[str] = []
     for depth in range(2, len(parts) + 1):
         namespace = ".".join(parts[:depth])
         try:
             session.sql(f"CREATE NAMESPACE {namespace}")
         except PySparkException as error:
-            # Others were quicker, or the answer was lost: not every catalog has a word for it
+            # Another writer created it, or the response was lost; not every catalog has a condition for that
             if error.getCondition() == "SCHEMA_ALREADY_EXISTS" or _namespace_exists(session, namespace):
                 continue
             _drop_namespaces(session, made)
@@ -233,5 +243,5 @@ def _namespace_exists(session: SparkSession, namespace: str) -> bool:
 
 def _drop_namespaces(session: SparkSession, created: Sequence[str]) -> None:
     for namespace in reversed(created):
-        with suppress(PySparkException):  # somebody else has a table in it by now
+        with suppress(PySparkException):  # another writer has created a table in it
             session.sql(f"DROP NAMESPACE IF EXISTS {namespace}")

@@ -1,6 +1,6 @@
-"""Do these rows fit this table? Told by their columns alone, before anything is read, written or changed.
+"""Check by their columns whether rows fit a table, before anything is read, written or changed.
 
-Never asks the table, and Spark only whether it tells `a` from `A`, when there are both.
+Never queries the table. Queries Spark only for ``spark.sql.caseSensitive``, if two names differ by case.
 
 >>> rows = StructType([StructField("topic", StringType()), StructField("partition", StringType())])
 >>> require_key_columns(rows, "the rows for lake.shop.orders")
@@ -37,23 +37,24 @@ METADATA_COLUMNS = (
     "_row_id",
     "_last_updated_sequence_number",
 )
-"""Its metadata columns.
+"""Names of Iceberg's metadata columns.
 
-A table with a column of that name is written once, and refuses the first rewrite or DELETE.
+Iceberg writes once to a table with a column of such a name, and refuses the first rewrite or DELETE.
 """
 _SUPPORTED_TYPES = (
     t.BooleanType, t.ByteType, t.ShortType, IntegerType, LongType, t.FloatType, t.DoubleType, t.DecimalType,
     StringType, t.CharType, t.VarcharType, t.BinaryType, t.DateType, t.TimestampType, t.TimestampNTZType,
-    t.VariantType,  # of version 3; an older table says so itself
+    t.VariantType,  # needs format version 3; Iceberg refuses it for an older table
 )  # fmt: skip
 
 
 class NestedField(NamedTuple):
-    """A field inside a column: of a struct, also of one that is an element of an array, or a value of a map.
+    """A field of a struct inside a column; the struct may be an element of an array or a value of a map.
 
     Attributes:
-        path: the names from the column's on; ``element`` for an array's, ``value`` for a map's.
-        data_type: its type in the rows.
+        path: names from the column to the field; ``element`` for an array's element, ``value`` for a map's
+            value.
+        data_type: type of the field in the rows.
     """
 
     path: tuple[str, ...]
@@ -61,22 +62,22 @@ class NestedField(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The field as SQL names it."""
+        """The quoted path for SQL."""
         return ".".join(map(quote_name, self.path))
 
 
 @dataclass(frozen=True)
 class SchemaDiff:
-    """What a table and rows do not have in common.
+    """The differences between the columns of a table and of rows.
 
     Attributes:
         new: columns of the rows that the table lacks.
         missing: columns of the table that the rows lack; null is written.
-        widened: columns, and fields inside columns, whose type in the rows holds more than the table's, into
-            which Iceberg can turn it.
-        added: fields that the rows have inside a column of the table, and the table lacks.
-        incomplete: columns of the rows that lack fields of the table's inside; null is written.
-        table_after: the table's columns when it has taken the rows.
+        widened: columns, and fields inside columns, with a wider type in the rows, to which Iceberg can
+            promote the table's type.
+        added: fields inside a column that the rows have and the table lacks.
+        incomplete: columns with fields that the table has and the rows lack; null is written.
+        table_after: columns of the table after the write.
     """
 
     new: tuple[StructField, ...]
@@ -94,25 +95,25 @@ class SchemaDiff:
 
 
 def require_row_columns(frame: DataFrame, source: str) -> None:
-    """Pass when the rows have the key, and no two columns of one name.
+    """Check that the rows have the key columns, and no two columns with one name.
 
     Raises:
-        TableSchemaError: they have not.
+        TableSchemaError: a key column is missing or has another type, or two columns have one name.
     """
     rows = frame.schema
     require_key_columns(rows, source)
     if twins := _ambiguous_names(rows.names, frame):
         raise TableSchemaError(
-            f"{source} have columns that Spark cannot tell apart: {', '.join(twins)}: nothing was written; "
-            "rename or drop all but one in the transform"
+            f"{source} have columns that Spark cannot distinguish: {', '.join(twins)}. Nothing was written. "
+            "Fix: rename or drop all but one in the transform"
         )
 
 
 def require_key_columns(columns: StructType, source: str) -> None:
-    """Pass when there are topic, partition and offset, of the types Kafka gives.
+    """Check that topic, partition and offset exist with the types of Spark's Kafka source.
 
     Raises:
-        TableSchemaError: one is missing or of another type.
+        TableSchemaError: a column is missing or has another type.
     """
     have = {field.name: field.dataType for field in columns}
     wrong = [
@@ -122,34 +123,34 @@ def require_key_columns(columns: StructType, source: str) -> None:
     ]
     if wrong:
         raise TableSchemaError(
-            f"{source} must have {', '.join(wrong)}: nothing was written; a batch is replaced by its "
-            "offsets, so keep the three columns in what the transform returns and in the table"
+            f"{source} must have {', '.join(wrong)}. Nothing was written. A batch is replaced by its "
+            "offsets. Fix: keep the three columns in the transform's rows and in the table"
         )
 
 
 def reject_metadata_names(names: Iterable[str], source: str, remedy: str) -> None:
-    """Pass when no column has the name of one of Iceberg's own.
+    """Check that no column has the name of one of Iceberg's metadata columns.
 
     Raises:
-        TableSchemaError: one has.
+        TableSchemaError: a column has such a name.
     """
     if taken := [name for name in names if name.lower() in METADATA_COLUMNS]:
         raise TableSchemaError(
-            f"{source} have {_quote_names(taken)}, a name of Iceberg's own metadata columns: the table "
-            f"could not be rewritten; nothing was written. {remedy}"
+            f"{source} have {_quote_names(taken)}, a name of Iceberg's own metadata columns. Nothing was "
+            f"written, because Iceberg could not rewrite the table. Fix: {remedy}"
         )
 
 
 def require_supported_types(
     fields: Sequence[StructField], name: str, inside: Iterable[NestedField] = ()
 ) -> None:
-    """Pass when a table can have these columns, and these fields inside of columns.
+    """Check that an Iceberg table can have these columns, and these fields inside columns.
 
     Raises:
-        TableSchemaError: it cannot.
+        TableSchemaError: a name or a type is not supported.
     """
     reject_metadata_names(
-        (field.name for field in fields), f"the rows for {name}", "Name it otherwise in the transform"
+        (field.name for field in fields), f"the rows for {name}", "rename the column in the transform"
     )
     unfit = [what for field in fields for what in _unsupported(field, "")]
     for one in inside:
@@ -157,17 +158,17 @@ def require_supported_types(
         unfit += _unsupported(StructField(one.path[-1], one.data_type), above)
     if unfit:
         raise TableSchemaError(
-            f"table {name} cannot have {', '.join(unfit)}: nothing was written; CAST it in the transform to "
-            "a type of Iceberg's, name it, or leave it out"
+            f"Table {name} cannot have {', '.join(unfit)}. Nothing was written. Fix: CAST it in the "
+            "transform to a type that Iceberg supports, name it, or leave it out"
         )
 
 
 def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
-    """What is new in the rows, what they lack, and what needs more room.
+    """Return the differences between the columns of the rows and of the table.
 
     Raises:
-        TableSchemaError: a new column cannot be, a column is the same but for its case, or one that is
-            lacking may not be null; the same of a field inside of a column.
+        TableSchemaError: the rows do not fit. Iceberg does not support a new column, a name differs by case
+            only, or a missing column must not be null. Fields inside columns have the same rules.
     """
     rows = {field.name: field for field in frame.schema}
     there = set(columns.names)
@@ -175,8 +176,8 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
     lacking = tuple(field for field in columns if field.name not in rows)
     if twins := _ambiguous_names([*columns.names, *(field.name for field in new)], frame):
         raise TableSchemaError(
-            f"rows and table {name} have columns that differ by case only: {', '.join(twins)}: nothing was "
-            "written; give them the table's name in the transform"
+            f"Rows and table {name} have columns that differ by case only: {', '.join(twins)}. Nothing was "
+            "written. Fix: use the table's names in the transform"
         )
     found = _NestedDiff()
     given = [
@@ -188,8 +189,8 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
     require_supported_types(new, name, found.added)
     if required := [*(field.name for field in lacking if not field.nullable), *found.required]:
         raise TableSchemaError(
-            f"rows for {name} lack {', '.join(required)}, which the table requires: nothing was written; "
-            "add the columns in the transform or drop NOT NULL"
+            f"Rows for {name} lack {', '.join(required)}, which the table requires. Nothing was written. "
+            "Fix: add the columns in the transform, or drop NOT NULL"
         )
     return SchemaDiff(
         new,
@@ -203,7 +204,7 @@ def diff_schema(frame: DataFrame, columns: StructType, name: str) -> SchemaDiff:
 
 @dataclass(frozen=True)
 class _NestedDiff:
-    """What is found inside of columns."""
+    """The differences inside columns."""
 
     added: list[NestedField] = field(default_factory=list)
     wider: list[NestedField] = field(default_factory=list)
@@ -211,10 +212,10 @@ class _NestedDiff:
     incomplete: set[str] = field(default_factory=set)
 
     def merged_type(self, has: DataType, given: DataType, path: tuple[str, ...]) -> DataType:
-        """Return the type of a column, or of a field inside, when the table has taken the rows.
+        """Return the type of a column, or of a field inside it, after the write.
 
-        Types that do not go together stay: Spark refuses the rows, and names them. So do the keys of maps, to
-        which Iceberg adds nothing.
+        Incompatible types stay as they are, because Spark refuses the rows and names the types. Keys of maps
+        stay, too, because Iceberg adds no fields to them.
         """
         if isinstance(has, StructType) and isinstance(given, StructType):
             return StructType([*self._merge_existing(has, given, path), *self._merge_added(has, given, path)])
@@ -254,10 +255,10 @@ class _NestedDiff:
 
 
 def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
-    """Return a value's SQL with the fields of another type, in its order.
+    """Return a value's SQL with the fields of another type, in that type's order.
 
-    Fields that the value lacks are null. What the other type lacks is left out, and null where it has too
-    little room. Nothing is converted.
+    Fields that the value lacks are null. Fields that the other type lacks are left out. A value is null if
+    its type does not fit the other type. No value is converted.
 
     >>> has, wanted = (
     ...     StructType([StructField(name, IntegerType()) for name in names]) for names in ("a", "ab")
@@ -293,27 +294,30 @@ def reshape_expression(value: str, given: DataType, wanted: DataType, depth: int
 
 
 def cast_to_table(frame: DataFrame, columns: StructType) -> DataFrame:
-    """Return the rows as a table takes them, to find the one that it refuses.
+    """Return the rows with the table's types, to find a row that the table refuses.
 
-    Such a row has a value too large, or a null where none may be. A CAST of a struct goes by position, where
-    Spark's writing goes by name. So its fields are put in order before.
+    Such a row has a value that is too large, or a null in a required column. A CAST of a struct maps fields
+    by position, but Spark writes them by name. So the fields are put into the table's order first.
     """
     there = {field.name: field for field in columns}
     return frame.selectExpr(*(_cast_expression(field, there.get(field.name)) for field in frame.schema))
 
 
 def quote_name(name: str) -> str:
-    """A column's name as SQL takes it, whatever is in it."""
+    """Return a column's name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def column_ddl(field: StructField) -> str:
-    """A column as SQL declares it; pyspark's own toDDL works only in the thread that opened the session."""
+    """Return a column's SQL declaration.
+
+    Pyspark's own ``toDDL`` works only in the thread that opened the session.
+    """
     return f"{quote_name(field.name)} {sql_type(field.dataType)}"
 
 
 def sql_type(kind: DataType) -> str:
-    """A type as SQL names it."""
+    """Return the SQL name of a type."""
     if isinstance(kind, StructType):
         return (
             f"struct<{', '.join(f'{quote_name(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
@@ -326,14 +330,14 @@ def sql_type(kind: DataType) -> str:
 
 
 def _can_widen(has: DataType, given: DataType) -> bool:
-    """Whether Iceberg can make the one of the other, and no value has to fit that does not."""
+    """Return whether Iceberg can promote the table's type to the rows' type without loss."""
     if isinstance(has, t.DecimalType) and isinstance(given, t.DecimalType):
         return bool(has.scale == given.scale and has.precision < given.precision)
     return (type(has), type(given)) in {(IntegerType, LongType), (t.FloatType, t.DoubleType)}
 
 
 def _ambiguous_names(names: Iterable[str], frame: DataFrame) -> list[str]:
-    """Names that mean one column to Spark; its setting is asked only when they differ by case."""
+    """Return names that are one column for Spark; read its setting only if names differ by case."""
     exact = Counter(names)
     folded = Counter(name.lower() for name in names)
     found = sorted({name for name, often in exact.items() if often > 1})
@@ -364,18 +368,18 @@ def _literal(text: str) -> str:
 
 
 def _find_matching_field(name: str, struct: StructType) -> StructField | None:
-    """Return the field that Spark takes for this one when it writes: of the same name, or but for its case.
+    """Return the field that Spark writes to for this name: the same name, else one that differs by case.
 
-    Where a session tells case apart, Spark refuses the latter by name.
+    In a case-sensitive session Spark refuses the latter by name.
     """
     fields = {field.name: field for field in struct}
     return fields.get(name) or next((one for one in struct if one.name.lower() == name.lower()), None)
 
 
 def _has_fields_in_order(given: DataType, wanted: DataType) -> bool:
-    """Return whether a value has the other type's fields, in its order.
+    """Return whether a value has exactly the other type's fields, in the same order.
 
-    It has no field that the other has no room for.
+    The type of each field must not be wider than the other's.
     """
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         fields = zip(given, wanted, strict=False)
@@ -394,7 +398,7 @@ def _quote_names(names: Iterable[str]) -> str:
 
 
 def _unsupported(field: StructField, above: str) -> list[str]:
-    """What of a column, and of what is in it, Iceberg has no place for."""
+    """Return descriptions of the parts of a column that Iceberg does not support."""
     name = above + quote_name(field.name)
     if not field.name:
         return [f"{name}, a column without a name"]

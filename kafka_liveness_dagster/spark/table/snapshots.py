@@ -1,6 +1,6 @@
 """Query the snapshots of a table, with the ledger's texts in their summaries. Reads no row, writes nothing.
 
-A writer reads as little as it needs (``latest_summaries``); the audit reads all (``read_history``).
+A writer queries only the latest snapshots (``latest_summaries``). The audit queries all (``read_history``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 LATEST_COUNT = 128
-"""Snapshots that ``latest_summaries`` returns: writers record a total more often than that."""
+"""Number of snapshots that ``latest_summaries`` returns; writers record a total more often than that."""
 _SUMMARY_COLUMNS = (
     f"SELECT snapshot_id, parent_id, summary['{WRITTEN_KEY}'], summary['{TOTAL_KEY}'], "
     f"summary['{TOTAL_AS_OF_KEY}'] "
@@ -43,7 +43,7 @@ _SUMMARY_COLUMNS = (
 
 
 READ_ATTEMPTS = 3
-"""Reads of a table that grows between the query for its current snapshot and the one for its snapshots."""
+"""Largest number of reads if the table grows between the queries for its current and for all snapshots."""
 
 
 def has_grown(
@@ -54,8 +54,8 @@ def has_grown(
 ) -> bool:
     """Return whether the table has another current snapshot than when these snapshots were queried.
 
-    Snapshots that were committed between both queries look like snapshots that were rolled back. So the
-    current one is queried again if there are any.
+    Snapshots that were committed between both queries look like rolled-back snapshots. If there are any, the
+    current snapshot is queried again.
     """
     if not lineage(snapshots, snapshot_id).rolled_back:
         return False
@@ -64,7 +64,7 @@ def has_grown(
 
 
 def latest_summaries(session: SparkSession, table: IcebergTable) -> dict[int, SnapshotSummary]:
-    """Return the last ``LATEST_COUNT`` committed snapshots, rolled back ones too."""
+    """Return the last ``LATEST_COUNT`` committed snapshots, including rolled-back ones."""
     return _query_summaries(
         session, table, f"{_SUMMARY_COLUMNS} ORDER BY committed_at DESC LIMIT {LATEST_COUNT}"
     )
@@ -80,7 +80,7 @@ def summaries_without_text(session: SparkSession, table: IcebergTable) -> dict[i
 def summaries_of(
     session: SparkSession, table: IcebergTable, snapshot_ids: Iterable[int]
 ) -> dict[int, SnapshotSummary]:
-    """Return these snapshots, without those that the table has no longer."""
+    """Return these snapshots, without those that the table no longer has."""
     wanted = ", ".join(map(str, snapshot_ids))
     return (
         _query_summaries(session, table, f"{_SUMMARY_COLUMNS} WHERE snapshot_id IN ({wanted})")
@@ -113,7 +113,7 @@ _SNAPSHOTS_QUERY = (
 
 
 def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
-    """Return the snapshots of a table that the session has not read yet; none without a table.
+    """Return the snapshots of a table that the session has not read yet; empty without a table.
 
     Raises:
         TableSchemaError: the table lacks topic, partition and offset.
@@ -123,14 +123,18 @@ def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
     """
     try:
         with connection_of(session).abort_after(
-            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
+            _ANSWER_SECONDS, f"it was queried for the snapshots of {table.name}"
         ):
             return _query_history(session, table)
     except PySparkException as error:
-        raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}): nothing is "
-            "known of the table; look at Spark's log"
-        ) from error
+        raise _read_error(error, table) from error
+
+
+def _read_error(error: PySparkException, table: IcebergTable) -> Exception:
+    return storage_read_error(error, table.name) or TableUnreadableError(
+        f"Snapshots of {table.name} could not be read ({summary_line(error)[:300]}). The state of the "
+        "table is unknown. Fix: remove the cause in this message; Spark's log has the whole error"
+    )
 
 
 def commit_times(session: SparkSession, table: IcebergTable) -> dict[int, float]:
@@ -142,16 +146,13 @@ def commit_times(session: SparkSession, table: IcebergTable) -> dict[int, float]
     """
     try:
         with connection_of(session).abort_after(
-            _ANSWER_SECONDS, f"it was asked for the snapshots of {table.name}"
+            _ANSWER_SECONDS, f"it was queried for the snapshots of {table.name}"
         ):
             found = session.sql(
                 f"SELECT snapshot_id, unix_millis(committed_at) FROM {table.quoted}.`snapshots`"
             ).collect()
     except PySparkException as error:
-        raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"the snapshots of {table.name} could not be read ({summary_line(error)[:300]}). Fix: look at "
-            "Spark's log"
-        ) from error
+        raise _read_error(error, table) from error
     return {snapshot_id: at_ms / 1000 for snapshot_id, at_ms in found}
 
 

@@ -1,12 +1,12 @@
-"""Describe an Iceberg table: what it is, whether it fits, which snapshot it is at.
+"""Describe an Iceberg table: its columns, its properties and its current snapshot.
 
-Never writes rows, nor changes what a table is.
+Never writes rows, and never changes a table.
 
 >>> IcebergTable("lake.shop.orders").quoted
 '`lake`.`shop`.`orders`'
 >>> IcebergTable("orders")
 Traceback (most recent call last):
-kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table: wanted...
+kafka_liveness_dagster.core.errors.InvalidSettingError: 'orders' is not a table name. Fix: write...
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ class TableInfo(NamedTuple):
     """A table at one of its snapshots.
 
     Attributes:
-        snapshot_id: Iceberg's, the asset's data version.
-        rows: it holds, None where a catalog keeps no history.
-        uri: of its folder, None where a catalog does not say.
+        snapshot_id: Iceberg's snapshot id, which is the asset's data version.
+        rows: number of rows; None if the catalog keeps no history.
+        columns: columns of the table.
+        name: ``catalog.namespace.table``.
+        uri: URI of the table's folder; None if the catalog does not return it.
     """
 
     snapshot_id: int
@@ -63,21 +65,22 @@ class TableInfo(NamedTuple):
 
 
 def describe_table(session: SparkSession, table: IcebergTable, answer_seconds: float) -> TableInfo | None:
-    """The table as it is, None while it has no snapshot.
+    """Return the current state of the table; None if it has no snapshot.
 
-    One of its questions is a job, which waits for a core that batches have.
+    One of the queries is a Spark job. It waits while batches use all cores.
 
     Raises:
-        SparkNotRespondingError: Spark did not answer in time.
-        SparkFailedError: it cannot say.
+        SparkNotRespondingError: Spark did not respond within ``answer_seconds``.
+        SparkFailedError: Spark could not read the table's metadata.
     """
-    with connection_of(session).abort_after(answer_seconds, f"it was asked what {table.name} has"):
+    with connection_of(session).abort_after(answer_seconds, f"it was queried for {table.name}"):
         try:
             return _describe_table(session, table)
         except PySparkException as error:
             raise SparkFailedError(
-                f"Spark cannot say what {table.name} has now ({summarize(error)}): what was committed is "
-                "there, and the next materialization asks again"
+                f"Metadata of {table.name} could not be read ({summarize(error)}). Committed rows are in the "
+                "table. The next materialization reads it again. Fix: if this repeats, remove the cause in "
+                "this message; Spark's log has the whole error"
             ) from error
 
 
@@ -105,11 +108,11 @@ _NO_CATALOG = ("REQUIRES_SINGLE_PART_NAMESPACE", "CATALOGNOT_FOUND")
 
 
 class TableShape(NamedTuple):
-    """What a table looks like.
+    """The columns and the partitioning of a table.
 
     Attributes:
-        columns: the table's own.
-        is_by_kafka_partition: whether no file can hold offsets of two of Kafka's partitions.
+        columns: columns of the table, without metadata columns.
+        is_by_kafka_partition: whether each file has offsets of a single Kafka partition.
     """
 
     columns: StructType
@@ -129,21 +132,22 @@ class IcebergTable:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidSettingError(
-                f"{self.name!r} is not a table: wanted catalog.namespace.table of letters, digits, _ and -, "
-                "like lake.shop.orders"
+                f"{self.name!r} is not a table name. Fix: write catalog.namespace.table of letters, digits, "
+                "_ and -, like lake.shop.orders"
             )
 
     @property
     def quoted(self) -> str:
-        """The name as SQL takes it."""
+        """The name quoted for SQL."""
         return ".".join(f"`{part}`" for part in self.name.split("."))
 
     def shape(self, session: SparkSession) -> TableShape | None:
-        """What the table looks like, or None when there is no such table yet.
+        """Return columns and partitioning of the table; None if it does not exist yet.
 
         Raises:
-            TableSchemaError: the table lacks topic, partition or offset, or has a column with a name of
-                Iceberg's; it is a view, a branch, or of another format; or there is no such catalog.
+            TableSchemaError: batches cannot be written to it. The table lacks topic, partition or offset, or
+                has a column with the name of a metadata column. Or it is a view, a branch, or a table of
+                another format. Or there is no such catalog.
         """
         try:
             self._require_whole_table(session)
@@ -152,8 +156,9 @@ class IcebergTable:
             condition = error.getCondition() or ""
             if condition in _NO_CATALOG:
                 raise TableSchemaError(
-                    f"the Spark server has no catalog {self.name.partition('.')[0]!r}: nothing was written; "
-                    "the embedded server's is called lake, on one of your own set spark.sql.catalog.<name>"
+                    f"The Spark server has no catalog {self.name.partition('.')[0]!r}. Nothing was written. "
+                    "Fix: use catalog lake on the embedded server, or set spark.sql.catalog.<name> on your "
+                    "server"
                 ) from None
             if condition != NOT_FOUND and not condition.startswith("UNRESOLVED_COLUMN"):
                 raise
@@ -161,23 +166,23 @@ class IcebergTable:
                 return None
             raise self._not_a_table_error(kind) from error
         columns = StructType(schema.fields[:-1])
-        # A view may show Iceberg's own columns
+        # A view may have Iceberg's metadata columns
         if "_partition" in columns.names and self._is_view(session):
             raise self._not_a_table_error(_VIEW)
-        require_key_columns(columns, f"table {self.name}")
+        require_key_columns(columns, f"Table {self.name}")
         remedy = f"ALTER TABLE {self.name} RENAME COLUMN, and rename it in the transform"
-        reject_metadata_names(columns.names, f"columns of table {self.name}", remedy)
+        reject_metadata_names(columns.names, f"Columns of table {self.name}", remedy)
         return TableShape(columns, _partitions_by_kafka(schema.fields[-1]))
 
     def writable_shape(self, session: SparkSession) -> TableShape | None:
-        """Return what ``shape`` does, of a table that batches can be written to.
+        """Return ``shape`` of a table that batches can be written to.
 
-        Its properties are read once a minute at most: files that somebody writes with others meanwhile are
-        merged.
+        The table's properties are read at most once a minute. If another writer writes files with other
+        properties in between, a MERGE replaces the rows in these files.
 
         Raises:
-            TableSchemaError: as ``shape``; or the table has properties with which Iceberg or Spark would
-                refuse a later batch, or let two writers of the same offsets commit.
+            TableSchemaError: as for ``shape``; or the table's properties are unsuitable. With them Iceberg or
+                Spark would refuse a later batch, or let two writers of the same offsets commit.
         """
         shape = self.shape(session)
         checked = _checked_at.setdefault(session, {})
@@ -194,18 +199,18 @@ class IcebergTable:
         return shape
 
     def check_main(self, session: SparkSession, *, is_new: bool = False) -> None:
-        """Pass if a write goes to the main branch, where readers find its rows.
+        """Check that a write goes to the main branch, where readers find its rows.
 
         With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch,
-        or stages the rows, and reports success. One request; the table is queried only where the session has
-        such a setting.
+        or stages the rows, and reports success. The check is one request. It queries the table only if the
+        session has such a setting.
 
         Args:
-            session: the session that writes.
-            is_new: the table does not exist yet. Its catalog may give it any property.
+            session: session of the write.
+            is_new: whether the table does not exist yet. Its catalog may then set any property.
 
         Raises:
-            TableSchemaError: it does not.
+            TableSchemaError: the write would not go to the main branch.
         """
         told = session.client.get_config_with_defaults(*((name, None) for name in _WAP_SETTINGS))
         settings = " and ".join(
@@ -216,31 +221,31 @@ class IcebergTable:
         of_the_server = "remove the setting from the Spark server and from the transform"
         if is_new:
             raise TableSchemaError(
-                f"Table {self.name} does not exist, and {settings} may put its rows aside: its catalog may "
+                f"Table {self.name} does not exist, and {settings} may stage its rows: the catalog may "
                 f"create it with {_WAP_ENABLED}. Nothing was written. Fix: {of_the_server}, or create the "
                 "table before."
             )
         if self.properties(session).get(_WAP_ENABLED, "").lower() == "true":
             raise TableSchemaError(
-                f"Table {self.name} would stay without the rows: {settings} and the table's "
-                f"{_WAP_ENABLED}=true put them aside, for an audit. Nothing was written. Fix: "
+                f"Table {self.name} would not get the rows: {settings} and the table's "
+                f"{_WAP_ENABLED}=true stage them for an audit. Nothing was written. Fix: "
                 f"{of_the_server}; or ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{_WAP_ENABLED}')"
             )
 
     def unsupported_types_error(self, why: str) -> TableSchemaError:
-        """The error for rows of types that the table does not take."""
+        """Return the error for rows with types that the table refuses."""
         return TableSchemaError(
-            f"the rows do not fit table {self.name} ({why}): nothing was written, and the table is as it "
-            "was; CAST to the table's type in the transform, name the column otherwise (a new one is "
-            "added), or ALTER the table"
+            f"Rows do not fit table {self.name} ({why}). Nothing was written, and the table is unchanged. "
+            "Fix: CAST to the table's type in the transform, give the column another name (it is added), or "
+            "ALTER the table"
         )
 
     def snapshot_id(self, session: SparkSession) -> int | None:
-        """The current snapshot, or None while the table has none.
+        """Return the id of the table's current snapshot; None if it has none.
 
-        The plan of a look at its branches says which, and nothing is executed for it. A query takes twice the
-        processor time: it is for a table without one, an Iceberg whose plans do not say it, and the error of
-        who has no table.
+        The plan of a read of the table's branches contains the id, and Spark does not execute that plan. A
+        query takes twice the processor time. It is used for a table without a snapshot, and for Iceberg
+        versions that do not show the id in a plan. It also raises the error for a missing table.
         """
         with suppress(AnalysisException):
             if planned := _PLANNED.search(session.table(f"{self.quoted}.`refs`")._explain_string()):  # noqa: SLF001
@@ -249,14 +254,14 @@ class IcebergTable:
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
     def current_snapshot_id(self, session: SparkSession) -> int | None:
-        """The current snapshot, or None while the table has none, or is none; raises as ``shape`` does.
+        """Return the id of the current snapshot; None without a snapshot or a table. Raise as ``shape`` does.
 
-        A query of a table that is missing would fill the log of the run with Spark's complaint.
+        A query of a missing table would write Spark's error into the log of the run.
         """
         return None if self.shape(session) is None else self.snapshot_id(session)
 
     def refresh(self, session: SparkSession) -> None:
-        """Look at the catalog again: one that caches would show the old snapshot again."""
+        """Drop cached metadata of the table, because a caching catalog would return the old snapshot."""
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:
@@ -264,32 +269,33 @@ class IcebergTable:
                 raise
 
     def details(self, session: SparkSession) -> dict[str, str]:
-        """What Spark tells of it, by name; a column of such a name comes before, and is not told.
+        """Return Spark's description of the table, by name; Spark runs no job for it.
 
-        No job is run.
+        A column with the name of an entry is left out.
         """
         return {row[0]: row[1] for row in session.sql(f"DESCRIBE TABLE EXTENDED {self.quoted}").collect()}
 
     def properties(self, session: SparkSession) -> dict[str, str]:
-        """Read its table properties, by name."""
+        """Return the table's properties, by name."""
         return {
             row["key"]: row["value"] for row in session.sql(f"SHOW TBLPROPERTIES {self.quoted}").collect()
         }
 
     def rows_at(self, session: SparkSession, snapshot_id: int) -> DataFrame:
-        """The rows as they were at a snapshot."""
+        """Return the rows of a snapshot."""
         return session.sql(f"SELECT * FROM {self.quoted} VERSION AS OF {snapshot_id}")
 
     def count_rows(self, session: SparkSession, ranges: Iterable[OffsetRange]) -> int:
-        """How many rows the table has of these offsets."""
+        """Return the number of rows that the table has of these offsets."""
         return int(session.table(self.quoted).where(ranges_condition(ranges)).count())
 
     def file_ranges(
         self, session: SparkSession, snapshot_id: int, ranges: Iterable[OffsetRange]
     ) -> list[OffsetRange] | None:
-        """First to last offset of each data file that a snapshot has in the partitions of ``ranges``.
+        """Return the first to last offset of each data file of a snapshot in the partitions of ``ranges``.
 
-        None if a file has no bounds of its offsets: another writer's, in Avro or with other properties.
+        None if a file has no bounds of its offsets. Another writer may have written it in Avro, or with other
+        properties.
         """
         partitions = sorted({part.topic_partition for part in ranges})
         one_of = " OR ".join(
@@ -305,7 +311,7 @@ class IcebergTable:
         return [OffsetRange(topic, partition, first, end=last + 1) for topic, partition, first, last in found]
 
     def _require_whole_table(self, session: SparkSession) -> None:
-        """Refuse what is only a part of a table: what Iceberg writes to a branch is not in the table."""
+        """Refuse a branch, a tag or a metadata table, because rows of a branch are not in the table."""
         whole, _, part = self.quoted.rpartition(".")
         if (
             _INSIDE_ANOTHER.fullmatch(part.strip("`"))
@@ -313,24 +319,24 @@ class IcebergTable:
             and session.catalog.tableExists(whole)
         ):
             raise TableSchemaError(
-                f"{self.name} is a branch, a tag or metadata of table {whole.replace('`', '')}: nothing was "
-                "written; batches go to the table's main branch, so name the table itself"
+                f"{self.name} is a branch, a tag or metadata of table {whole.replace('`', '')}. Nothing was "
+                "written. Batches go to the table's main branch. Fix: name the table itself"
             )
 
     def _not_a_table_error(self, kind: str) -> TableSchemaError:
         return TableSchemaError(
-            f"{self.name} is {kind}: nothing was written; name an Iceberg table, or one that does not exist "
-            "yet, or write with a sink of your own"
+            f"{self.name} is {kind}, not an Iceberg table. Nothing was written. Fix: name an Iceberg table, "
+            "or a table that does not exist yet, or use a custom sink"
         )
 
     def _is_view(self, session: SparkSession) -> bool:
-        """Return whether it is a view; a table with a column of Iceberg's own cannot be described."""
+        """Return whether it is a view; False if Spark cannot describe it, because of a column's name."""
         with suppress(PySparkException):
             return self._kind(session) == _VIEW
         return False
 
     def _kind(self, session: SparkSession) -> str | None:
-        """What it is instead of an Iceberg table; None when it is not there."""
+        """Return the kind of an object that is no Iceberg table; None if it does not exist."""
         try:
             told = self.details(session)
         except AnalysisException as error:

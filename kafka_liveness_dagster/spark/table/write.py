@@ -2,10 +2,11 @@
 
 One commit replaces all rows that the table has of the ranges. Iceberg refuses the commit if another writer
 changed rows of these ranges after the snapshot from which the write started. So a replay replaces its own
-rows, writers of disjoint ranges do not conflict, and a late write of a dead client cannot overwrite rows of
-its successor. ``WriteAttempt`` writes the batch once; ``TableWrite`` decides whether to retry. After a commit
-without a response the catalog is queried for the snapshot. If the snapshot is missing, the batch is written
-again.
+rows, and writers of disjoint ranges do not conflict. A late write of a dead client cannot overwrite rows of
+its successor.
+
+``WriteAttempt`` writes the batch once; ``TableWrite`` decides whether to retry. After a commit without a
+response ``TableWrite`` queries the catalog for the snapshot. If it is missing, the batch is written again.
 
 Never appends rows of offsets that the table has, and never commits to Kafka.
 """
@@ -67,19 +68,19 @@ if TYPE_CHECKING:
 
 RETRY_PAUSE_SECONDS = 0.5
 """Pause before the first retry after a lost response; twice as long before each further retry."""
-_WHOLE_FILE_ATTEMPTS = 2  # after that another writer had two chances to add a file there
+_WHOLE_FILE_ATTEMPTS = 2  # in two attempts another writer added a file each time
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a batch that is in the table or sink once.
+    """The result of the write of a batch.
 
     Attributes:
         rows: number of rows of the transform; None if the sink does not report it.
         attempts: 1, or more if others wrote to the same offsets or files.
-        rewrote_files: whether the ranges cut through files, whose other rows were then written again.
+        rewrote_files: whether the ranges cut through files, so that their other rows were written again.
         unknown_commits: number of attempts to which the catalog did not respond.
     """
 
@@ -106,15 +107,15 @@ def write_table(
     Create the table if it is missing.
 
     Args:
-        session: Spark session of a server whose catalog has the table.
+        session: Spark session of a server with the table's catalog.
         table: ``catalog.namespace.table``.
         ranges: offsets of the rows; the table's rows of these offsets are replaced, also by no rows.
         make_frame: returns the rows: topic, partition, offset and further columns; none, one or many rows per
             offset. Called once per attempt, after the snapshot is known.
-        may_go_on: called before each operation; raises if this process may not write any more.
+        may_go_on: called before each operation; raises if this process must not write any more.
         may_replace: called once per attempt, after the snapshot is known; raises if another member owns the
-            ranges now. So writes of a successor before this call are detected here. Later ones make the table
-            refuse this write.
+            ranges now. This call detects writes of a successor before it. After later ones Iceberg refuses
+            this write.
         max_attempts: number of attempts if others write to the same offsets, or the catalog's responses are
             lost.
         ledger: returns the record of these offsets, which the same commit stores.
@@ -122,8 +123,8 @@ def write_table(
 
     Raises:
         RowsMissingError: the table lost rows that its ledger recorded.
-        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other; or the
-            table has properties that batches cannot be written with.
+        TableSchemaError: rows or table lack topic, partition and offset, or do not fit each other. Or batches
+            cannot be written with the table's properties.
         RowsOutsideBatchError: a row's offset is in none of the ranges.
         WriteConflictError: others wrote to the same offsets ``max_attempts`` times.
         StorageError: catalog or storage is unavailable, or refuses.
@@ -228,7 +229,7 @@ class TableWrite:
         if refused is None:
             if is_server_error(error):
                 raise error
-            self.may_go_on()  # who was cancelled, or is fenced, failed because of that
+            self.may_go_on()  # a cancel or a fence is the cause, and raises here
             raise self._to_package_error(error) from error
         self._partial_file_conflicts += refused.reason is RetryReason.PARTIAL_FILE_CONFLICT
         self._unknown_commits += refused.reason is RetryReason.COMMIT_STATE_UNKNOWN
@@ -263,8 +264,8 @@ class TableWrite:
             return self.table.unsupported_types_error(summarize(error))
         if condition == _NOT_DETERMINISTIC:
             return TableSchemaError(
-                f"Table {self.table.name} takes no batch of a transform that is not deterministic, such as "
-                "uuid(), where it has to be merged: its write.merge.mode is copy-on-write, the default. "
+                f"Table {self.table.name} refuses a batch of a transform that is not deterministic, such as "
+                "uuid(). The batch has to be merged, and write.merge.mode is copy-on-write, the default. "
                 f"Nothing was written. Fix: ALTER TABLE {self.table.name} SET TBLPROPERTIES "
                 "('write.merge.mode'='merge-on-read')"
             )
@@ -277,9 +278,9 @@ class TableWrite:
         if isinstance(error, AnalysisException) and (replaced := self._table_replaced_error()):
             return replaced
         return SparkFailedError(
-            f"Spark could not write {describe(self.ranges)} to {self.table.name} ({summarize(error)}): the "
-            "table has all of the batch or nothing, no offset of it was committed, and it comes again; "
-            "mend the transform or what the reason names, the server's log has the rest"
+            f"Batch {describe(self.ranges)} could not be written to {self.table.name} ({summarize(error)}). "
+            "The table has the whole batch or nothing. No offsets were committed; the batch is retried. Fix: "
+            "correct the transform, or the cause in this message; Spark's log has the whole error"
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
@@ -304,17 +305,17 @@ class TableWrite:
 
 @dataclass
 class WriteAttempt:
-    """One attempt to write a batch to the table as it is now.
+    """One attempt to write a batch to the current table.
 
-    It reads the table's state, makes the frame, writes and checks.
+    An attempt reads the table's state, makes the frame, writes and checks.
 
     Attributes:
-        write: write of this attempt; only the write begins the next attempt.
+        write: write of this attempt; it begins the next attempt.
         partial_file_conflicts: number of earlier attempts refused because the ranges cut through files.
         has_existing_rows: whether the table has rows of these offsets, so that they cannot be appended.
         name: name of the attempt in the summary of its snapshot.
-        columns: the table's columns when it began; None without a table.
-        ledger_record: its record in the ledger; None without a ledger, and before it is prepared.
+        columns: columns of the table at the begin of the attempt; None without a table.
+        ledger_record: record of the attempt in the ledger; None without a ledger, and before ``prepare``.
     """
 
     write: TableWrite
@@ -405,8 +406,8 @@ class WriteAttempt:
         """Return the rows and all other rows of the files that the ranges cut through.
 
         Return also the offsets that they replace together. These are None if files may have offsets of
-        several Kafka partitions, so that no ranges describe a file: by the table's partition fields, or by
-        former ones that some files still have. They are also None if a file has no bounds.
+        several Kafka partitions, because no ranges describe such a file. The table's partition fields allow
+        such files, or former ones did for existing files. The offsets are also None if a file has no bounds.
         """
         of = self.write
         if self.partial_file_conflicts > _WHOLE_FILE_ATTEMPTS or not shape.is_by_kafka_partition:
