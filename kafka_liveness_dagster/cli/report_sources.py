@@ -416,14 +416,17 @@ def _stored_sla(instance: dg.DagsterInstance, crash_lag: dg.AssetKey) -> Service
         if event is None or event.event_type is not dg.DagsterEventType.ASSET_CHECK_EVALUATION:
             continue
         metadata = event.asset_check_evaluation_data.metadata
-        fresh, complete = (
-            getattr(metadata.get(name), "value", None)
-            for name in ("fresh_limit_seconds", "complete_limit_seconds")
-        )
+        fresh = _number(metadata.get("fresh_limit_seconds"))
+        complete = _number(metadata.get("complete_limit_seconds"))
         found = ServiceLevel(fresh, complete)
         if found.is_set:
             return found
     return ServiceLevel()
+
+
+def _number(value: dg.MetadataValue | None) -> float | None:
+    """Return a number of a check's metadata, which may be text with separators."""
+    return None if value is None else float(str(value.value).replace(",", ""))
 
 
 def format_time(at: float) -> str:

@@ -56,6 +56,8 @@ _PLOTTED = {
     "missing_offsets",
     "offsets_about_to_expire",
     "dead_letters",
+    "seconds_behind",
+    "pending_age_seconds",
 }
 """Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {

@@ -106,7 +106,7 @@ def test_the_table_is_as_fresh_as_promised(run, example, table):
     done = run(example("sla"), "orders_checks_job", table=table)
     [fresh] = [one for one in done.get_asset_check_evaluations() if one.check_name == "freshness_sla"]
     assert fresh.passed
-    limits = {name: fresh.metadata[f"{name}_limit_seconds"].value for name in ("fresh", "complete")}
+    limits = {name: float(fresh.metadata[f"{name}_limit_seconds"].value) for name in ("fresh", "complete")}
     assert limits == {"fresh": 30, "complete": 900}
 
 
