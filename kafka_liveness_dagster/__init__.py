@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         Offsets,
         ResourceKeys,
         Sensor,
+        Sla,
     )
     from kafka_liveness_dagster.spark.decode.json_column import from_json
     from kafka_liveness_dagster.spark.errors import (
@@ -168,6 +169,7 @@ __all__ = [
     "ServicesDownError",
     "Sink",
     "SinkCommit",
+    "Sla",
     "SlowRecordError",
     "SparkCancelledError",
     "SparkConnectResource",
@@ -236,7 +238,7 @@ _HOMES = {
         "sensor.sensor": "build_group_sensor",
         "settings.asset_arguments": "AssetArguments",
         "settings.groups": (
-            "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor"
+            "Batching Completeness CrashLag Iceberg Maintenance Membership Offsets ResourceKeys Sensor Sla"
         ),
         "spark.decode.json_column": "from_json",
         "spark.errors": (

@@ -35,6 +35,7 @@ GROUPS = {
     "offsets": kl.Offsets,
     "membership": kl.Membership,
     "sensor": kl.Sensor,
+    "sla": kl.Sla,
     "iceberg": kl.Iceberg,
     "maintenance": kl.Maintenance,
     "completeness": kl.Completeness,
@@ -159,6 +160,7 @@ def test_every_setting_arrives(project, monkeypatch):
             "max_live_runs": 1, "minimum_interval_seconds": 30, "default_status": "RUNNING", "max_lag": 5_000,
             "ghost_after_seconds": 30.0, "fail_ghost_runs": True,
         },
+        "sla": {"fresh_seconds": 30.0, "complete_minutes": 15.0},
         "iceberg": {
             "snapshots": "append", "partition_by": ["days(placed_at)"], "sort_by": ["id DESC"],
             "table_properties": {"format-version": "3"},

@@ -22,6 +22,7 @@ from kafka_liveness_dagster.audit.certificate import GroupCertificate, Partition
 from kafka_liveness_dagster.audit.rows import OffsetRun, RowComparison
 from kafka_liveness_dagster.cli.audit_command import certificate_as_json
 from kafka_liveness_dagster.cli.health_command import health_as_json
+from kafka_liveness_dagster.cli.report_output import report_as_json
 from kafka_liveness_dagster.cli.status_output import StatusReport
 from kafka_liveness_dagster.core.commit_metadata import (
     CATCH_UP_SUFFIX,
@@ -35,6 +36,7 @@ from kafka_liveness_dagster.core.departures import GroupState
 from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
+from kafka_liveness_dagster.core.freshness import ServiceLevel
 from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
 from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
@@ -44,6 +46,7 @@ from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
+from kafka_liveness_dagster.core.report import Backfill, Departure, GroupHistory, Report
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run
 from kafka_liveness_dagster.core.sink_ledger import LedgerCommit
 from kafka_liveness_dagster.doctor.rules import FAIL, Finding, Outcome
@@ -599,3 +602,45 @@ def test_the_other_commands_as_json():
         "figures",
         *(f"figures.{one}" for one in figures),
     }
+
+
+def test_the_json_of_the_report():
+    """``kafka-liveness report --json``."""
+    history = GroupHistory(
+        "orders-etl",
+        0.0,
+        60.0,
+        known_since=0.0,
+        steps={},
+        departures=[Departure(5.0, RUN, LeaveReason.POLL_TIMEOUT)],
+        backfills=[Backfill(7.0, 9.0, RUN, "SUCCESS")],
+        notes=["a fact is missing"],
+    )
+    found = report_as_json(Report(history, ServiceLevel(30.0, 900.0)))
+    one_of_each = {
+        **found,
+        "points": found["points"][0],
+        **{name: found[name][0] for name in ("incidents", "backfills")},
+    }
+    assert names(one_of_each) == {
+        *("group", "since", "until", "known_since", "verdict", "summary", "sla", "sla.fresh_seconds"),
+        *("sla.complete_seconds", "within_sla", "within_fresh_limit", "within_complete_limit"),
+        *("missed_seconds", "missed_seconds_without_incident", "known_seconds", "max_seconds_behind"),
+        *("pending_offsets", "live_commits", "crashes", "fences", "fresh_limit_missed"),
+        *("complete_limit_missed", "unknown", "notes", "incidents", "backfills", "points"),
+        *(f"{many}.{one}" for many, ones in OF_THE_REPORT.items() for one in ones),
+    }
+    assert found["incidents"][0]["reason"] == "poll-timeout"
+
+
+OF_THE_REPORT = {
+    "incidents": (
+        *("at", "run", "reason", "is_crash", "resumed_after_seconds", "skipped_offsets", "pending_offsets"),
+        *("caught_up_after_seconds", "fresh_missed_seconds", "complete_missed_seconds", "missed_seconds"),
+    ),
+    "backfills": ("start", "end", "run", "status"),
+    "points": (
+        *("at", "seconds_behind", "lag", "pending_offsets", "pending_age_seconds", "live_rows"),
+        "backfilled_rows",
+    ),
+}

@@ -32,6 +32,7 @@ from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.freshness import ServiceLevel, judge_freshness
 from kafka_liveness_dagster.core.group_verdict import GroupRuns
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -189,6 +190,7 @@ def asset():
         complete_every="1h",
         completeness=kl.Completeness(start="2026-11-01"),
         batching=kl.Batching(on_bad_record="dead_letter"),
+        sla=kl.Sla(fresh_seconds=30.0, complete_minutes=15.0),
     )
     def orders(batch):
         return batch
@@ -230,6 +232,7 @@ def test_checks(asset):
         "no_missing_rows": "orders",
         "crash_lag_age": "orders_crash_lag",
         "dead_letters": "orders",
+        "freshness_sla": "orders",
     }
     numbers = {}
     with dg.DagsterInstance.ephemeral() as instance:
@@ -251,7 +254,12 @@ def test_checks(asset):
         "no_missing_rows": {*group, "missing_offsets", "forgotten_ranges", "pending_offsets"},
         "crash_lag_age": {*group, "pending_offsets", "pending_ranges", "oldest_seconds"},
         "dead_letters": {*group, "dead_letters"},
-    }
+        "freshness_sla": {
+            *group, "lag", "pending_offsets", "fresh_limit_seconds", "complete_limit_seconds",
+        },
+    }  # fmt: skip
+    promised = judge_freshness([SEEN], {(AT, 70): 1, (AT, 120): 1}, ServiceLevel(30.0, 900.0), now_ms=2)
+    assert {*promised.numbers} - numbers["freshness_sla"] == {"seconds_behind", "pending_age_seconds"}
     limited = health.crash_lag_age([SEEN], 10.0, (), 60.0)
     assert {*limited.numbers} - numbers["crash_lag_age"] == {"max_crash_lag_age_seconds"}
     assert {*health.lag_below([SEEN], 5).numbers} - numbers["lag"] == {"max_lag"}
@@ -376,8 +384,10 @@ def test_metadata_of_a_topic():
         )
     assert [*found.metadata] == [
         "group", "lag", "pending_offsets", "unexpected_departures", "partitions", "state", "members",
-        "events", "windows", "external_commits", "member_table", "sensor_errors", "run 0badcafe",
+        "events", "departures", "windows", "external_commits", "member_table", "sensor_errors",
+        "run 0badcafe",
     ]  # fmt: skip
+    assert found.metadata["departures"].value == [{"run": RUN[:8], "reason": "crashed"}]
     assert columns(found.metadata["partitions"]) == {
         "partition": "string", "committed": "string", "log_end": "string", "lag": "string",
         "pending": "string", "last_commit_by_run": "string", "owner_state": "string",
@@ -449,8 +459,8 @@ def test_columns_of_dead_letters():
 NEEDED, STOPPED = Parameter.empty, dg.DefaultSensorStatus.STOPPED
 GROUPS = {
     "completeness": kl.Completeness, "batching": kl.Batching, "crash_lag": kl.CrashLag, "offsets": kl.Offsets,
-    "membership": kl.Membership, "sensor": kl.Sensor, "iceberg": kl.Iceberg, "maintenance": kl.Maintenance,
-    "resources": kl.ResourceKeys,
+    "membership": kl.Membership, "sensor": kl.Sensor, "sla": kl.Sla, "iceberg": kl.Iceberg,
+    "maintenance": kl.Maintenance, "resources": kl.ResourceKeys,
 }  # fmt: skip
 SETTINGS = {
     "completeness": {
@@ -471,6 +481,7 @@ SETTINGS = {
         "max_live_runs": 1, "minimum_interval_seconds": 3, "default_status": STOPPED, "on_event": None,
         "event_jobs": (), "max_lag": None, "ghost_after_seconds": 120.0, "fail_ghost_runs": False,
     },
+    "sla": {"fresh_seconds": None, "complete_minutes": None},
     "iceberg": {
         "snapshots": "overwrite", "partition_by": ("topic", "partition"), "sort_by": (),
         "table_properties": {},
@@ -565,8 +576,8 @@ def test_settings():
         name: {f: one.default for f, one in group.model_fields.items()} for name, group in groups.items()
     } == (SETTINGS)
     assert [group.__name__ for group in groups.values()] == [
-        "Completeness", "Batching", "CrashLag", "Offsets", "Membership", "Sensor", "Iceberg", "Maintenance",
-        "ResourceKeys",
+        "Completeness", "Batching", "CrashLag", "Offsets", "Membership", "Sensor", "Sla", "Iceberg",
+        "Maintenance", "ResourceKeys",
     ]  # fmt: skip
     fields = {
         f"{name}.{field}": words(one.annotation)
@@ -626,6 +637,10 @@ COMMANDS = {
         "TOPIC", "[FILE]", "--json-lines", "--key", "--key-separator", "--rate", "--json", *KAFKA,
     ),
     "replay": ("GROUP", "--from", "--to", "--topic", "--asset", "--allow-expired", *KAFKA, "--json"),
+    "report": (
+        "GROUP", "--since", "--until", "--topic", "--table", "--fresh-seconds", "--complete-minutes", "-m",
+        "--module-name", "-f", "--python-file", *KAFKA, "--spark", "--html", "--json",
+    ),
     "start": (
         "GROUP", "--from-group", "--from-checkpoint", "--from-file", "--topic", *KAFKA, "--yes", "--json",
     ),

@@ -84,6 +84,10 @@ WATCH = {
     "ghost_after_seconds": NUMBERS,
     "fail_ghost_runs": FLAGS,
 }
+SLA = {
+    "fresh_seconds": [0, -1.0, float("nan"), float("inf"), *AMOUNTS],
+    "complete_minutes": [0, -1.0, float("nan"), float("inf"), *AMOUNTS],
+}
 MAINTENANCE = {
     "cron_schedule": ["", "hourly", "* * * *", "61 * * * *", 5, None, True],
     "default_status": ["RUNNING", True, None, dg.DefaultSensorStatus.RUNNING],
@@ -113,6 +117,7 @@ GROUPS_OF_SETTINGS = {  # as a section, made, and the wrong values
     "offsets": (kl.Offsets, OFFSETS),
     "membership": (kl.Membership, MEMBERSHIP),
     "sensor": (kl.Sensor, WATCH),
+    "sla": (kl.Sla, SLA),
     "iceberg": (kl.Iceberg, ICEBERG),
     "maintenance": (kl.Maintenance, MAINTENANCE),
     "completeness": (kl.Completeness, COMPLETENESS),
@@ -139,6 +144,7 @@ ASSET = {
     "iceberg": [*NOT_MADE, kl.Batching()],
     "maintenance": [*NOT_MADE, kl.Batching()],
     "sensor": [*NOT_MADE, kl.Sensor(event_jobs=[dg.GraphDefinition(name="orders_job").to_job()])],
+    "sla": [*NOT_MADE, kl.Batching()],
     "resources": [*NOT_MADE, kl.ResourceKeys(spark="kafka"), "kafka"],
     "group_name": ["", "a-b", "a\n", 7],
 }

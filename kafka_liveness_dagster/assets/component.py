@@ -44,6 +44,7 @@ from kafka_liveness_dagster.settings.groups import (
     Offsets,
     ResourceKeys,
     Sensor,
+    Sla,
 )
 from kafka_liveness_dagster.settings.types import AssetName, as_tuple
 from kafka_liveness_dagster.settings.validation import settings_error, title_with_name
@@ -173,6 +174,7 @@ class KafkaAssetComponent(AssetAttributes, dg.Component):
     offsets: Annotated[Offsets, group_in_yaml(Offsets)] = _setting_field("offsets")
     membership: Annotated[Membership, group_in_yaml(Membership)] = _setting_field("membership")
     sensor: Annotated[Sensor, group_in_yaml(Sensor)] = _setting_field("sensor")
+    sla: Annotated[Sla, group_in_yaml(Sla)] = _setting_field("sla")
     iceberg: Annotated[Iceberg, group_in_yaml(Iceberg)] = _setting_field("iceberg")
     maintenance: Annotated[Maintenance, group_in_yaml(Maintenance)] = _setting_field("maintenance")
     resources: Annotated[ResourceKeys, group_in_yaml(ResourceKeys)] = _setting_field("resources")

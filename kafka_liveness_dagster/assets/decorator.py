@@ -24,6 +24,7 @@ from kafka_liveness_dagster.settings.groups import (
     Offsets,
     ResourceKeys,
     Sensor,
+    Sla,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def kafka_asset(
     offsets: Offsets = Offsets(),
     membership: Membership = Membership(),
     sensor: Sensor = Sensor(),
+    sla: Sla = Sla(),
     iceberg: Iceberg = Iceberg(),
     maintenance: Maintenance = Maintenance(),
     resources: ResourceKeys = ResourceKeys(),
@@ -129,6 +131,7 @@ def kafka_asset(
         offsets: reactions to missing offsets, and to missing rows of committed offsets.
         membership: membership of a live run in its group: its liveness, and its id.
         sensor: interval of the sensor, the runs that it starts, and the limits of its checks.
+        sla: limits of the freshness and the completeness of the table, for the check ``freshness_sla``.
         iceberg: whether streams can read the table; its partitions and sort order when it is created.
         maintenance: times and limits for compacting the table's files and expiring its old snapshots.
         resources: keys of the Kafka and the Spark resource in the code location.
@@ -161,6 +164,7 @@ def kafka_asset(
                 offsets=offsets,
                 membership=membership,
                 sensor=sensor,
+                sla=sla,
                 iceberg=iceberg,
                 maintenance=maintenance,
                 resources=resources,

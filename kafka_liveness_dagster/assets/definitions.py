@@ -302,6 +302,7 @@ class KafkaAsset:
             max_live_runs=self.settings.sensor.max_live_runs,
             ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
             table=self.settings.table,
+            sla=self.settings.sla.service_level,
             has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
         )
 

@@ -55,6 +55,12 @@ def claim_group(declared: DeclaredAsset) -> None:
     _claimed_assets[_group_key(asset)] = declared
 
 
+def settings_of_group(group_id: str) -> KafkaAssetSettings | None:
+    """Return the settings of the asset of this process that has the group; None without one."""
+    found = [one.settings for one in _claimed_assets.values() if one.settings.group_id == group_id]
+    return found[0] if found else None
+
+
 def _asset_with_same_group(asset: KafkaAssetSettings) -> KafkaAssetSettings | None:
     """Return the asset that has reserved the group, unless it is this one; None for none."""
     owner = _claimed_assets.get(_group_key(asset))

@@ -23,6 +23,7 @@ from kafka_liveness_dagster.cli import (
     group_commands,
     health_command,
     init,
+    report,
     topic_commands,
 )
 from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL, CommandError, errors_as_exit_codes
@@ -320,6 +321,7 @@ main.add_command(group_commands.start)
 main.add_command(group_commands.replay)
 main.add_command(audit_command.audit)
 main.add_command(health_command.health)
+main.add_command(report.report)
 main.add_command(topic_commands.topic)
 main.add_command(topic_commands.produce)
 main.add_command(init.init)

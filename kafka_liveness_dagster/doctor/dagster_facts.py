@@ -67,7 +67,7 @@ def check_dagster(
     location: _CodeLocation | Unavailable = _NO_LOCATION
     if module or file:
         try:
-            location = _CodeLocation.from_definitions(_load_definitions(module, file))
+            location = _CodeLocation.from_definitions(load_definitions(module, file))
         except Exception as error:  # noqa: BLE001 - the user's own code
             location = Unavailable(f"{module or file} cannot be loaded")
             yield Finding("location", "definitions", FAIL(f"{location.reason}: {error!r}"))
@@ -186,7 +186,13 @@ def _read_settings(home: Path) -> dict[str, Any]:
     return {**facts_with_defaults(told), "home": home}
 
 
-def _load_definitions(module: str | None, file: Path | None) -> dg.Definitions:
+def load_definitions(module: str | None, file: Path | None) -> dg.Definitions:
+    """Import a code location, as `dagster dev` does.
+
+    Raises:
+        InvalidSettingError: the file is no Python file, or has no definitions.
+        Exception: the code raised.
+    """
     sys.path.insert(0, "")  # as Dagster does, so that modules of the current folder can be imported
     loaded: Any = import_module(module) if module else None
     if file is not None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _MAX_MEASURED_PARTITIONS = 10
 READ_TIMEOUT_SECONDS = 2.0  # limit of reading a few records; the result is of those that came in time
 _MAX_PARTITIONS = 100  # messages in one response
+_MAX_FAILED_READS = 5  # each takes READ_TIMEOUT_SECONDS
 
 
 def seconds_behind(
@@ -109,8 +110,34 @@ def timestamps(
     a transaction's marker, or compacted away.
     """
     with _reader(cluster, group_id, isolation) as client:
-        found = _first_records(client, offsets, time.monotonic() + READ_TIMEOUT_SECONDS)
+        found, _ = _first_records(client, offsets, time.monotonic() + READ_TIMEOUT_SECONDS)
     return {tp: at_ms for tp, (_, at_ms) in found.items()}
+
+
+def timestamps_at(
+    cluster: Cluster, group_id: str, offsets: Mapping[TopicPartition, Sequence[int]]
+) -> Iterator[tuple[TopicPartition, int, int | None]]:
+    """Yield each partition, offset and timestamp in milliseconds of the first record at or after the offset.
+
+    One client reads all of them, an offset of each partition in a request. The timestamp is None if there is
+    no such record yet. Offsets whose records did not come in time are left out, and after a few of these the
+    rest.
+
+    Raises:
+        BrokerUnreachableError: no broker responds.
+        KafkaRefusedError: the broker refuses the request.
+    """
+    failures = 0
+    with _reader(cluster, group_id) as client:
+        for turn in range(max(map(len, offsets.values()), default=0)):
+            wanted = {tp: rest[turn] for tp, rest in offsets.items() if turn < len(rest)}
+            found, unheard = _first_records(client, wanted, time.monotonic() + READ_TIMEOUT_SECONDS)
+            for tp, offset in wanted.items():
+                if tp not in unheard:
+                    yield tp, offset, found[tp][1] if tp in found else None
+            failures += bool(unheard)
+            if failures > _MAX_FAILED_READS:
+                return
 
 
 @contextmanager
@@ -132,14 +159,12 @@ def _reader(cluster: Cluster, group_id: str, isolation: str = "read_committed") 
 
 def _first_records(
     client: Any, offsets: Mapping[TopicPartition, int], give_up_at: float
-) -> dict[TopicPartition, tuple[int, int]]:
-    """Return offset and timestamp of the first record at or after each offset."""
+) -> tuple[dict[TopicPartition, tuple[int, int]], set[TopicPartition]]:
+    """Return offset and timestamp of the first records, and the partitions without a response in time."""
     found: dict[TopicPartition, tuple[int, int]] = {}
     unheard = set(offsets)
     client.assign([KafkaTopicPartition(*tp, offset) for tp, offset in offsets.items()])
-    client.resume(
-        [KafkaTopicPartition(*tp) for tp in offsets]
-    )  # a new assignment keeps the pause of the last
+    client.resume([KafkaTopicPartition(*tp) for tp in offsets])  # a pause outlasts the assignment
     while unheard and (left := give_up_at - time.monotonic()) > 0:
         heard: set[TopicPartition] = set()
         for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
@@ -152,7 +177,7 @@ def _first_records(
         # Without the pause, records of the other partitions wait behind the rest of these
         client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
         unheard -= heard
-    return found
+    return found, unheard
 
 
 def _record_times(
@@ -174,7 +199,8 @@ def _record_times(
         while waiting and time.monotonic() < give_up_at:
             asked = {tp: several.pop(0) for tp, several in waiting.items()}
             starts = {tp: offset for tp, (_, offset) in asked.items()}
-            for tp, (offset, at_ms) in _first_records(client, starts, give_up_at).items():
+            read, _ = _first_records(client, starts, give_up_at)
+            for tp, (offset, at_ms) in read.items():
                 r, at = asked[tp]
                 # The first record of an expired range is behind its end
                 if (offset < r.end or at > r.start) and at_ms > 0:

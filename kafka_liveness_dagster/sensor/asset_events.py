@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReport
 from kafka_liveness_dagster.core.names import join_some
 from kafka_liveness_dagster.core.partition_keys import parse_key
@@ -37,6 +38,7 @@ _MEMBERS = dg.TableSchema(
     ]
 )
 _KEYS = "crash_lag_keys"  # all keys, so that the checks find here since when one is pending
+_DEPARTURES = "departures"  # runs that left, with the code of the reason: the report reads them
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_EVENTS = 10  # events of one tick
 _ENDED = "its run has ended; the broker removes it after the session timeout"
@@ -86,10 +88,14 @@ def group_observations(
     ended = len({member.name for member in seen.named_members} & departed)
     size = format_count(seen.size, "member") + (f", of which {ended} has ended" if ended else "")
     external = observed.external_commit_lines
+    left = [
+        {"run": event.run, "reason": event.reason.code} for event in events if isinstance(event, MemberLeft)
+    ]
     of_group = {
         "state": seen.state.value,
         "members": size,
         **({"events": dg.MetadataValue.md(_markdown_lines(events))} if events else {}),
+        **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
         **({"windows": windows} if windows else {}),
         **({"external_commits": dg.MetadataValue.md(_code_block(external))} if external else {}),
         **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
@@ -117,6 +123,18 @@ def _member_state(member: MemberSnapshot, departed: Collection[str]) -> str:
     if member.is_foreign:
         return "external client"
     return _ENDED if member.name in departed else "at work"
+
+
+def reported_departures(event: dg.AssetObservation | None) -> list[tuple[str, LeaveReason]]:
+    """Return the runs that left, with their reasons; reasons of a later version are left out."""
+    stored = None if event is None else event.metadata.get(_DEPARTURES)
+    rows = stored.data if isinstance(stored, dg.JsonMetadataValue) and isinstance(stored.data, list) else []
+    found = [(row.get("run"), row.get("reason")) for row in rows if isinstance(row, dict)]
+    return [
+        (run, reason)
+        for run, code in found
+        if isinstance(run, str) and (reason := LeaveReason.of_code(str(code))) is not None
+    ]
 
 
 def _markdown_lines(told: Sequence[object]) -> str:

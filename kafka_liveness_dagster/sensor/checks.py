@@ -8,20 +8,28 @@ A run of the checks job reads the group by itself. Never changes the group or th
 # class.
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
+from kafka_liveness_dagster.core.freshness import (
+    NO_SERVICE_LEVEL,
+    Position,
+    ServiceLevel,
+    judge_freshness,
+)
 from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict, with_open_transactions
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs.storage import storage_errors
 from kafka_liveness_dagster.sensor.asset_events import jumped_partitions
 from kafka_liveness_dagster.sensor.observation import GroupObservation
+from kafka_liveness_dagster.sensor.record_timestamps import RecordTimestamps
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ RETENTION = "retention"
 EXACT = "no_missing_rows"
 CRASH_LAG_AGE = "crash_lag_age"
 DEAD_LETTERS = "dead_letters"
+FRESHNESS = "freshness_sla"
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are searched
 _REPEAT_SECONDS = 600.0
@@ -47,6 +56,8 @@ _PLOTTED = {
     "missing_offsets",
     "offsets_about_to_expire",
     "dead_letters",
+    "seconds_behind",
+    "pending_age_seconds",
 }
 """Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {
@@ -65,6 +76,10 @@ _DESCRIPTIONS = {
     ),
     CRASH_LAG_AGE: "Dagster has known the oldest pending range for at most max_age_seconds of CrashLag.",
     DEAD_LETTERS: "No dead letter is pending: a record that the transform could not process.",
+    FRESHNESS: (
+        "The table is within the limits of sla. They are for the ages of the oldest unread record and of the "
+        "oldest record that is not in the table."
+    ),
 }
 
 
@@ -84,6 +99,9 @@ class GroupChecks:
     ghost_after_seconds: float
     table: str | None = None
     has_dead_letters: bool = False
+    _: KW_ONLY
+    sla: ServiceLevel = NO_SERVICE_LEVEL
+    _timestamps: RecordTimestamps = field(default_factory=RecordTimestamps, compare=False)
 
     @property
     def specs(self) -> list[dg.AssetCheckSpec]:
@@ -94,7 +112,9 @@ class GroupChecks:
         return [
             dg.AssetCheckSpec(name, asset=self._asset_of(name), description=what)
             for name, what in _DESCRIPTIONS.items()
-            if (name != EXACT or self.table is not None) and (name != DEAD_LETTERS or self.has_dead_letters)
+            if (name != EXACT or self.table is not None)
+            and (name != DEAD_LETTERS or self.has_dead_letters)
+            and (name != FRESHNESS or self.sla.is_set)
         ]
 
     def definition(
@@ -147,8 +167,59 @@ class GroupChecks:
         held = look.open_transactions(cluster, self.group_id)
         now = time.time()
         return self.evaluate(
-            look, instance, waiting, now=now, ranges_without_key=unlisted, table=table, open_transactions=held
+            look,
+            instance,
+            waiting,
+            now=now,
+            ranges_without_key=unlisted,
+            table=table,
+            open_transactions=held,
+            timestamps_ms=self.read_timestamps(cluster, look),
         )
+
+    def read_timestamps(self, cluster: "Cluster", observed: GroupObservation) -> Mapping[Position, int]:
+        """Return the timestamps for ``evaluate``; each one is read from Kafka once. None without limits."""
+        if not self.sla.is_set:
+            return {}
+        return self._timestamps.read(cluster, self.group_id, observed.snapshot.partitions)
+
+    def has_freshness_changed(self, observed: GroupObservation, outcomes: str, now: float) -> bool:
+        """Return whether the freshness differs from the stored outcome, by the timestamps read so far.
+
+        Sends no request. So a tick reports a missed limit before the next regular evaluation.
+        """
+        if not self.sla.is_set or not outcomes:
+            return False
+        seen = observed.snapshot.partitions
+        verdict = judge_freshness(seen, self._timestamps.known(seen), self.sla, 1000 * now)
+        return verdict.severity is not Severity.WARNING and _was_fresh(outcomes) is not (
+            verdict.severity is Severity.FINE
+        )
+
+    def is_freshness_outdated(self, instance: dg.DagsterInstance, outcomes: str) -> bool:
+        """Return whether Dagster shows another freshness than the cursor: a failed tick has stored it."""
+        if not self.sla.is_set or not outcomes:
+            return False
+        return self._is_stored_fresh(instance) is not _was_fresh(outcomes)
+
+    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
+        """Store that the freshness is unknown, once, because a tick that fails evaluates no check.
+
+        Else the last result, perhaps a passed one, would stay for as long as no broker responds.
+        """
+        if self.sla.is_set and self._is_stored_fresh(instance):
+            reason = f"unknown: {str(error).splitlines()[0]}"
+            verdict = Verdict(Severity.WARNING, reason)
+            instance.report_runless_asset_event(self._evaluation(FRESHNESS, verdict, None))
+
+    def _is_stored_fresh(self, instance: dg.DagsterInstance) -> bool | None:
+        """Return whether the last stored freshness passed; None if none is stored."""
+        key = dg.AssetCheckKey(self._asset_of(FRESHNESS), FRESHNESS)
+        for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=1):
+            event = record.event.dagster_event if record.event else None
+            if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                return event.asset_check_evaluation_data.passed
+        return None
 
     def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
         """Return the storage id of the last materialization of either asset; 0 before the first.
@@ -177,6 +248,7 @@ class GroupChecks:
         forgotten: Sequence[str] = (),
         table: TableLedgerReader | None = None,
         open_transactions: Sequence[OpenTransaction] = (),
+        timestamps_ms: Mapping[Position, int] | None = None,
     ) -> list[dg.AssetCheckEvaluation]:
         """Evaluate all checks for one observation of the group.
 
@@ -190,6 +262,8 @@ class GroupChecks:
             forgotten: forgotten ranges that are not done yet.
             table: table that was read with the group; it is also queried for dead letters.
             open_transactions: offsets behind open transactions.
+            timestamps_ms: timestamps of the oldest records that are not in the table, see
+                ``read_timestamps``.
         """
         seen = observed.snapshot
         ages = {
@@ -216,6 +290,8 @@ class GroupChecks:
             verdicts[DEAD_LETTERS] = health.dead_letters_waiting(
                 letters, table.unavailable_reason if table and observed.pending else ""
             )
+        if self.sla.is_set:
+            verdicts[FRESHNESS] = judge_freshness(seen.partitions, timestamps_ms or {}, self.sla, 1000 * now)
         return [self._evaluation(name, verdict, observed) for name, verdict in verdicts.items()]
 
     def _oldest_observed_at(
@@ -237,10 +313,12 @@ class GroupChecks:
             of_these = [newest[-1].timestamp]  # the observation is older than all of these
         return min((*found, *of_these), default=None)
 
-    def _evaluation(self, name: str, verdict: Verdict, look: GroupObservation) -> dg.AssetCheckEvaluation:
+    def _evaluation(
+        self, name: str, verdict: Verdict, look: GroupObservation | None
+    ) -> dg.AssetCheckEvaluation:
         last = (
             {"last_live_run": dg.MetadataValue.dagster_run(look.records[0].dagster_run.run_id)}
-            if look.records
+            if look is not None and look.records
             else {}
         )
         return dg.AssetCheckEvaluation(
@@ -269,6 +347,11 @@ def _shown(name: str, number: float | str) -> int | float | str:
 
 def _started_at(record: dg.RunRecord) -> float:
     return record.start_time or record.create_timestamp.timestamp()
+
+
+def _was_fresh(outcomes: str) -> bool:
+    """Return whether the freshness passed in the outcomes of the cursor."""
+    return f"{FRESHNESS} passed" in outcomes
 
 
 def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float) -> bool:

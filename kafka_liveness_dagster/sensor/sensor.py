@@ -127,13 +127,18 @@ def build_group_sensor(
             kafka = getattr(context.resources, resources.kafka)
             try:
                 kafka.create_missing_topics(topics, context.log.info)
-                cluster = kafka.cluster()
+                return watched.tick(
+                    context,
+                    kafka.cluster(),
+                    TableLedgerReader.from_resources(table, context.resources, resources.spark),
+                )
             except ServicesDownError as error:
+                watched.report_unknown_freshness(context.instance, error)
                 # A person caused it, so it is a skip: a failure would log a page of traceback every 5 s
                 return dg.SkipReason(str(error))
-            return watched.tick(
-                context, cluster, TableLedgerReader.from_resources(table, context.resources, resources.spark)
-            )
+            except KafkaLivenessError as error:
+                watched.report_unknown_freshness(context.instance, error)
+                raise
 
     return group_sensor
 
@@ -173,6 +178,11 @@ class _GroupSensor:
     ) -> dg.SensorResult:
         set_up()
         return _Tick(self, context, cluster, table).run()
+
+    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
+        """Store that the freshness is unknown, because this tick evaluates no check."""
+        if self.checks is not None:
+            self.checks.report_unknown_freshness(instance, error)
 
     @property
     def partitions_def(self) -> dg.DynamicPartitionsDefinition:
@@ -307,6 +317,8 @@ class _Tick:
         observed = self._observed
         table = self._table
         is_evaluated = self._reports or self._must_reevaluate
+        if sensor.checks is not None and not is_evaluated:
+            is_evaluated = sensor.checks.has_freshness_changed(observed, self._check_outcomes, self._now)
         if self._partition_keys is None and observed.pending_hash and is_evaluated:
             self._partition_keys = self._read_partition_keys()
         if sensor.checks is None or not is_evaluated:
@@ -322,13 +334,15 @@ class _Tick:
             forgotten=self._memory.forgotten_ranges,
             table=table,
             open_transactions=observed.open_transactions(self._cluster, sensor.group_id),
+            timestamps_ms=sensor.checks.read_timestamps(self._cluster, observed),
         )
         self._evaluations, self._check_outcomes, self._checks_stored_at = changed_evaluations(
             evaluations,
             self._check_outcomes,
             self._checks_stored_at,
             now=self._now,
-            must_repeat=self._must_reevaluate,
+            must_repeat=self._must_reevaluate
+            or sensor.checks.is_freshness_outdated(self._instance, self._check_outcomes),
         )
 
     def _complete_windows(self) -> None:

@@ -41,6 +41,7 @@ from kafka_liveness_dagster.settings.groups import (
     Offsets,
     ResourceKeys,
     Sensor,
+    Sla,
 )
 from kafka_liveness_dagster.settings.transform import TransformSignature, signature_of
 from kafka_liveness_dagster.settings.validation import ValidatedSettings
@@ -78,6 +79,7 @@ class KafkaAssetSettings(ValidatedSettings):
     offsets: Annotated[Offsets, types.INSTANCE]
     membership: Annotated[Membership, types.INSTANCE]
     sensor: Annotated[Sensor, types.INSTANCE]
+    sla: Annotated[Sla, types.INSTANCE]
     iceberg: Annotated[Iceberg, types.INSTANCE]
     maintenance: Annotated[Maintenance, types.INSTANCE]
     resources: Annotated[ResourceKeys, types.INSTANCE]

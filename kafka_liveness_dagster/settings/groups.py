@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typing_extensions import Self
 
+from kafka_liveness_dagster.core.freshness import ServiceLevel
 from kafka_liveness_dagster.core.table_layout import BY_KAFKA_PARTITION
 from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.validation import ValidatedSettings
@@ -179,6 +180,24 @@ class Sensor(SettingsGroup):
     fail_ghost_runs: types.Flag = False
     """Whether the sensor marks every run that no longer counts as failed, even if the state of its process is
     unknown."""
+
+
+class Sla(SettingsGroup):
+    """The service level of the table, by the records' timestamps.
+
+    The asset check ``freshness_sla`` watches it. Without a limit there is no such check.
+    """
+
+    fresh_seconds: types.PositiveSeconds | None = None
+    """Largest age of the oldest record that the live lane has not committed. An idle topic is fresh."""
+    complete_minutes: types.PositiveMinutes | None = None
+    """Largest age of the oldest record that is not in the table, crash lag included."""
+
+    @property
+    def service_level(self) -> ServiceLevel:
+        """The same limits in seconds."""
+        minutes = self.complete_minutes
+        return ServiceLevel(self.fresh_seconds, None if minutes is None else 60 * minutes)
 
 
 class Iceberg(SettingsGroup):

@@ -30,6 +30,7 @@ ENV_VARS = (dg.EnvVar, type(dg.EnvVar.int("ANY")))
 """Placeholders of environment variables. Code that does not resolve them reads the name as text, or 0."""
 _MAX_INT = 2**31 - 1  # the largest integer of Kafka's protocol and of GraphQL
 _MAX_SECONDS = 10**9  # 31 years: more is a mistake, and timers fail for much larger numbers
+_MAX_MINUTES = 10**7  # 19 years
 _DAY_SECONDS = 86_400
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _MAX_NAME_CHARS = 200  # with its suffixes, and as an asset key, it fits into Dagster's databases
@@ -191,6 +192,12 @@ OffsetCount = Annotated[int, Ge(1), Le(MAX_OFFSET), Constraint("a whole number o
 Lag = Annotated[int, Ge(0), Le(MAX_OFFSET), Constraint("a whole number of offsets, 0 or more")]
 Seconds = Annotated[
     float, Ge(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds from 0 to {_MAX_SECONDS:,}")
+]
+PositiveSeconds = Annotated[
+    float, Gt(0), Le(_MAX_SECONDS), Constraint(f"a number of seconds above 0, at most {_MAX_SECONDS:,}")
+]
+PositiveMinutes = Annotated[
+    float, Gt(0), Le(_MAX_MINUTES), Constraint(f"a number of minutes above 0, at most {_MAX_MINUTES:,}")
 ]
 Budget = Annotated[
     float,

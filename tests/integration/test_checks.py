@@ -102,6 +102,34 @@ def checked(crashed, services):
         yield Checked(crashed, instance, spark_at(services.spark_remote))
 
 
+def test_the_sla_is_judged_by_the_records(checked):
+    """50 unread records: their age is read from the broker; a broker that is away makes it unknown."""
+    one = checked.run("freshness_sla", sla=kl.Sla(fresh_seconds=3600))["freshness_sla"]
+    assert one.passed
+    assert 0 < one.metadata["seconds_behind"].value < 3600
+    one = checked.run("freshness_sla", sla=kl.Sla(complete_minutes=1e-6))["freshness_sla"]
+    assert (one.passed, one.severity) == (False, ERROR)
+    assert f"it is at {checked.world.topic}:3:70" in one.description
+    sensor = checked.asset(sla=kl.Sla(fresh_seconds=3600)).sensor
+    key = dg.AssetCheckKey(dg.AssetKey("orders"), "freshness_sla")
+    checked.run("freshness_sla", sla=kl.Sla(fresh_seconds=3600))
+    away = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1")
+    resources = {"kafka": away, "spark": checked.spark}
+    for _ in range(2):
+        with (
+            dg.build_sensor_context(
+                checked.instance, resources=resources, sensor_name="orders_sensor"
+            ) as context,
+            pytest.raises(kl.BrokerUnreachableError),
+        ):
+            sensor.evaluate_tick(context)
+    stored = checked.instance.event_log_storage.get_asset_check_execution_history(key, limit=9)
+    told = [record.event.dagster_event.asset_check_evaluation_data for record in stored]
+    assert [(one.passed, one.severity) for one in told][:1] == [(False, WARN)]
+    assert told[0].description.startswith("unknown: ")
+    assert told[1].passed, "it is stored once"
+
+
 def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     """Nobody reads, far behind, owed for too long, about to expire, expired.
 

@@ -105,6 +105,15 @@ def test_the_checks_pass_and_know_their_limits(run, example, table):
     assert "1,000,000" in told["lag"].description
 
 
+def test_the_table_is_as_fresh_as_promised(run, example, table):
+    """The check of the SLA, after the group was read to its end."""
+    done = run(example("sla"), "orders_checks_job", table=table)
+    [fresh] = [one for one in done.get_asset_check_evaluations() if one.check_name == "freshness_sla"]
+    assert fresh.passed
+    limits = {name: float(fresh.metadata[f"{name}_limit_seconds"].value) for name in ("fresh", "complete")}
+    assert limits == {"fresh": 30, "complete": 900}
+
+
 def test_a_dead_letter_is_set_aside(run, example, topic, table, rows, services, produce):  # noqa: PLR0917
     """What is no number, and nothing else."""
     produce(services.bootstrap_servers, topic, 0, ["7"])

@@ -127,10 +127,33 @@ def read_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
         ):
             return _query_history(session, table)
     except PySparkException as error:
-        raise storage_read_error(error, table.name) or TableUnreadableError(
-            f"Snapshots of {table.name} could not be read ({summary_line(error)[:300]}). The state of the "
-            "table is unknown. Fix: remove the cause in this message; Spark's log has the whole error"
-        ) from error
+        raise _read_error(error, table) from error
+
+
+def _read_error(error: PySparkException, table: IcebergTable) -> Exception:
+    return storage_read_error(error, table.name) or TableUnreadableError(
+        f"Snapshots of {table.name} could not be read ({summary_line(error)[:300]}). The state of the "
+        "table is unknown. Fix: remove the cause in this message; Spark's log has the whole error"
+    )
+
+
+def commit_times(session: SparkSession, table: IcebergTable) -> dict[int, float]:
+    """Return the commit time of each snapshot, in seconds since the epoch; the history has it as text.
+
+    Raises:
+        TableUnreadableError: Spark could not read the snapshots.
+        SparkNotRespondingError: Spark did not respond in time.
+    """
+    try:
+        with connection_of(session).abort_after(
+            _ANSWER_SECONDS, f"it was queried for the snapshots of {table.name}"
+        ):
+            found = session.sql(
+                f"SELECT snapshot_id, unix_millis(committed_at) FROM {table.quoted}.`snapshots`"
+            ).collect()
+    except PySparkException as error:
+        raise _read_error(error, table) from error
+    return {snapshot_id: at_ms / 1000 for snapshot_id, at_ms in found}
 
 
 def _query_history(session: SparkSession, table: IcebergTable) -> LedgerHistory:
