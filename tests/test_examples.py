@@ -14,6 +14,7 @@ import click
 import dagster as dg
 import pytest
 import trustme
+from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli import main as cli
@@ -54,6 +55,8 @@ TRIED_BY = {  # what stands in a fence that is no Python: a language, or the fir
 OF_THE_READERS_OWN = {  # a Trino that no test has, and a tool of Kafka's
     ("readers.md", "properties"),
     ("backfill.md", "dagster"),  # tried by hand; dg's form needs a project
+    ("component.md", "uv"),  # these download from a package index
+    ("component.md", "uvx"),
     ("runbook.md", "kafka-configs.sh"),
 }
 COMMAND = re.compile(r"\bkafka-liveness ((?:\([^)\n]*\)|[^|&#)\n])+)")
@@ -86,14 +89,22 @@ def test_each_python_fence_is_an_example():
     assert [name for name, text in EXAMPLES.items() if text not in shown] == []
 
 
-def test_the_tutorial_types_what_the_readme_does():
-    """And that is typed by first_hour; around it the tutorial installs, looks twice, and cleans up."""
-    readme, tutorial = (
-        "".join(fences(PAGES[page], "sh")).splitlines() for page in ("README.md", "tutorial.md")
-    )
-    assert tutorial[3:] == [*readme, "kafka-liveness down"]
+def test_the_tutorial_types_what_a_new_project_offers(tmp_path, monkeypatch):
+    """It installs, makes a project, uses the targets of its Makefile, and certifies as README does."""
+    tutorial = [line.partition("  ")[0] for line in "".join(fences(PAGES["tutorial.md"], "sh")).splitlines()]
     assert tutorial[2] == 'pip install "PATH_OF_THIS_CHECKOUT[ui]"'
     assert f"`{tutorial[2]}`" in PAGES["README.md"]
+    monkeypatch.chdir(tmp_path)
+    assert tutorial[3] == "kafka-liveness init shop && cd shop"
+    assert CliRunner().invoke(cli.main, ["init", "shop"]).exit_code == 0
+    targets = re.findall(r"^([a-z]+):.*##", (tmp_path / "shop" / "Makefile").read_text(), re.MULTILINE)
+    made = [line.split() for line in tutorial[4:] if line.startswith("make ")]
+    assert [name for _, name in made] == ["test", "up", "dev", "feed", "doctor", "down"]
+    assert {name for _, name in made} < set(targets)
+    look = [line.partition("  ")[0] for line in fences(PAGES["README.md"], "sh")[1].splitlines()]
+    assert [line for line in tutorial[4:] if not line.startswith("make ")] == look
+    shown = (tmp_path / "shop" / "src" / "shop" / "definitions.py").read_text()
+    assert shown == EXAMPLES["shop"]
 
 
 def others():

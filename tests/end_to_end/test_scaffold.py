@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 TYPE = "kafka_liveness_dagster.KafkaAssetComponent"
+ROOT = Path(__file__).parents[2]
 # One process for all commands: each would spend two seconds on its imports
 DG = """
 import json, sys
@@ -31,6 +34,15 @@ directory_type = "project"
 
 [tool.dg.project]
 root_module = "shop"
+"""
+PARENTS = """
+import json, sys
+sys.path.insert(0, "src")
+from shop.definitions import defs
+
+graph = defs().get_repository_def().asset_graph
+nodes = {key.to_user_string(): graph.get(key).parent_keys for key in graph.get_all_asset_keys()}
+print(json.dumps({key: [parent.to_user_string() for parent in parents] for key, parents in nodes.items()}))
 """
 DEFINITIONS = """
 from pathlib import Path
@@ -85,3 +97,24 @@ def test_dg_scaffolds_what_it_accepts(dg_in, tmp_path):
     assert "'sql' is a required property" in said
     assert f"web-orders/defs.yaml:{at + 2}" in said
     assert "-1 is not valid" in said
+
+
+def test_a_downstream_asset_of_each_complete_hour(dg_in, tmp_path):
+    """The recipe of docs/component.md: its lines in the scaffolded YAML, and its asset."""
+    page = (ROOT / "docs" / "component.md").read_text(encoding="utf-8")
+    recipe = page[page.index("## A project from nothing") :]
+    [lines] = re.findall(r"```yaml\n(.*?)```", recipe, re.DOTALL)
+    example = (ROOT / "docs" / "examples" / "orders_an_hour.py").read_text(encoding="utf-8")
+    assert example in recipe
+    defs = tmp_path / "src" / "shop" / "defs"
+    assert dg_in(f"scaffold defs {TYPE} orders")[0][0] == 0
+    written = defs / "orders" / "defs.yaml"
+    text = written.read_text()
+    assert "SELECT topic, partition, offset, " in text
+    written.write_text(text.replace("attributes:\n", f"attributes:\n{lines}", 1))
+    (defs / "orders_an_hour.py").write_text(example)
+    checked = dg_in("check yaml", "check defs")
+    assert [code for code, _ in checked] == [0, 0], checked
+    found = json.loads(subprocess.check_output([sys.executable, "-c", PARENTS], cwd=tmp_path, text=True))
+    assert found["orders_an_hour"] == ["orders_by_hour"]
+    assert {"orders", "orders_crash_lag", "orders_by_hour"} < set(found)

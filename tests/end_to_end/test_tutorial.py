@@ -186,8 +186,18 @@ def backfill_by_clicking(page, url, keys, crashed):
     expect(page.get_by_text("processed by this run")).to_be_visible()
     picture(page, "done")
 
-    page.goto(f"{url}/assets/orders?view=events")  # its run is still at work
-    for told in ("rows_written", "seconds_behind", "snapshot_id"):
+    page.goto(f"{url}/assets/orders?view=events")
+    expect(page.get_by_text("after a run of the catch-up lane wrote").first).to_be_visible()
+    picture(page, "row-count")
+    expect(page.get_by_text("dagster/row_count", exact=True).first).to_be_visible()
+
+    def newest_is_materialization():  # the live run is still at work
+        page.goto(f"{url}/assets/orders?view=events")
+        expect(page.get_by_text("snapshot_id", exact=True).first).to_be_visible()
+        return page.get_by_text("rows_written", exact=True).count() > 0
+
+    wait_for(newest_is_materialization, what="a materialization after the backfill", pause=2.0)
+    for told in ("summary", "rows_written", "seconds_behind", "snapshot_id"):
         expect(page.get_by_text(told, exact=True).first).to_be_visible()
     picture(page, "materialized")
     page.goto(f"{url}/assets/orders_crash_lag?view=events")

@@ -177,7 +177,7 @@ def test_a_summary_of_another_writer_is_named(world, refused):
     row.writeTo(world.table).option("snapshot-property.kafka-liveness.written", "not ours").append()
     [(snapshot_id,)] = world.sql("SELECT snapshot_id FROM {t}.refs")
     for words in ([], ["--json"]):
-        told = refused(world.group, *words)
+        told = refused(world.group, *words, code=3)
         assert f"snapshot {snapshot_id} has a summary of an unknown format: 'not ours', 8 characters" in told
 
 

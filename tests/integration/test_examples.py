@@ -95,6 +95,18 @@ def test_functions_of_ones_own(run, example, table, rows):
     assert [(row["order"], row["size"]) for row in rows(table)] == [("TEA", 3), ("MATE", 4)]
 
 
+def test_a_schedule_starts_the_live_run(run, example, table, rows, topic):
+    """At two in the morning it requests the live job with its tags, and the job reads to the log end."""
+    shown = example("nightly")
+    repository = shown.defs.get_repository_def()
+    context = dg.build_schedule_context(repository_def=repository)
+    assert len(shown.nightly.evaluate_tick(context).run_requests) == 1
+    assert (shown.nightly.job_name, shown.nightly.cron_schedule) == ("orders_job", "0 2 * * *")
+    assert shown.orders.sensor.default_status is dg.DefaultSensorStatus.STOPPED
+    run(shown, table=table)
+    assert [row["order_json"] for row in rows(table)] == WORDS
+
+
 def test_the_checks_pass_and_know_their_limits(run, example, table):
     """Their job looks at the group that has just been read to its end."""
     done = run(example("checks"), "orders_checks_job", table=table)
@@ -115,10 +127,10 @@ def test_the_table_is_as_fresh_as_promised(run, example, table):
 
 
 def test_a_dead_letter_is_set_aside(run, example, topic, table, rows, services, produce):  # noqa: PLR0917
-    """What is no number, and nothing else."""
-    produce(services.bootstrap_servers, topic, 0, ["7"])
+    """The records that are not JSON, and nothing else."""
+    produce(services.bootstrap_servers, topic, 0, ['{"id": 7}'])
     run(example("letters"), table=table)
-    assert [row["order_id"] for row in rows(table)] == [7]
+    assert [row["id"] for row in rows(table)] == [7]
     assert [row["value"].decode() for row in rows(f"{table}_dead_letters")] == WORDS
 
 

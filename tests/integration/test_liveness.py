@@ -391,7 +391,7 @@ def test_two_consumers_with_one_instance_id_end_with_a_named_error(group):
             for one in (second, out):
                 one.poll(0.1)
 
-        with pytest.raises(FencedError, match=r"same group\.instance\.id.*of its own"):
+        with pytest.raises(FencedError, match=r"same group\.instance\.id.*set another group_instance_id"):
             wait_for(both_poll, what="one of them is refused")
         wait_for(lambda: stays.poll(0.1) or len(stays.assignment()) == 4)
         if stays is first:

@@ -352,7 +352,7 @@ def test_commands_log_in_and_say_which_rights_they_lack(secured, services):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (ResourceType.TOPIC, "TOPIC_AUTHORIZATION_FAILED|user 'etl' may not see it"),
+        (ResourceType.TOPIC, "TOPIC_AUTHORIZATION_FAILED|user 'etl' lacks the right READ"),
         (ResourceType.GROUP, "GROUP_AUTHORIZATION_FAILED"),
     ],
 )

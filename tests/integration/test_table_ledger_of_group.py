@@ -440,9 +440,7 @@ def test_two_tables_are_two_groups(restarted_broker):
         world.catch_up((70, 120), table=renamed),
     ):
         assert isinstance(error, TableMismatchError), error
-        assert f"writes to {renamed}, but the commits of group {world.group} are about {world.table}" in str(
-            error
-        )
+        assert f"writes to {renamed}, but the commits of group {world.group} name {world.table}" in str(error)
     assert (
         world.committed(),
         world.pending_by_live_log(),
