@@ -137,7 +137,7 @@ def test_up_leaves_a_busy_spark_alone(told, shared_home, monkeypatch):
     finally:
         close(spark)
     assert up.exit_code == 0
-    assert "Spark is busy or hangs, and was left alone" in up.stderr
+    assert "Spark is busy or hangs, and was not restarted" in up.stderr
     assert json.loads(up.stdout) == told
     assert state.read_state(shared_home)["spark"] == before
 

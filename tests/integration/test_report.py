@@ -220,4 +220,4 @@ def test_without_dagster_the_table_and_kafka_remain(  # noqa: PLR0917
     assert lines[0].startswith(f"{soak.group} kept its SLA 100 % of the known")
     assert lines[1].startswith("0 crashes, 0 fences, at most ")
     assert any("DAGSTER_HOME is not set, so the report has no runs" in line for line in lines)
-    assert soak.report("--table", f"{table}_other").exit_code == 1, "no such table"
+    assert soak.report("--table", f"{table}_other").exit_code == 2, "no such table"

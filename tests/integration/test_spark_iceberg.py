@@ -493,7 +493,7 @@ def test_fields_inside_of_columns_come_and_go(spark, table, rows, snapshots):
 
 def test_a_name_that_is_no_table_and_an_empty_batch_are_refused(spark):
     """Wrong settings are said before Spark is asked."""
-    with pytest.raises(InvalidSettingError, match=r"wanted catalog\.namespace\.table"):
+    with pytest.raises(InvalidSettingError, match=r"Fix: write catalog\.namespace\.table"):
         put(spark, "orders; DROP TABLE x", orders(70, 100))
     with pytest.raises(InvalidSettingError, match="no offset ranges"):
         write_table(spark, "lake.shop.orders", [], lambda: frame(spark, orders(70, 100)))

@@ -224,7 +224,7 @@ def test_a_wrong_token_is_named_and_never_shown(services):
 
 def test_what_is_no_spark_connect_url_is_refused_at_once():
     """A wrong scheme is a wrong setting, not an unreachable server."""
-    with pytest.raises(InvalidSettingError, match="wanted sc://host:port"):
+    with pytest.raises(InvalidSettingError, match="Fix: write it as sc://host:port"):
         connect_at_once("spark://localhost:7077")
 
 

@@ -112,7 +112,7 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
         ]
         too_much = run("health", w.group, "--max-pending", 49)
         assert too_much.exit_code == 1
-        assert "50 offsets are pending, more than 49: materialize the partitions" in too_much.stdout
+        assert "50 offsets are pending, more than 49. Fix: materialize the partitions" in too_much.stdout
     pending = run("health", w.group, "--json")
     found = json.loads(pending.stdout)
     assert (pending.exit_code, found["well"], found["begun"]) == (1, False, True)

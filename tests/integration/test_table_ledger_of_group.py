@@ -468,7 +468,7 @@ def test_two_tables_are_two_groups(restarted_broker):
     told = CliRunner().invoke(main, move)
     assert (told.exit_code, told.output) == (0, f"{world.tp}: {world.table} -> {renamed}\n")
     again = CliRunner().invoke(main, move)
-    assert "no commit of group" in again.output
+    assert "No commit of group" in again.output
     assert isinstance(world.live(), TableMismatchError)
     world.table = renamed
     is_exact_once_drained(world, (70, 120))

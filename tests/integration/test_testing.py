@@ -146,7 +146,7 @@ def test_dead_letters_are_those_of_a_run():
         pytest.param(
             lambda batch: batch.selectExpr(*KEYS, "1 AS a", "2 AS A"),
             kl.TableSchemaError,
-            "cannot tell apart",
+            "cannot distinguish",
             id="twins",
         ),
         pytest.param(
