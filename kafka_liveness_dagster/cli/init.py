@@ -28,7 +28,7 @@ _FILES = {
     "tests/test_definitions.py": "tests/test_definitions.py",
     "Makefile": "Makefile",
     "README.md": "README.md",
-    "dagster.yaml": "dagster.yaml",
+    "dagster-instance.yaml": "dagster-instance.yaml",
     "gitignore": ".gitignore",
 }
 """Each template with the path of its file in the project."""

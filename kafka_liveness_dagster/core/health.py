@@ -403,7 +403,7 @@ def total_lag(partitions: Iterable[PartitionSnapshot]) -> int:
 
 
 def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 HANGING_SECONDS = 900.0
@@ -488,11 +488,17 @@ def _readers_verdict(
     pending = sum(seen.pending_offsets for seen in partitions if not seen.paused)
     if not (lag or pending):
         return Verdict(Severity.FINE, "no member, and nothing to read")
-    counts = {"offsets of lag": lag, "pending offsets": pending}
-    waiting = " and ".join(f"{count:,} {noun}" for noun, count in counts.items() if count)
+    counts = {"of lag": lag, "pending": pending}
+    waiting = " and ".join(
+        f"{_format_count(count, 'offset')} {noun}" for noun, count in counts.items() if count
+    )
     if allow_no_member:
         return Verdict(Severity.FINE, f"no member, which is allowed: {waiting}")
-    remedy = "Fix: turn on the group's sensor, or launch its live job"
+    remedy = (
+        "Fix: turn on the group's sensor, or launch its live job"
+        if lag
+        else "Fix: launch a backfill of the pending ranges; dead letters need a corrected transform first"
+    )
     return Verdict(Severity.ERROR, f"the group has {waiting}, and no member. {remedy}")
 
 

@@ -45,7 +45,7 @@ def runs(*departures, dagster=True, **facts):
             seen(120, PENDING),
             0,
             runs(),
-            ["the group has 50 pending offsets, and no member"],
+            ["the group has 50 offsets pending, and no member"],
             id="no backfill",
         ),
         pytest.param(seen(120, PENDING), 0, runs(catching_up=("0badcafe",)), [], id="a backfill works"),
@@ -53,7 +53,7 @@ def runs(*departures, dagster=True, **facts):
             seen(130, PENDING),
             0,
             runs(catching_up=("0badcafe",)),
-            ["the group has 10 offsets of lag and 50 pending offsets, and no member"],
+            ["the group has 10 offsets of lag and 50 offsets pending, and no member"],
             id="a backfill reads no lag",
         ),
         pytest.param(

@@ -26,13 +26,13 @@ def log(end, *owed, start=0, mark=OwnerState.RUNNING):
         pytest.param(log(120), 1, {}, {}, id="somebody reads it"),
         pytest.param(log(120), 0, {}, {"50 offsets of lag, and no member": ERROR}, id="nobody reads it"),
         pytest.param(
-            log(70, Span(0, 9)), 0, {}, {"9 pending offsets, and no member": ERROR}, id="nobody backfills it"
+            log(70, Span(0, 9)), 0, {}, {"9 offsets pending, and no member": ERROR}, id="nobody backfills it"
         ),
         pytest.param(
             log(120, Span(0, 9)),
             0,
             {},
-            {"50 offsets of lag and 9 pending offsets, and no member": ERROR},
+            {"50 offsets of lag and 9 offsets pending, and no member": ERROR},
             id="nobody does either",
         ),
         pytest.param(

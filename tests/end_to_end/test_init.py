@@ -71,7 +71,7 @@ def project(tmp_path, installed):
     folder.parent.mkdir()
     made = Project(folder.parent, installed)
     told = made.run("kafka-liveness", "init", "shop")
-    assert told.startswith("Created shop: .gitignore, Makefile, README.md, dagster.yaml, ")
+    assert told.startswith("Created shop: .gitignore, Makefile, README.md, dagster-instance.yaml, ")
     made.folder = folder
     yield made
     for process in processes_of(folder):
@@ -96,6 +96,7 @@ def test_the_first_hour(project):
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: live_pid(first), what="the next live run", pause=0.5)
     wait_for(lambda: project.status().get("well"), what="a group that is well again", pause=0.5)
+    assert "is well: " in project.make("health")
     doctor = project.make("doctor")
     assert re.search(r"^\d+ ok, 0 warn, 0 fail, 0 unknown$", doctor, re.MULTILINE), doctor
     project.end()
@@ -135,7 +136,7 @@ def test_the_settings_are_those_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["init", "my-shop", "--topic", "web-orders", "--json"])
     folder = tmp_path / json.loads(done.output)["folder"]
-    written = (folder / "dagster.yaml").read_text(encoding="utf-8")
+    written = (folder / "dagster-instance.yaml").read_text(encoding="utf-8")
     definitions = (folder / "src" / "my_shop" / "definitions.py").read_text(encoding="utf-8")
     assert CliRunner().invoke(main, ["init", "shop"]).exit_code == 0
     shown = ROOT / "docs" / "examples" / "shop.py"

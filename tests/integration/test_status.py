@@ -117,7 +117,7 @@ def test_a_probe_hears_what_is_wrong_by_the_exit_code(crashed, run):
     found = json.loads(pending.stdout)
     assert (pending.exit_code, found["well"], found["begun"]) == (1, False, True)
     assert [one["severity"] for one in found["checks"]] == ["error", "fine", "fine", "fine"]
-    assert "50 pending offsets, and no member" in found["checks"][0]["message"]
+    assert "50 offsets pending, and no member. Fix: launch a backfill" in found["checks"][0]["message"]
     assert run("health", w.group, "--allow-no-member").exit_code == 0
 
 
@@ -185,7 +185,7 @@ def test_status_as_a_table_says_the_same(owing, run):
     """The verdict, the numbers, the next step, the partitions, and each pending range with size and age."""
     told = run("status", owing.group).stdout
     verdict, numbers, step = told.splitlines()[:3]
-    assert verdict == (f"group {owing.group} is not well: the group has 50 pending offsets, and no member")
+    assert verdict == (f"group {owing.group} is not well: the group has 50 offsets pending, and no member")
     assert numbers == "lag 0, 50 offsets pending, members: 0"
     assert step == "next: launch a backfill of 1 partition of the group's crash lag asset"
     assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
