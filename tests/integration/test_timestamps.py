@@ -9,6 +9,7 @@ from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
 from kafka_liveness_dagster.kafka.timestamps import event_times, seconds_behind
+from tests.waiting import wait_for
 
 THEN = 1_700_000_000_000
 
@@ -91,6 +92,7 @@ def test_a_transactions_marker_has_no_time(services, make_topic):
         producer.produce(topic, b"", partition=0, timestamp=THEN + 1_000 * second)
         producer.commit_transaction(120)
     cluster, at = Cluster(KafkaSettings(services.bootstrap_servers)), TopicPartition(topic, 0)
-    assert cluster.log_bounds([at])[at] == (0, 6)
+    # The broker answers a commit before it writes the last marker
+    wait_for(lambda: cluster.log_bounds([at])[at] == (0, 6), what="the last transaction's marker")
     first, marker, done = (seconds_behind(cluster, "etl", {at: position}, {at: 6}) for position in (1, 2, 6))
     assert (first - marker, done) == (5.0, 0.0)
