@@ -167,21 +167,25 @@ def _first_records(
     client.resume([KafkaTopicPartition(*tp) for tp in offsets])  # a pause outlasts the assignment
     while unheard and (left := give_up_at - time.monotonic()) > 0:
         heard: set[TopicPartition] = set()
-        for message in client.consume(_MAX_PARTITIONS, min(left, 0.1)):
+        # One message a partition is enough: for more than there are, the client waits for the whole time
+        for message in client.consume(min(len(unheard), _MAX_PARTITIONS), min(left, 0.1)):
             at = TopicPartition(message.topic(), message.partition())
             if message.error() is None and message.offset() < offsets.get(at, 0):
                 continue  # fetched for the assignment before this one
             if at in unheard - heard and not message.error():
                 found[at] = message.offset(), message.timestamp()[1]
             heard.add(at)
-        # Without the pause, records of the other partitions wait behind the rest of these
-        client.pause([KafkaTopicPartition(*tp) for tp in heard & unheard])
+        heard &= unheard
         unheard -= heard
+        # Without the pause, records of the other partitions wait behind the rest of these. Without other
+        # partitions none is paused: a fetch after `resume` may start a second late (librdkafka 2.16)
+        if unheard:
+            client.pause([KafkaTopicPartition(*tp) for tp in heard])
     return found, unheard
 
 
 def _record_times(
-    cluster: Cluster, group_id: str, wanted: Iterable[tuple[OffsetRange, int]], seconds: float
+    cluster: Cluster, group_id: str, wanted: Iterable[tuple[OffsetRange, int]]
 ) -> dict[tuple[OffsetRange, int], float]:
     """Return the timestamp, in seconds since the epoch, of the first record at each offset of a range.
 
@@ -194,7 +198,7 @@ def _record_times(
     found: dict[tuple[OffsetRange, int], float] = {}
     if not waiting:
         return found
-    give_up_at = time.monotonic() + seconds
+    give_up_at = time.monotonic() + READ_TIMEOUT_SECONDS
     with _reader(cluster, group_id) as client:
         while waiting and time.monotonic() < give_up_at:
             asked = {tp: several.pop(0) for tp, several in waiting.items()}
@@ -210,7 +214,7 @@ def _record_times(
 
 
 def oldest_timestamps(
-    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange], seconds: float = READ_TIMEOUT_SECONDS
+    cluster: Cluster, group_id: str, ranges: Iterable[OffsetRange]
 ) -> dict[OffsetRange, float]:
     """Return the timestamp of the first record of each range, in seconds since the epoch.
 
@@ -220,13 +224,12 @@ def oldest_timestamps(
         cluster: cluster of the partitions.
         group_id: group that the reader names; nothing is joined or committed.
         ranges: the ranges.
-        seconds: limit of all reads.
 
     Raises:
         BrokerUnreachableError: no broker responds.
         KafkaRefusedError: the broker refuses the request.
     """
-    found = _record_times(cluster, group_id, [(r, r.start) for r in ranges], seconds)
+    found = _record_times(cluster, group_id, [(r, r.start) for r in ranges])
     return {r: moment for (r, _), moment in found.items()}
 
 
@@ -244,7 +247,7 @@ def event_times(
     """
     largest = sorted(ranges, key=lambda r: -r.size)[:_MAX_MEASURED_PARTITIONS]
     wanted = {(r, offset) for r in largest for offset in (r.start, r.end - 1)}
-    found = _record_times(cluster, group_id, wanted, READ_TIMEOUT_SECONDS)
+    found = _record_times(cluster, group_id, wanted)
     return {
         r: (found[r, r.start], found[r, r.end - 1])
         for r in largest

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.settings import KafkaSettings
-from kafka_liveness_dagster.kafka.timestamps import event_times, seconds_behind
+from kafka_liveness_dagster.kafka.timestamps import event_times, seconds_behind, timestamps_at
 from tests.waiting import wait_for
 
 THEN = 1_700_000_000_000
@@ -80,6 +80,21 @@ def test_event_times_of_ranges(services, make_topic):
     assert found == {
         early: (begin + 2, begin + 9), late: (begin + 15, begin + 19), alone: (begin + 0.5, begin + 0.5),
     }  # fmt: skip
+
+
+def test_each_of_many_offsets_of_a_partition_is_read(services, make_topic):
+    """One client reads them one after the other, and none is lost between two reads."""
+    topic = make_topic(4)
+    producer = Producer({"bootstrap.servers": services.bootstrap_servers})
+    for second in range(1_000):
+        for partition in range(4):
+            producer.produce(topic, b"", partition=partition, timestamp=THEN + 1_000 * second)
+        producer.poll(0)
+    assert producer.flush(120) == 0
+    cluster = Cluster(KafkaSettings(services.bootstrap_servers))
+    wanted = {TopicPartition(topic, partition): list(range(0, 1_000, 20)) for partition in range(4)}
+    found = {(tp, offset): at_ms for tp, offset, at_ms in timestamps_at(cluster, "etl", wanted)}
+    assert found == {(tp, n): THEN + 1_000 * n for tp, offsets in wanted.items() for n in offsets}
 
 
 def test_a_transactions_marker_has_no_time(services, make_topic):
