@@ -9,11 +9,11 @@ partitions, and tables list the ten largest.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition, union
 
 if TYPE_CHECKING:
@@ -179,14 +179,6 @@ def row_count_text(rows: int | None) -> str:
     return "rows not counted" if rows is None else format_count(rows, "row")
 
 
-def format_count(count: int, noun: str) -> str:
-    """Return a number with its noun."""
-    if count == 1:
-        return f"1 {noun}"
-    ending = "es" if noun.endswith("ch") else "s"
-    return f"{count:,} {noun}{ending}"
-
-
 def describe_departures(left: Iterable[MemberLeft]) -> str:
     """Return the unexpected departures as text; empty without one."""
     return "; ".join(f"run {gone.run} {gone.reason.value}" for gone in left if not gone.reason.in_good_order)
@@ -290,6 +282,10 @@ def late_metadata(
 
 def late_ranges(observation: dg.AssetObservation | None) -> list[OffsetRange]:
     """Return the ranges of ``late_metadata``; none for an observation of another kind."""
-    found = None if observation is None else observation.metadata.get(_LATE_RANGES)
-    texts = found.data if isinstance(found, dg.JsonMetadataValue) and isinstance(found.data, list) else []
-    return [OffsetRange.parse(str(one)) for one in texts]
+    return [OffsetRange.parse(str(one)) for one in stored_list(observation, _LATE_RANGES)]
+
+
+def stored_list(observation: dg.AssetObservation | None, name: str) -> list[Any]:
+    """Return a list in the metadata of an observation; empty without one."""
+    found = None if observation is None else observation.metadata.get(name)
+    return found.data if isinstance(found, dg.JsonMetadataValue) and isinstance(found.data, list) else []

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kafka_liveness_dagster.core.batch_planning import Batch
+from kafka_liveness_dagster.core.names import format_count
 from kafka_liveness_dagster.core.offsets import OffsetRange
-from kafka_liveness_dagster.metadata import Tally, format_count, range_metadata, row_count_text
+from kafka_liveness_dagster.metadata import Tally, range_metadata, row_count_text
 
 
 def batch(start, end, deadline_seconds=10.0):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.ledger import encode_entries
-from kafka_liveness_dagster.core.names import check_group_id
+from kafka_liveness_dagster.core.names import check_group_id, format_count
 from kafka_liveness_dagster.kafka.successor import copy_commits, require_idle
-from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,13 +20,12 @@ import dagster as dg
 
 from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, open_instance
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id, join_some
+from kafka_liveness_dagster.core.names import check_group_id, format_count, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size
 from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, parse_key
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog, spans_by_partition
 from kafka_liveness_dagster.kafka.partition_states import check_catch_up_log
-from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

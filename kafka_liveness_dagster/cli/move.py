@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id
+from kafka_liveness_dagster.core.names import check_group_id, format_count
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
-from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, open_instance
 from kafka_liveness_dagster.core.errors import InvalidSettingError
+from kafka_liveness_dagster.core.names import format_count
 from kafka_liveness_dagster.core.partition_keys import replay_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.timestamps import processed_ranges
-from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

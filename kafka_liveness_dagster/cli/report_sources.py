@@ -16,7 +16,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenes
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.freshness import ServiceLevel
 from kafka_liveness_dagster.core.ledger import decode_summary
-from kafka_liveness_dagster.core.names import is_table_name, join_some
+from kafka_liveness_dagster.core.names import format_count, is_table_name, join_some
 from kafka_liveness_dagster.core.offsets import difference, union
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
 from kafka_liveness_dagster.core.report import BUCKETS, Backfill, Departure, GroupHistory, wanted_positions
@@ -24,7 +24,6 @@ from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.core.table_history import TableCommit, partition_steps
 from kafka_liveness_dagster.kafka.group_status import group_status
 from kafka_liveness_dagster.kafka.timestamps import offsets_for_times, timestamps_at
-from kafka_liveness_dagster.metadata import format_count
 from kafka_liveness_dagster.runs.tags import fence_report_of, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import (
     jumped_partitions,

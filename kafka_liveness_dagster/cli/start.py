@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.commit_metadata import GroupOrigin, LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.errors import InvalidSettingError
-from kafka_liveness_dagster.core.names import check_group_id, join_some
+from kafka_liveness_dagster.core.names import check_group_id, format_count, join_some
 from kafka_liveness_dagster.core.offsets import MAX_OFFSET, MAX_PARTITION, TopicPartition
 from kafka_liveness_dagster.kafka.successor import commit_offsets, require_idle
-from kafka_liveness_dagster.metadata import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

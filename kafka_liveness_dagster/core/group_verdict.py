@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.health import Severity, health_probe, total_lag
-from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.names import format_count, format_duration
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, expiry
 
@@ -167,9 +167,9 @@ def _pending_steps(group_id: str, partitions: Sequence[PartitionSnapshot], runs:
         asset = runs.crash_lag_asset or "the group's crash lag asset"
         count = len(waiting) if runs.partitions_to_backfill is None else runs.partitions_to_backfill
         if count:
-            yield f"launch a backfill of {_count(count, 'partition')} of {asset}"
+            yield f"launch a backfill of {format_count(count, 'partition')} of {asset}"
         else:
-            yield f"the group's sensor adds {_count(len(waiting), 'partition')} to {asset} to backfill"
+            yield f"the group's sensor adds {format_count(len(waiting), 'partition')} to {asset} to backfill"
     # Rule 6: no backfill can read deleted records
     if expired:
         yield f"write off what has expired: kafka-liveness write-off {group_id} {expired[0]} --reason …"
@@ -182,7 +182,3 @@ def _departure_text(gone: Departure, *, is_dagster_read: bool) -> str:
         return f"run {event.run} left the group and did not release its partitions{had}"
     ago = "" if gone.seconds_ago is None else f" {format_duration(round(gone.seconds_ago))} ago"
     return f"run {event.run} {event.reason.value}{ago}{had}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -31,7 +31,7 @@ from kafka_liveness_dagster.core.commit_metadata import OwnerState
 from kafka_liveness_dagster.core.departures import RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import REJOINING_LEAVES
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.partition_snapshot import (
     Expiry,
@@ -113,7 +113,7 @@ def group_alive(
             _ORPHANED_RUN,
         ),
         # Rule 2: members read; records that other clients consume never reach the table
-        (ours, Severity.FINE, f"{_format_count(ours, 'member')} at work, lag {lag:,}", ""),
+        (ours, Severity.FINE, f"{format_count(ours, 'member')} at work, lag {lag:,}", ""),
         (
             foreign,
             Severity.ERROR,
@@ -254,7 +254,7 @@ def crash_lag_age(
         return Verdict(Severity.FINE, "nothing is pending", numbers)
     numbers["oldest_seconds"] = round(oldest_seconds, 3)
     sentence = (
-        f"{pending:,} offsets in {_format_count(ranges, 'range')} are pending, the oldest for "
+        f"{pending:,} offsets in {format_count(ranges, 'range')} are pending, the oldest for "
         f"{oldest_seconds:,.0f} s"
     )
     if max_age_seconds is None:
@@ -402,10 +402,6 @@ def total_lag(partitions: Iterable[PartitionSnapshot]) -> int:
     return sum(seen.lag for seen in partitions if not seen.paused)
 
 
-def _format_count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 HANGING_SECONDS = 900.0
 """The broker's limit for an open transaction, unless its ``transaction.max.timeout.ms`` was changed."""
 _REMEDY = (
@@ -490,7 +486,7 @@ def _readers_verdict(
         return Verdict(Severity.FINE, "no member, and nothing to read")
     counts = {"of lag": lag, "pending": pending}
     waiting = " and ".join(
-        f"{_format_count(count, 'offset')} {noun}" for noun, count in counts.items() if count
+        f"{format_count(count, 'offset')} {noun}" for noun, count in counts.items() if count
     )
     if allow_no_member:
         return Verdict(Severity.FINE, f"no member, which is allowed: {waiting}")

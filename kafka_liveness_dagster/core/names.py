@@ -112,6 +112,18 @@ def join_some(things: Sequence[object], max_items: int = 5) -> str:
     return ", ".join(map(str, things[:max_items])) + (f" and {more:,} more" if more > 0 else "")
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> format_count(1, "batch"), format_count(1_200, "batch"), format_count(0, "row")
+    ('1 batch', '1,200 batches', '0 rows')
+    """
+    if count == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration with its largest fitting unit and three digits.
 

@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.metadata import Tally, format_count, row_count_text
+from kafka_liveness_dagster.core.names import format_count, join_some
+from kafka_liveness_dagster.metadata import Tally, row_count_text
 from kafka_liveness_dagster.telemetry.metrics import (
     CLIENT_DURATION,
     COMMIT_CONFLICT,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import dagster as dg
 
 from kafka_liveness_dagster.core.hidden_values import error_text
-from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.metadata import LATE_RECORDS, format_count, late_metadata
+from kafka_liveness_dagster.core.names import format_count, join_some
+from kafka_liveness_dagster.metadata import LATE_RECORDS, late_metadata
 from kafka_liveness_dagster.runs.storage import NEEDED_SECONDS, call_with_retries, storage_of
 
 if TYPE_CHECKING:

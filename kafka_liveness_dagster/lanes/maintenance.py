@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.core.names import format_count
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.table_layout import compactable_ranges
 from kafka_liveness_dagster.lanes.batch_reporting import PROGRESS_EVERY_SECONDS, BatchProgress
-from kafka_liveness_dagster.metadata import format_count
 from kafka_liveness_dagster.runs.storage import storage_of
 
 if TYPE_CHECKING:

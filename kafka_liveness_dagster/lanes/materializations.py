@@ -17,7 +17,8 @@ import dagster as dg
 
 from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.metadata import Tally, format_count
+from kafka_liveness_dagster.core.names import format_count
+from kafka_liveness_dagster.metadata import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ import dagster as dg
 from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key, partition_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
@@ -29,7 +29,6 @@ from kafka_liveness_dagster.lanes.pipeline import Pipeline, table_info_reader, t
 from kafka_liveness_dagster.lanes.row_check import check_rows
 from kafka_liveness_dagster.metadata import (
     Tally,
-    format_count,
     merge_ranges,
     range_metadata,
     range_table,

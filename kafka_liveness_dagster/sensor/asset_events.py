@@ -14,9 +14,9 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReport
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.partition_keys import parse_key
-from kafka_liveness_dagster.metadata import format_count, group_metadata, range_table
+from kafka_liveness_dagster.metadata import group_metadata, range_table, stored_list
 from kafka_liveness_dagster.runs.tags import CAUSE_LAG, CAUSE_RUN_TAG, CAUSE_TAG, FENCED_TAG
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def _member_state(member: MemberSnapshot, departed: Collection[str]) -> str:
 
 def reported_departures(event: dg.AssetObservation | None) -> list[tuple[str, LeaveReason]]:
     """Return the runs that left, with their reasons; reasons of a later version are left out."""
-    stored = None if event is None else event.metadata.get(_DEPARTURES)
-    rows = stored.data if isinstance(stored, dg.JsonMetadataValue) and isinstance(stored.data, list) else []
+    rows = stored_list(event, _DEPARTURES)
     found = [(row.get("run"), row.get("reason")) for row in rows if isinstance(row, dict)]
     return [
         (run, reason)
@@ -193,8 +192,7 @@ def not_yet_materialized(instance: dg.DagsterInstance, asset: dg.AssetKey, keys:
 
 def jumped_partitions(event: dg.AssetObservation | None) -> set[str]:
     """Return the partitions that an observation of the crash lag asset reported when they were found."""
-    told = None if event is None else event.metadata.get(_KEYS)
-    return set(told.data) if isinstance(told, dg.JsonMetadataValue) and isinstance(told.data, list) else set()
+    return set(stored_list(event, _KEYS))
 
 
 def _jump_observation(  # noqa: PLR0917 - one call

@@ -16,13 +16,14 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.departures import RunFate
 from kafka_liveness_dagster.core.events import event_identity
+from kafka_liveness_dagster.core.names import format_count
 from kafka_liveness_dagster.core.orphaned_runs import (
     MAX_BACKOFF_SECONDS,
     restart_delay_seconds,
     should_start_live_run,
 )
 from kafka_liveness_dagster.core.run_ids import short_run_id
-from kafka_liveness_dagster.metadata import describe_departures, format_count
+from kafka_liveness_dagster.metadata import describe_departures
 from kafka_liveness_dagster.runs.tags import (
     CAUSE_LAG,
     CAUSE_RUN_TAG,

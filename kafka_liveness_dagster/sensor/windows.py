@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.windows import (
     JudgedWindow,
     WindowStatus,
@@ -22,7 +22,7 @@ from kafka_liveness_dagster.core.windows import (
     has_records,
     judge_window,
 )
-from kafka_liveness_dagster.metadata import LATE_RECORDS, format_count, late_ranges, window_metadata
+from kafka_liveness_dagster.metadata import LATE_RECORDS, late_ranges, window_metadata
 from kafka_liveness_dagster.sensor.cursor import WindowProgress
 
 if TYPE_CHECKING:
