@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kafka_liveness_dagster.cli.options import GROUP, TOPIC
+from kafka_liveness_dagster.cli.options import GROUP, TABLE, TOPIC, json_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,9 @@ _FILES = {
 @click.command()
 @click.argument("folder", metavar="NAME", type=click.Path(path_type=Path))
 @click.option("--topic", type=TOPIC, default="orders", show_default=True, help="The topic to read.")
-@click.option("--table", help="The Iceberg table to write.  [default: lake.shop.TOPIC]")
+@click.option("--table", type=TABLE, help="The Iceberg table to write.  [default: lake.shop.TOPIC]")
 @click.option("--group", type=GROUP, help="The consumer group.  [default: TOPIC-etl]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the files.")
+@json_option
 def init(folder: Path, *, topic: str, table: str | None, group: str | None, as_json: bool) -> None:
     """Create a project with a test and settings.
 

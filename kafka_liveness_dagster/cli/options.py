@@ -68,17 +68,25 @@ class _Range(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it take
         return value
 
 
-class Seconds(click.FloatRange):
-    """A finite number of seconds, at most a day: click's range check lets ``nan`` pass."""
+class FiniteRange(click.FloatRange):
+    """A finite number in a range: click's range check lets ``nan`` pass."""
 
-    def __init__(self, **limits: Any) -> None:
-        super().__init__(max=_DAY_SECONDS, **limits)
+    kind = "finite number"
 
     def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:  # noqa: D102 - click's
         found = super().convert(value, param, ctx)
         if not math.isfinite(found):
-            self.fail(f"{value!r} is not a number of seconds", param, ctx)
+            self.fail(f"{value!r} is not a {self.kind}", param, ctx)
         return found
+
+
+class Seconds(FiniteRange):
+    """A finite number of seconds, at most a day."""
+
+    kind = "number of seconds"
+
+    def __init__(self, **limits: Any) -> None:
+        super().__init__(max=_DAY_SECONDS, **limits)
 
 
 class _Moment(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none

@@ -6,7 +6,6 @@ Decides nothing: ``core.report`` computes.
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from datetime import datetime
@@ -21,8 +20,10 @@ from kafka_liveness_dagster.cli.options import (
     MOMENT,
     TABLE,
     TOPIC,
+    FiniteRange,
     bootstrap_servers_option,
     command_config_option,
+    json_option,
     kafka_settings,
     lazy_session,
     spark_option,
@@ -37,16 +38,6 @@ if TYPE_CHECKING:
 _SPAN = re.compile(r"(\d{1,6})(s|min|m|h|d)")
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 _MAX_LIMIT = 10**9  # 31 years in seconds, as for the setting sla
-
-
-class _Limit(click.FloatRange):
-    """A limit of the SLA: positive and finite; click takes nan for a float of any range."""
-
-    def convert(self, value: Any, param: Parameter | None, ctx: Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is no finite number", param, ctx)
-        return found
 
 
 class _TimeAgo(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it takes none
@@ -64,7 +55,7 @@ class _TimeAgo(click.ParamType):  # type: ignore[type-arg]  # of click 8.1 it ta
 
 
 _TIME_AGO = _TimeAgo()
-_LIMIT = _Limit(min=0, min_open=True, max=_MAX_LIMIT)
+_LIMIT = FiniteRange(min=0, min_open=True, max=_MAX_LIMIT)
 
 
 @click.command()
@@ -100,7 +91,7 @@ _LIMIT = _Limit(min=0, min_open=True, max=_MAX_LIMIT)
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="Write the report to this file, as one HTML page.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @click.pass_context
 def report(
     context: click.Context,

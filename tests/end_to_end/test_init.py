@@ -117,6 +117,7 @@ def test_the_first_hour(project):
         (["Shop"], "is not a name for a project"),
         (["tests"], "is not a name for a project"),
         (["shop", "--topic", "5orders"], "gives no name for an asset"),
+        (["shop", "--table", "a b"], "catalog.namespace.table"),
         (["taken"], "taken exists. Choose a new folder."),
     ],
 )
