@@ -179,7 +179,7 @@ def test_the_sla_of_a_code_location(tmp_path):
         (("-m", "no_such_module"), "could not be loaded"),
         (("--html", "no/such/folder/report.html"), "The folder of --html"),
         (("--fresh-seconds", "0"), "0.0 is not in the range 0<x"),
-        (("--complete-minutes", "nan"), "no finite number"),
+        (("--complete-minutes", "nan"), "is not a finite number"),
     ],
 )
 def test_wrong_options(options, message):

@@ -19,6 +19,8 @@ from kafka_liveness_dagster.cli.exit_codes import NOT_WELL, WELL
 from kafka_liveness_dagster.cli.options import (
     GROUP,
     bootstrap_servers_option,
+    check_code_location,
+    code_location_options,
     command_config_option,
     json_option,
     kafka_settings,
@@ -48,13 +50,8 @@ _WIDTH = 24
     metavar="CATALOG[.NAMESPACE]",
     help="Try batches on a scratch table of this Spark catalog.",
 )
-@click.option("-m", "--module-name", "module", help="The code location, as `dagster dev -m` takes it.")
-@click.option(
-    "-f",
-    "--python-file",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The code location, as `dagster dev -f` takes it.",
+@code_location_options(
+    "The code location, as `dagster dev -m` takes it.", "The code location, as `dagster dev -f` takes it."
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings and unknown results, too.")
 @json_option
@@ -93,8 +90,7 @@ def doctor(
       kafka-liveness doctor --bootstrap-servers broker:9093 --command-config client.properties --group orders-etl
       DAGSTER_HOME=/opt/dagster kafka-liveness doctor -m orders.definitions --strict
     """  # noqa: D301, E501  click's own mark: do not rewrap what follows
-    if module and file:
-        raise click.UsageError("-m and -f both name the code location. Fix: choose one.")
+    check_code_location(module, file)
     found = []
     kafka = partial(kafka_settings, bootstrap_servers, command_config)
     embedded = [one == _EMBEDDED for one in (bootstrap_servers, spark)]

@@ -10,6 +10,7 @@ import math
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -132,6 +133,33 @@ command_config_option = click.option(
     help="File of `name=value` lines: librdkafka's security settings, like sasl.mechanism=PLAIN.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+
+
+def code_location_options(
+    module_help: str, file_help: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds ``-m`` and ``-f``, as ``dagster dev`` has them."""
+    by_module = click.option("-m", "--module-name", "module", help=module_help)
+    by_file = click.option(
+        "-f",
+        "--python-file",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=file_help,
+    )
+    return lambda command: by_module(by_file(command))
+
+
+def check_code_location(module: str | None, file: Path | None) -> None:
+    """Check that at most one option names the code location.
+
+    Raises:
+        click.UsageError: both do.
+    """
+    if module and file:
+        raise click.UsageError("-m and -f both name the code location. Fix: choose one.")
+
+
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 spark_option = click.option(
     "--spark",

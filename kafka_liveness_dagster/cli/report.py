@@ -22,6 +22,8 @@ from kafka_liveness_dagster.cli.options import (
     TOPIC,
     FiniteRange,
     bootstrap_servers_option,
+    check_code_location,
+    code_location_options,
     command_config_option,
     json_option,
     kafka_settings,
@@ -74,14 +76,7 @@ _LIMIT = FiniteRange(min=0, min_open=True, max=_MAX_LIMIT)
 @click.option(
     "--complete-minutes", type=_LIMIT, help="Limit of missing records' age.  [default: the asset's sla]"
 )
-@click.option("-m", "--module-name", "module", help="The code location with the asset's sla.")
-@click.option(
-    "-f",
-    "--python-file",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The same, as `dagster dev -f` takes it.",
-)
+@code_location_options("The code location with the asset's sla.", "The same, as `dagster dev -f` takes it.")
 @bootstrap_servers_option
 @command_config_option
 @spark_option
@@ -136,8 +131,7 @@ def report(
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("The time span is empty. Fix: choose a --since before --until and before now.")
-    if module and file:
-        raise click.UsageError("-m and -f both name the code location. Fix: leave one of them out.")
+    check_code_location(module, file)
     sla = _limits(fresh_seconds, complete_minutes)
     if sla is None and (module or file):
         sla = declared_sla(module, file, group)

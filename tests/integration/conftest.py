@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
@@ -22,6 +23,15 @@ def patient():
     with pytest.MonkeyPatch.context() as patch:
         be_patient(patch.setattr)
         yield
+
+
+@pytest.fixture
+def instance(tmp_path, monkeypatch):
+    """Dagster's records in a folder that other processes find by DAGSTER_HOME."""
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
+        yield found
 
 
 @pytest.fixture

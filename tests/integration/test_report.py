@@ -52,15 +52,6 @@ defs.resolve_job_def("orders_job").execute_in_process(instance=dg.DagsterInstanc
 """
 
 
-@pytest.fixture
-def instance(tmp_path, monkeypatch):
-    """Dagster's records in a folder that the worker process and the command share."""
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
-        yield found
-
-
 class Soak:
     """A group at work, with the times of what happened to it."""
 

@@ -9,7 +9,6 @@ import sys
 from uuid import uuid4
 
 import dagster as dg
-import pytest
 
 import kafka_liveness_dagster as kl
 from tests.integration.abandoned_spark_session import KEEPS_ANSWERS, await_end
@@ -46,15 +45,6 @@ resources = {
 defs = dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources))
 defs.resolve_job_def("orders_job").execute_in_process(instance=dg.DagsterInstance.get())
 """
-
-
-@pytest.fixture
-def instance(tmp_path, monkeypatch):
-    """Dagster's records in a folder that the worker process shares."""
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
-        yield found
 
 
 def orders_asset(topic, group, table, services):

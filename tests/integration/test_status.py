@@ -45,15 +45,6 @@ def run(services):
     return invoke
 
 
-@pytest.fixture
-def instance(tmp_path, monkeypatch):
-    """A Dagster instance that the command finds by DAGSTER_HOME."""
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    with dg.DagsterInstance.from_config(str(tmp_path)) as found:
-        yield found
-
-
 @pytest.fixture(autouse=True)
 def _no_dagster(monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
