@@ -111,6 +111,7 @@ RETRY_REASONS = "the batch is retried with the next poll, or by the next owner o
 
 
 _BACK_SUFFIX = "back"
+_ATTENTIVE_MS = 1_000
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,19 @@ class PollTimer:
     def has_expired(self, now_ms: int) -> bool:
         """Return whether the process timeout has passed since the last poll."""
         return self.elapsed_ms(now_ms) >= self.process_ms
+
+    def is_attentive(self, now_ms: int) -> bool:
+        """Return whether the process polled within the last second and nothing ends within the next.
+
+        Such a process is idle, or has short batches: there is no long work to stop.
+
+        >>> timer = PollTimer(process_ms=60_000, polled_at_ms=0, run_ends_at_ms=5_000)
+        >>> timer.is_attentive(999), timer.is_attentive(1_000)
+        (True, False)
+        """
+        elapsed_ms = self.elapsed_ms(now_ms)
+        left_ms = min(self.process_ms - elapsed_ms, self.remaining_ms(now_ms))
+        return elapsed_ms < _ATTENTIVE_MS < left_ms
 
     def has_run_expired(self, now_ms: int) -> bool:
         """Return whether the run's own budget has passed."""

@@ -28,6 +28,7 @@ from kafka_liveness_dagster.sensor.asset_events import (
 from kafka_liveness_dagster.sensor.checks import changed_evaluations, needs_reevaluation
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots, wait_for_process_exit
+from kafka_liveness_dagster.sensor.kept_instance import KeptInstanceSensor
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.sensor.run_requests import EventHook, RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
@@ -111,16 +112,6 @@ def build_group_sensor(
         else None,
     )
 
-    @dg.sensor(
-        name=name,
-        jobs=[*own, *sensor.event_jobs],
-        minimum_interval_seconds=sensor.minimum_interval_seconds,
-        default_status=sensor.default_status,
-        required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
-        description=(
-            f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
-        ),
-    )
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         with storage_errors(_SKIP_MESSAGE):
             wait_for_process_exit(context.instance, group_id)
@@ -140,7 +131,17 @@ def build_group_sensor(
                 watched.report_unknown_freshness(context.instance, error)
                 raise
 
-    return group_sensor
+    return KeptInstanceSensor(
+        name=name,
+        evaluation_fn=group_sensor,
+        jobs=[*own, *sensor.event_jobs],
+        minimum_interval_seconds=sensor.minimum_interval_seconds,
+        default_status=sensor.default_status,
+        required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
+        description=(
+            f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
+        ),
+    )
 
 
 @dataclass(frozen=True)

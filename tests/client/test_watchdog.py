@@ -8,11 +8,14 @@ import logging
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import pytest
 
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport, PollTimer, RunState
+from kafka_liveness_dagster.kafka import watchdog
 from kafka_liveness_dagster.kafka.errors import FencedError
+from kafka_liveness_dagster.kafka.live.data_listener import LISTENING_POLL_SECONDS
 from kafka_liveness_dagster.kafka.run_context import RunContext, now_ms
 from kafka_liveness_dagster.kafka.watchdog import RUN_STATE_SECONDS, Watchdog
 from tests.waiting import wait_for
@@ -183,6 +186,47 @@ def test_who_lost_its_parent_asks_dagster_at_once_and_then_as_often_as_others():
         asked = json.loads(parent.stdout.readline())
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
     assert min(gaps) >= RUN_STATE_SECONDS * 1000
+
+
+def test_dagster_is_seldom_asked_about_a_run_without_long_work(monkeypatch):
+    """An idle run would take half of its processor time for that; a long batch is canceled soon."""
+    monkeypatch.setattr(watchdog, "ATTENTIVE_RUN_STATE_SECONDS", HANG)
+    monkeypatch.setattr(watchdog, "RUN_STATE_SECONDS", 0.01)
+    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.01)
+    asked = {"idle": 0, "busy": 0}
+
+    def state(who):
+        asked[who] += 1
+        return RunState.IN_PROGRESS
+
+    class Attentive(PollTimer):
+        def is_attentive(self, now_ms):
+            return True
+
+    dogs = [
+        Watchdog(timer(60_000, now_ms() - 1_000), link(partial(state, who)), lambda _: None)
+        for who, timer in (("idle", Attentive), ("busy", PollTimer))
+    ]
+    for dog in dogs:
+        dog.start()
+    wait_for(lambda: asked["busy"] > 10, PATIENCE)
+    for dog in dogs:
+        dog.stop()
+    assert asked["idle"] == 0
+
+
+def test_a_cancel_ends_an_idle_run_within_five_seconds():
+    """Its longest waits are one after the other: the question, the check, the poll that has the client."""
+    assert (
+        watchdog.ATTENTIVE_RUN_STATE_SECONDS + watchdog.ATTENTIVE_CHECK_SECONDS + LISTENING_POLL_SECONDS < 4.5
+    )
+
+
+def test_who_is_idle_hears_of_its_cancel(watch):
+    """Also while its checks are rare."""
+    left = threading.Event()
+    watch(lambda _: left.set(), state=lambda: RunState.CANCELED, process_ms=HANG * 1000)
+    wait_for(left.is_set, PATIENCE)
 
 
 def test_a_log_that_does_not_answer_does_not_keep_the_member_in_its_group(caplog):

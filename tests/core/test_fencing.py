@@ -46,6 +46,25 @@ def test_polling_does_not_extend_the_run():
     assert timer.has_run_expired(10_000)
 
 
+@pytest.mark.parametrize(
+    ("process_ms", "run_ends_at_ms", "now_ms", "is_attentive"),
+    [
+        (60_000, None, 999, True),
+        (60_000, None, 1_000, False),
+        (60_000, 2_000, 998, True),
+        (60_000, 2_000, 999, True),
+        (60_000, 2_000, 1_000, False),
+        (60_000, 1_500, 600, False),
+        (1_500, None, 499, True),
+        (1_500, None, 500, False),
+        (1_000, None, 0, False),
+    ],
+)
+def test_who_polls_often_and_has_time_has_no_long_work(process_ms, run_ends_at_ms, now_ms, is_attentive):
+    """Its checks may be rare: no deadline passes before the next one."""
+    assert PollTimer(process_ms, 0, run_ends_at_ms).is_attentive(now_ms) is is_attentive
+
+
 def test_a_run_without_an_end_never_expires():
     """No dagster/max_runtime, no end."""
     assert not PollTimer(PROCESS_MS, polled_at_ms=0).has_run_expired(10**12)

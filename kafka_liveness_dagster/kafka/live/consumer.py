@@ -522,10 +522,12 @@ class LivenessConsumer(BatchConsumer, GroupView):
         """Wait until the log ends are to be read again: after a short time, or at a signal."""
         looked_at = time.monotonic()
         lane = self._session.join_and_poll()
-        while not lane.member.data_listener.has_new_data:
-            if time.monotonic() >= min(looked_at + lane.member.data_listener.refresh_seconds, deadline):
+        while not (listener := lane.member.data_listener).has_new_data:
+            left = min(looked_at + listener.refresh_seconds, deadline) - time.monotonic()
+            if left <= 0:
                 return
-            lane = self._session.join_and_poll()
+            seconds = listener.poll_seconds
+            lane = self._session.join_and_poll(None if seconds is None else min(seconds, left))
 
     def _plan_once(self, request: BatchRequest) -> Batch | None:
         """Read the log ends once and plan; wait for unavailable brokers up to the process timeout."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.2
 LISTENING_REFRESH_SECONDS = 5.0
+LISTENING_POLL_SECONDS = 0.5  # longest wait of one poll; a record, a rebalance or a signal ends it
 CAUGHT_UP_SECONDS = FETCH_MS / 1000  # longest time of a fetch begun earlier, which would delay the next poll
 
 
@@ -41,6 +42,11 @@ class DataListener:
         self._caught_up_since = time.monotonic()
         self.has_new_data = False
         self.refresh_seconds = REFRESH_SECONDS
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """The longest useful wait of a poll for a record; None for the client's default."""
+        return LISTENING_POLL_SECONDS if self._positions else None
 
     def on_caught_up(self, ends: Mapping[TopicPartition, int]) -> None:
         """Listen for records of these partitions, which are read up to their log ends.
