@@ -184,6 +184,7 @@ def test_the_tags_of_runs():
         tags.PROCESS_TAG: ".dagster/kafka_liveness.heartbeat",
         tags.AWAY_TAG: ".dagster/kafka_liveness.max_absence_seconds",
         tags.COMMITTED_TAG: ".dagster/kafka_liveness.committed",
+        tags.SESSION_TAG: ".dagster/kafka_liveness.spark_session",
         tags.instance_id_tag("etl"): ".dagster/kafka_liveness.instance_id-be0a4158",
     }
     assert list(hidden) == list(hidden.values())

@@ -222,6 +222,20 @@ GroupEvent = Union[  # noqa: UP007 - evaluated at run time, Python 3.10
 """Any of these events: the argument of ``on_event``."""
 
 
+def crashed_runs(events: Sequence[GroupEvent]) -> list[str]:
+    """Return the runs, as 8 hex digits, that crashed by these events and are not members again.
+
+    >>> crashed_runs([GhostFound("0badcafe", 61.3, gone=True), GhostFound("fdeff1df", 61.3), GroupEmptied()])
+    ['0badcafe']
+    """
+    return [
+        event.run
+        for event in events
+        if (isinstance(event, GhostFound) and event.gone)
+        or (isinstance(event, MemberLeft) and event.reason is LeaveReason.CRASHED and not event.is_back)
+    ]
+
+
 def event_identity(event: GroupEvent) -> str:
     """Return a text that identifies an event across observations, without numbers and partitions.
 

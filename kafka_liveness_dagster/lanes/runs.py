@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import dagster as dg
 
@@ -45,6 +45,7 @@ from kafka_liveness_dagster.runs.tags import (
     DATA_STATE_AT_START,
     MAX_RETRIES,
     NO_RETRIES,
+    SESSION_TAG,
     lane_tags,
 )
 from kafka_liveness_dagster.settings.consumers import CatchUpSettings, ConsumerSettings
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.protocols import BatchSource, OnSkipped, Transform
+    from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.runs.storage import RunStorage
     from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
     from kafka_liveness_dagster.settings.windows import Window, Windows
@@ -86,10 +88,18 @@ def run_live(
     retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
     with (
         hide_values(),
-        RunHeartbeat(context, {**lane_tags(asset.group_id, "live"), **retries}),
+        RunHeartbeat(context, {**_run_tags(asset, context, "live"), **retries}),
         export_telemetry(),
     ):
         return _live(asset, context, transform)
+
+
+def _run_tags(
+    asset: KafkaAssetSettings, context: dg.AssetExecutionContext, lane: Literal["live", "catch-up"]
+) -> dict[str, str]:
+    """Return the tags by which the sensor finds the run, and its Spark session after a crash."""
+    spark: SparkConnectResource = getattr(context.resources, asset.resources.spark)
+    return {**lane_tags(asset.group_id, lane), SESSION_TAG: spark.next_session_id}
 
 
 def _live(
@@ -206,7 +216,7 @@ def _materialization_facts(
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """Run the catch-up lane: process the pending ranges of the run's partitions, the oldest first."""
     require_partition(context, asset.partitioned_keys)
-    with hide_values(), RunHeartbeat(context, lane_tags(asset.group_id, "catch-up")), export_telemetry():
+    with hide_values(), RunHeartbeat(context, _run_tags(asset, context, "catch-up")), export_telemetry():
         _catch_up(asset, context, transform)
 
 
@@ -456,7 +466,7 @@ def reprocess_windows(
     if materializes(context, asset.key):
         _emit_unchanged(asset, windows, context)
         return
-    with hide_values(), RunHeartbeat(context, lane_tags(asset.group_id, "catch-up")), export_telemetry():
+    with hide_values(), RunHeartbeat(context, _run_tags(asset, context, "catch-up")), export_telemetry():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         keys = call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
         asked = [windows.window_of_key(key) for key in keys]

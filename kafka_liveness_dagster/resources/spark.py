@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
+from uuid import uuid4
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -52,7 +53,13 @@ class SparkConnectResource(ResourceWithSecrets):
         ),
     )
     _session: SparkSession | None = PrivateAttr(default=None)
+    _next_session_id: str = PrivateAttr(default_factory=lambda: str(uuid4()))
     _opening_session: Future[SparkSession | None] | None = PrivateAttr(default=None)
+
+    @property
+    def next_session_id(self) -> str:
+        """The id of the session that this resource opens next, unless the address names another one."""
+        return self._next_session_id
 
     def session(self) -> SparkSession:
         """Return the session of this resource, opened at first use and again after a restart of its server.
@@ -93,7 +100,10 @@ class SparkConnectResource(ResourceWithSecrets):
             with suppress(Exception):  # Dagster's storage may fail at this moment
                 dg.get_dagster_logger().warning(sentence)
 
-        return connect(address, timeout_seconds=self.connect_timeout_seconds, report=say)
+        session_id, self._next_session_id = self._next_session_id, str(uuid4())
+        return connect(
+            address, timeout_seconds=self.connect_timeout_seconds, session_id=session_id, report=say
+        )
 
     def read(self, ranges: Sequence[OffsetRange], kafka: KafkaLivenessResource) -> DataFrame:
         """Return exactly the records of these ranges, read by Spark's own Kafka source."""

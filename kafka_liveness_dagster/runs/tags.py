@@ -43,6 +43,7 @@ LEFT_TAG = f"{_HIDDEN}leave_reason"  # its consumer was closed, as at the end of
 PROCESS_TAG = f"{_HIDDEN}heartbeat"
 AWAY_TAG = f"{_HIDDEN}max_absence_seconds"
 COMMITTED_TAG = f"{_HIDDEN}committed"
+SESSION_TAG = f"{_HIDDEN}spark_session"  # id of the run's Spark session, which the sensor ends after a crash
 PARTITION_TAG = "dagster/partition"
 BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"

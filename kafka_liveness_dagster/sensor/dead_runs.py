@@ -12,6 +12,7 @@ sensors of the code location. Never ends a run whose end is not certain, unless 
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -21,20 +22,23 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from kafka_liveness_dagster.concurrency import start_daemon_thread
+from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.orphaned_runs import ghost_event, is_certainly_dead, not_counted_as_live
 from kafka_liveness_dagster.core.process_status import ProcessStatus, process_status
 from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import heartbeat_of, in_progress_filter
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Mapping
 
     from kafka_liveness_dagster.core.orphaned_runs import Absence
     from kafka_liveness_dagster.core.process_status import Process
     from kafka_liveness_dagster.sensor.observation import GroupObservation
+    from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 
 
+log = logging.getLogger("kafka_liveness_dagster")
 _SLOT_KEPT_SECONDS = 60.0  # a run that ends returns its slots itself, a little later
 
 
@@ -101,6 +105,30 @@ def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: 
     if instance.event_log_storage.supports_global_concurrency_limits:
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return True
+
+
+def end_spark_session(table: TableLedgerReader, session_id: str, mark: str) -> threading.Event:
+    """End the Spark session of a crashed run in a thread, because a tick does not wait for Spark.
+
+    The server would finish the dead client's job, and commit it, while the successor needs the cores. If it
+    fails, only the cores are shared: the ledger shows what a dead run has written.
+
+    Returns:
+        The event that is set at the end.
+    """
+    ended = threading.Event()
+
+    def end() -> None:
+        try:
+            table.end_session(session_id)
+            log.info("Ended the Spark session of crashed run %s", mark)
+        except Exception as error:  # noqa: BLE001 - of Spark or its transport; the server ends the session later
+            log.warning("The Spark session of crashed run %s did not end: %s", mark, summary_line(error))
+        ended.set()
+
+    if not start_daemon_thread(end, "kafka-liveness-end-session"):
+        ended.set()
+    return ended
 
 
 def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:

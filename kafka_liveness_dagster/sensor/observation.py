@@ -302,6 +302,16 @@ class GroupObservation:
         known = (record.dagster_run for record in (*self.records, *self.catch_up))
         return next((run for run in known if short_run_id(run.run_id) == mark), None)
 
+    def has_process_ended(self, mark: str) -> bool:
+        """Return whether the run with these 8 digits is over in Dagster, or its process is certainly gone.
+
+        A failed step may be retried in the same run, by a process that works.
+        """
+        known = {**self.snapshot.runs, **self.snapshot.catch_up}.get(mark)
+        run = self.run_of_mark(mark)
+        is_gone = known is not None and known.process is ProcessStatus.GONE
+        return is_gone or (run is not None and run.is_finished)
+
 
 def _read_states(
     cluster: Cluster, group_id: str, topics: Sequence[str], ledger: ReadableLedger | None, *, must_ask: bool

@@ -16,10 +16,11 @@ import dagster as dg
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.event_detection import detect_events
-from kafka_liveness_dagster.core.events import CrashLagFound
+from kafka_liveness_dagster.core.events import CrashLagFound, crashed_runs
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, parse_key
 from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import storage_errors
+from kafka_liveness_dagster.runs.tags import SESSION_TAG
 from kafka_liveness_dagster.sensor.asset_events import (
     crash_lag_observations,
     group_observations,
@@ -27,7 +28,12 @@ from kafka_liveness_dagster.sensor.asset_events import (
 )
 from kafka_liveness_dagster.sensor.checks import changed_evaluations, needs_reevaluation
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
-from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots, wait_for_process_exit
+from kafka_liveness_dagster.sensor.dead_runs import (
+    OrphanedRuns,
+    end_spark_session,
+    free_pool_slots,
+    wait_for_process_exit,
+)
 from kafka_liveness_dagster.sensor.kept_instance import KeptInstanceSensor
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 from kafka_liveness_dagster.sensor.run_requests import EventHook, RunRequests
@@ -229,6 +235,7 @@ class _Tick:
         self._observe_group()
         self._detect_events()
         self._end_orphaned_runs()
+        self._end_spark_sessions()
         self._request_live_run()
         self._evaluate_checks()
         self._complete_windows()
@@ -302,6 +309,16 @@ class _Tick:
         has_ended = self._orphaned.end_dead_runs(self._instance, by, self._log)
         if has_ended or self._is_due:
             free_pool_slots(self._instance, sensor.crash_lag, self._now)
+
+    def _end_spark_sessions(self) -> None:
+        """End the Spark sessions of crashed runs, so that their jobs take no core from the successor."""
+        if self._table is None:
+            return
+        for mark in crashed_runs(self._events):
+            run = self._observed.run_of_mark(mark)
+            session_id = run.tags.get(SESSION_TAG) if run is not None else None
+            if session_id and self._observed.has_process_ended(mark):
+                end_spark_session(self._table, session_id, mark)
 
     def _request_live_run(self) -> None:
         requests = self._sensor.requests

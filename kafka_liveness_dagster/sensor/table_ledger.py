@@ -81,6 +81,17 @@ class TableLedgerReader:
         )
         return found or PendingDeadLetters()
 
+    def end_session(self, session_id: str) -> None:
+        """End the Spark session of a run whose process is gone.
+
+        Raises:
+            SparkUnreachableError: the embedded Spark does not run.
+            Exception: of Spark or its transport.
+        """
+        from kafka_liveness_dagster.spark.connect.session import end_session  # noqa: PLC0415 - pyspark stays lazy
+
+        end_session(self._address(), session_id)
+
     def _query(self, ask: Callable[[], _Answer]) -> _Answer | None:
         try:
             return ask()
@@ -124,14 +135,20 @@ class TableLedgerReader:
         self.exists = ledger.snapshot.snapshot_id is not None
         return found
 
+    def _address(self) -> str:
+        from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415 - pyspark stays lazy
+
+        remote = self.spark.running_address()
+        if remote is None:
+            raise SparkUnreachableError("the embedded Spark does not run. Fix: run `kafka-liveness up`")
+        return remote
+
     def _session(self) -> Any:
         from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
         from kafka_liveness_dagster.spark.connect.session import connect  # noqa: PLC0415
         from kafka_liveness_dagster.spark.errors import SparkUnreachableError  # noqa: PLC0415
 
-        remote = self.spark.running_address()
-        if remote is None:
-            raise SparkUnreachableError("the embedded Spark does not run. Fix: run `kafka-liveness up`")
+        remote = self._address()
         until, waited, why = _retry_at.get(remote, (0.0, 0.0, ""))
         if time.monotonic() < until and waited >= self.connect_seconds:  # a longer limit may retry
             raise SparkUnreachableError(why)

@@ -35,3 +35,20 @@ def await_end(remote, *operations):
             if "INVALID_" in error.details():  # of the look, not of the operation, which may well end refused
                 raise
     session.stop()
+
+
+def is_at_work(remote, session_id, operation):
+    """Return whether an operation of a client that is gone still runs; attaches to it for a moment."""
+    session = connect(remote)
+    request = pb2.ReattachExecuteRequest(session_id=session_id, operation_id=operation)
+    request.user_context.user_id = session.client._user_id or ""
+    try:
+        for _ in session.client._stub.ReattachExecute(
+            request, metadata=session.client._builder.metadata(), timeout=3
+        ):
+            pass
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        session.stop()
+    return False

@@ -11,8 +11,10 @@ from uuid import uuid4
 import dagster as dg
 
 import kafka_liveness_dagster as kl
-from tests.integration.abandoned_spark_session import KEEPS_ANSWERS, await_end
+from kafka_liveness_dagster.runs.tags import SESSION_TAG
+from tests.integration.abandoned_spark_session import KEEPS_ANSWERS, await_end, is_at_work
 from tests.spark_addresses import spark_at
+from tests.waiting import wait_for
 
 WORKER = """
 import sys
@@ -61,10 +63,10 @@ def orders_asset(topic, group, table, services):
     return orders, dg.Definitions.merge(orders.definitions, dg.Definitions(resources=resources)), kafka
 
 
-def kill_while_writing(arguments, env):
+def kill_while_writing(arguments, env, worker=WORKER, before=lambda: None):
     """Run the worker until Spark writes its second batch, and kill it there; the operation left behind."""
     with subprocess.Popen(
-        [sys.executable, "-c", KEEPS_ANSWERS + WORKER, *arguments], stdout=subprocess.PIPE, text=True, env=env
+        [sys.executable, "-c", KEEPS_ANSWERS + worker, *arguments], stdout=subprocess.PIPE, text=True, env=env
     ) as child:
         batches, operation = 0, None
         for line in child.stdout:
@@ -73,9 +75,48 @@ def kill_while_writing(arguments, env):
             if word == "writing" and batches == 2:
                 operation = rest[0]
                 break
+        before()
         child.kill()
     assert operation, "the worker ended before its second batch was written"
     return operation
+
+
+def test_its_spark_job_ends_when_the_sensor_sees_the_crash(  # noqa: PLR0917
+    services, make_topic, produce, table, rows, instance
+):
+    """Killed while a batch of 300 s is written: the successor has the cores, and nothing of it lands."""
+    topic, group = make_topic(), f"etl-{uuid4().hex[:8]}"
+    produce(services.bootstrap_servers, topic, 0, map(str, range(6_000)))
+    arguments = [topic, group, table, services.bootstrap_servers, services.spark_remote]
+    worker = WORKER.replace(
+        "max_poll_records=70", "max_poll_records=3_000, batching=kl.Batching(in_flight=1)"
+    )
+    worker = worker.replace("offset < 70", "offset < 3000")
+    orders, _, kafka = orders_asset(topic, group, table, services)
+    ticks = []
+
+    def tick():
+        resources = {"kafka": kafka, "spark": spark_at(services.spark_remote)}
+        with dg.build_sensor_context(
+            instance=instance,
+            resources=resources,
+            sensor_name="orders_sensor",
+            cursor=ticks[-1].cursor if ticks else None,
+        ) as ctx:
+            ticks.append(orders.sensor.evaluate_tick(ctx))
+        return ticks[-1]
+
+    operation = kill_while_writing(arguments, {**os.environ}, worker, before=tick)
+    [dead] = instance.get_runs()
+    session_id = dead.tags[SESSION_TAG]
+    assert is_at_work(services.spark_remote, session_id, operation), "it goes on without its client"
+    wait_for(lambda: tick().run_requests, what="the sensor requests the successor")
+    assert "crashed" in ticks[-1].run_requests[0].tags["kafka_liveness/started_because"]
+    wait_for(
+        lambda: not is_at_work(services.spark_remote, session_id, operation),
+        what="the job of the dead run ends",
+    )
+    assert len(rows(table)) == 3_000, "the first batch, and nothing of the one that was canceled"
 
 
 def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, instance):  # noqa: PLR0917

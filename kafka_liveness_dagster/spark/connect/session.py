@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import re
 import socket
 import threading
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.proto import ReleaseSessionRequest, SparkConnectServiceStub
 from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from kafka_liveness_dagster.concurrency import run_in_daemon_thread, start_daemon_thread
@@ -116,6 +118,7 @@ def connect(
     remote: str,
     *,
     timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    session_id: str | None = None,
     report: Callable[[str], object] = lambda _: None,
 ) -> SparkSession:
     """Open a session for the caller alone on the server at ``remote``; end it with ``close(session)``.
@@ -124,13 +127,15 @@ def connect(
         remote: a Spark Connect URL, like ``sc://localhost:15002/;token=…``.
         timeout_seconds: time limit for a server that accepts connections. An address without a server fails
             at once, and an address that does not respond at all after 10 s.
+        session_id: a UUID that no session has had, unless ``remote`` names one; None for a random one. Others
+            can end the session by it.
         report: called with a sentence when ``connect`` starts to wait for a slow server.
 
     Raises:
         SparkUnreachableError: there is no server, it was not ready in time, or it refused the token.
         InvalidSettingError: ``remote`` is not a Spark Connect URL.
     """
-    line = _open_connection(remote)
+    line = _open_connection(remote, session_id)
     session = _create_session(line)
     _open_sessions.append(session)
     # At exit PySpark would clean a cache of MLlib models, which this package never fills. If the server died,
@@ -164,6 +169,27 @@ def close(session: SparkSession) -> None:
         ended.wait(CLOSE_TIMEOUT_SECONDS)
 
 
+def end_session(remote: str, session_id: str) -> None:
+    """End a session of a process that is gone, which stops its jobs. Ended or unknown sessions are left.
+
+    The server keeps a job without its client for minutes, and the job takes the cores from others.
+
+    Raises:
+        grpc.RpcError: the server refused, or did not respond in time.
+    """
+    line = _open_connection(remote, session_id)
+    request = ReleaseSessionRequest(session_id=session_id, client_type=line.userAgent)
+    # As PySpark chooses it: the server knows a session by its user and its id
+    request.user_context.user_id = line.userId or os.getenv("SPARK_USER", os.getenv("USER", ""))
+    channel = (
+        line.toChannel()
+    )  # without PySpark's client, whose end waits for threads that all sessions share
+    try:
+        SparkConnectServiceStub(channel).ReleaseSession(request, metadata=line.metadata())
+    finally:
+        channel.close()
+
+
 @contextmanager
 def as_active_session(session: SparkSession) -> Iterator[None]:
     """Make this the active session of PySpark in this thread.
@@ -193,14 +219,17 @@ def _create_session(line: SparkConnection) -> SparkSession:
         threads.session, ConnectSession._default_session = before  # noqa: SLF001
 
 
-def _open_connection(remote: str) -> SparkConnection:
+def _open_connection(remote: str, session_id: str | None = None) -> SparkConnection:
     try:
-        return SparkConnection(remote)
+        line = SparkConnection(remote)
+        if session_id is not None and line.session_id is None:
+            line.set(line.PARAM_SESSION_ID, session_id)
     except (PySparkException, ValueError) as error:
         raise InvalidSettingError(
             f"{redact(remote)!r} is not a Spark Connect URL ({_refusal_reason(error, remote)}). No session "
             "was opened. Fix: write it as sc://host:port/;token=…"
         ) from None
+    return line
 
 
 def _hide_secrets(session: SparkSession) -> None:
