@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.cli.report_output import incident_cells, shares
 from kafka_liveness_dagster.cli.report_sources import format_time
-from kafka_liveness_dagster.core.report import BUCKETS, format_duration, format_share, total
+from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.report import BUCKETS, format_share, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -9,7 +9,8 @@ from rich.console import Group
 from rich.text import Text
 
 from kafka_liveness_dagster.cli.report_sources import format_time
-from kafka_liveness_dagster.core.report import format_duration, format_share, total
+from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.report import format_share, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

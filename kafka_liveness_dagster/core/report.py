@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.names import format_duration
 from kafka_liveness_dagster.core.offsets import intersection, size
 from kafka_liveness_dagster.core.table_history import find_gaps
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 BUCKETS = 240
 """Points of each plot."""
-_SHORT = 10  # seconds, as the next two
-_HOUR = 3_600
-_DAY = 86_400
 _CRASHES = (LeaveReason.CRASHED, LeaveReason.UNRELEASED)
 
 
@@ -512,24 +510,6 @@ def format_share(share: float | None) -> str:
         return "unknown"
     percent = math.floor(10_000 * share) / 100
     return f"{percent:g} %"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration with its two largest units.
-
-    >>> [format_duration(one) for one in (0.4, 38, 250, 7_500, 86_400, 270_000)]
-    ['0.4 s', '38 s', '4 min 10 s', '2 h 5 min', '24 h', '3 d 3 h']
-    """
-    if seconds < _SHORT:
-        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
-    whole = round(seconds)
-    if whole > 2 * _DAY:
-        parts = [(whole // _DAY, "d"), (whole % _DAY // _HOUR, "h")]
-    elif whole >= _HOUR:
-        parts = [(whole // _HOUR, "h"), (whole % _HOUR // 60, "min")]
-    else:
-        parts = [(whole // 60, "min"), (whole % 60, "s")]
-    return " ".join(f"{number} {unit}" for number, unit in parts if number)
 
 
 def _count(number: int, one: str, several: str) -> str:

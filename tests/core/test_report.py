@@ -14,7 +14,6 @@ from kafka_liveness_dagster.core.report import (
     GroupHistory,
     Interval,
     Report,
-    format_duration,
     format_share,
     merge,
     total,
@@ -264,20 +263,8 @@ def test_the_plots():
     assert found.worst_behind == 80.0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0 s"),
-        (9.96, "10 s"),
-        (59.6, "1 min"),
-        (3_600, "1 h"),
-        (100_000, "27 h 46 min"),
-        (200_000, "2 d 7 h"),
-    ],
-)
-def test_durations(seconds, text):
-    """Two units are enough to compare."""
-    assert format_duration(seconds) == text
+def test_shares():
+    """Only a full share is 100 %."""
     assert [format_share(one) for one in (0.99996, 1.0, None)] == ["99.99 %", "100 %", "unknown"]
 
 
