@@ -635,7 +635,8 @@ def test_the_json_of_the_report():
 
 OF_THE_REPORT = {
     "incidents": (
-        *("at", "run", "reason", "is_crash", "resumed_after_seconds", "skipped_offsets", "pending_offsets"),
+        *("at", "run", "reason", "is_crash", "resumed_after_seconds", "unread_after_seconds"),
+        *("skipped_offsets", "pending_offsets"),
         *("caught_up_after_seconds", "fresh_missed_seconds", "complete_missed_seconds", "missed_seconds"),
     ),
     "backfills": ("start", "end", "run", "status"),

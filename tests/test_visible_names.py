@@ -31,7 +31,7 @@ from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.events import LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.freshness import ServiceLevel, judge_freshness
 from kafka_liveness_dagster.core.group_verdict import GroupRuns
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
@@ -378,16 +378,17 @@ def test_metadata_of_a_topic():
             "orders-etl",
             ["orders"],
             look(instance),
-            [CRASHED],
+            [CRASHED, MemberJoined("0000beef", ()), MemberJoined("kcat at 10.0.0.7", (), is_foreign=True)],
             failed=["on_event failed"],
             windows="complete to 10:00",
         )
     assert [*found.metadata] == [
         "group", "lag", "pending_offsets", "unexpected_departures", "partitions", "state", "members",
-        "events", "departures", "windows", "external_commits", "member_table", "sensor_errors",
+        "events", "departures", "joined", "windows", "external_commits", "member_table", "sensor_errors",
         "run 0badcafe",
     ]  # fmt: skip
     assert found.metadata["departures"].value == [{"run": RUN[:8], "reason": "crashed"}]
+    assert found.metadata["joined"].value == ["0000beef"]
     assert columns(found.metadata["partitions"]) == {
         "partition": "string", "committed": "string", "log_end": "string", "lag": "string",
         "pending": "string", "last_commit_by_run": "string", "owner_state": "string",
