@@ -172,8 +172,8 @@ class Incident:
 
     Attributes:
         is_earlier: whether it happened before the span; then the next one is unknown.
-        resumed_after_seconds: until the next commit of the live lane, or until a run was in the group with
-            nothing to read; None if there was neither yet.
+        resumed_after_seconds: until the live lane committed, or was in the group with nothing to read; None
+            if it did neither yet.
         unread_after_seconds: until a record was unread; None if none was before the group was live again.
         skipped_offsets: offsets that the live lane passed because of it, by Dagster's record or else by the
             table's history.
