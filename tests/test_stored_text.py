@@ -58,6 +58,7 @@ from kafka_liveness_dagster.kafka.group_description import MemberDescription
 from kafka_liveness_dagster.kafka.group_status import GroupStatus, MemberStatus, PartitionStatus
 from kafka_liveness_dagster.runs import tags
 from kafka_liveness_dagster.runs.run_context import run_context_of
+from kafka_liveness_dagster.sensor.checks import StoredResults
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.spark.table import commits, ledger
 from kafka_liveness_dagster.telemetry.metrics import METRICS
@@ -311,8 +312,7 @@ def test_the_cursor_of_the_sensor():
         observed_at=10.0,
         started_at=11,
         event_count=12,
-        check_outcomes="lag passed, retention WARN",
-        checks_stored_at=13.0,
+        checks=StoredResults("lag passed, retention WARN", 13.0, {"lag": "0badf00d"}, 16.0),
         checked_materialization=14,
         pending_hash=15,
         told=windows,
@@ -323,6 +323,8 @@ def test_the_cursor_of_the_sensor():
         "event_count": 12,
         "check_outcomes": "lag passed, retention WARN",
         "checks_stored_at": "1970-01-01T00:00:13Z",
+        "check_facts": {"lag": "0badf00d"},
+        "check_facts_stored_at": "1970-01-01T00:00:16Z",
         "checked_materialization": 14,
         "pending_hash": 15,
         "windows_done_until": "1970-01-01T00:00:01Z",
