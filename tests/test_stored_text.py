@@ -37,7 +37,7 @@ from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.freshness import ServiceLevel
-from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun, PendingCause, PendingReason
 from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -478,7 +478,8 @@ def test_verdicts_as_json():
         AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120, outstanding=(Span(70, 90),)
     )
     found = GroupStatus("etl", (PartitionStatus(seen, CatchUpCommitMetadata(), ()),), ())
-    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),))
+    letter = PendingReason(OffsetRange(*AT, 75, 76), PendingCause.BAD_RECORD, "X: no")
+    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),), pending_reasons=(letter,))
     report = StatusReport(
         found, runs, oldest_seconds={OffsetRange(*AT, 70, 90): 1.0}, now_seconds=41.0
     ).as_json()
@@ -494,6 +495,7 @@ def test_verdicts_as_json():
             "expiry": "safe",
             "oldest_record_at": "1970-01-01T00:00:01.000+00:00",
             "age_seconds": 40.0,
+            "why": "dead letter: X: no",
         }
     ]
     health = health_as_json("etl", [Verdict(Severity.FINE, "members: 1")], is_well=True, not_begun="")

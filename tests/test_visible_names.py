@@ -33,7 +33,7 @@ from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, Owne
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.freshness import ServiceLevel, judge_freshness
-from kafka_liveness_dagster.core.group_verdict import GroupRuns
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, PendingCause, PendingReason
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
@@ -710,12 +710,11 @@ def test_tables_of_commands():
     assert status_output._partitions_table(nothing, report.runs).columns == (
         "partition", "log", "committed", "run", "lag", "pending", "complete to", "done beyond",
     )  # fmt: skip
-    assert status_output._pending_table(report).columns == (
-        "pending range",
-        "offsets",
-        "oldest record",
-        "retention",
-    )
+    columns = ("pending range", "offsets", "oldest record", "retention")
+    assert status_output._pending_table(report).columns == columns
+    skipped = GroupRuns(pending_reasons=(PendingReason(PENDING, PendingCause.SKIPPED),))
+    by_dagster = status_output.StatusReport(nothing, skipped, oldest_seconds={}, now_seconds=0.0)
+    assert status_output._pending_table(by_dagster).columns == (*columns, "why")
     assert status_output._members_table(nothing).columns == (
         "member",
         "run",

@@ -44,6 +44,7 @@ PROCESS_TAG = f"{_HIDDEN}heartbeat"
 AWAY_TAG = f"{_HIDDEN}max_absence_seconds"
 COMMITTED_TAG = f"{_HIDDEN}committed"
 PARTITION_TAG = "dagster/partition"
+PARTITION_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 MAX_RETRIES = "dagster/max_retries"

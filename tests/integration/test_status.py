@@ -123,6 +123,10 @@ def test_a_group_that_has_not_begun_is_a_verdict(run):
         assert "Fix: turn on the group's sensor, or launch its live job." in second
         found = json.loads(run(command, "nobody-knows-it", "--json").stdout)
         assert (found["well"], found["begun"], len(found["problems"])) == (False, False, 1)
+    for command in ("audit", "report"):
+        told = run(command, "nobody-knows-it")
+        assert (told.exit_code, told.stdout) == (1, ""), command
+        assert "nobody-knows-it" in told.stderr
     metrics = run("status", "nobody-knows-it", "--prometheus")
     assert (metrics.exit_code, metrics.stdout) == (1, "")
     assert run("health", "nobody-knows-it", "--max-lag", -1).exit_code == 2
