@@ -61,7 +61,7 @@ class Tally:
         slowest_seconds: time of the slowest batch.
         slowest_share: largest share of its own run budget that a batch took; 1 is all of it.
         ranges: processed ranges.
-        skipped: number of quarantined offsets.
+        skipped: number of dead letters.
     """
 
     batches: int = 0
@@ -114,7 +114,7 @@ class Tally:
             **({} if self.rows is None else {"rows_written": dg.MetadataValue.int(self.rows)}),
             "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
             **{name: dg.MetadataValue.float(value) for name, value in self._rates.items()},
-            **({"quarantined_offsets": dg.MetadataValue.int(self.skipped)} if self.skipped else {}),
+            **({"dead_letters": dg.MetadataValue.int(self.skipped)} if self.skipped else {}),
             "processed": range_table(self.ranges),
         }
 

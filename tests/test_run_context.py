@@ -84,11 +84,14 @@ def budget_in_asset(instance, *, argument=None, op_tag=None, metadata=None, tags
         pytest.param(
             {"argument": 50, "op_tag": "100", "tags": limit(30)},
             30,
-            f"argument, {CAPPED}",
+            f"argument max_batch_seconds, {CAPPED}",
             id="the run caps code too",
         ),
         pytest.param(
-            {"metadata": 200, "tags": limit(30)}, 30, f"asset metadata, {CAPPED}", id="and metadata"
+            {"metadata": 200, "tags": limit(30)},
+            30,
+            f"max_batch_seconds of the asset, {CAPPED}",
+            id="and metadata",
         ),
         pytest.param(
             {"tags": limit(0)},

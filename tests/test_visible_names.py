@@ -293,7 +293,7 @@ def test_metadata_of_a_live_run():
     found = tally.metadata()
     assert [*found] == [
         "summary", "batches", "offsets", "rows_written", "slowest_batch_percent_of_budget",
-        "rows_per_second", "quarantined_offsets", "processed",
+        "rows_per_second", "dead_letters", "processed",
     ]  # fmt: skip
     assert columns(found["processed"]) == {"partition": "string", "range": "string", "offsets": "string"}
     uncounted = Tally()
