@@ -350,6 +350,13 @@ def test_metadata_of_a_crash_lag_partition(asset):
         for owed, again in (((PENDING,), False), ((), False), ((PENDING,), True))
     ]
     assert states == ["processed by this run", "processed before this run", "reprocessed by this run"]
+    half = OffsetRange("orders", 3, 70, 95)
+    closed = [range_metadata("orders-etl", PENDING, (), (), {}, written_off=[one]) for one in (PENDING, half)]
+    assert [one["state"].value for one in closed] == [
+        "written off, not processed",
+        "processed before this run, except 25 offsets that were written off",
+    ]
+    assert [*closed[0]] == ["group", "range", "offsets", "state", "written_off"]
 
 
 def test_metadata_of_a_range_that_is_written_off():

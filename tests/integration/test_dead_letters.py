@@ -254,6 +254,9 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     world.value = MENDED
     assert world.catch_up((1, 2)) is None
     assert (world.offsets_in_table(), world.letters()) == ([0, 2], [1])
+    key = dg.AssetKey(f"{world.name}_crash_lag")
+    [closed] = world.instance.fetch_materializations(key, limit=1).records
+    assert closed.asset_materialization.metadata["state"].value == "written off, not processed"
 
 
 def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypatch):
