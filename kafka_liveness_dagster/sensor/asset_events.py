@@ -98,7 +98,7 @@ def group_observations(
         "members": size,
         **({"events": dg.MetadataValue.md(_markdown_lines(events))} if events else {}),
         **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
-        **({_JOINED: dg.MetadataValue.json(joined)} if joined else {}),
+        **({_JOINED: dg.MetadataValue.json(joined[:_MAX_EVENTS])} if joined else {}),
         **({"windows": windows} if windows else {}),
         **({"external_commits": dg.MetadataValue.md(_code_block(external))} if external else {}),
         **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),

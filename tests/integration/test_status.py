@@ -150,6 +150,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
     for pending in found["partitions"][3]["pending"]:
         assert 0 <= pending.pop("age_seconds") < 600
         assert pending.pop("oldest_record_at").endswith("+00:00")
+        assert pending.pop("why") == "", "Dagster is not read"
     assert (found["well"], found["problems"]) == (True, [])
     assert found["next_steps"] == ["launch a backfill of 2 partitions of the group's crash lag asset"]
     assert found["partitions"][3] == {
