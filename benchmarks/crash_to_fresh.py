@@ -70,7 +70,7 @@ _EVENTS = {
     dg.DagsterEventType.RUN_STARTING: "taken from the queue",
     dg.DagsterEventType.RUN_START: "the next run's process works",
 }
-_LINES = {"poll interval ": "joins the group"}
+_LINES = {"process timeout ": "joins the group"}
 Moments = dict[str, float]
 
 

@@ -37,7 +37,7 @@ _EVENTS = {
     dg.DagsterEventType.RUN_START: "run started",
     dg.DagsterEventType.STEP_START: "step started",
 }
-_LINES = {"poll interval ": "joins the group", "Committed ": "offsets committed"}
+_LINES = {"process timeout ": "joins the group", "Committed ": "offsets committed"}
 Moments = dict[str, float]
 
 

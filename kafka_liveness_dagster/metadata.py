@@ -61,7 +61,7 @@ class Tally:
         slowest_seconds: time of the slowest batch.
         slowest_share: largest share of its own run budget that a batch took; 1 is all of it.
         ranges: processed ranges.
-        skipped: number of quarantined offsets.
+        skipped: number of dead letters.
     """
 
     batches: int = 0
@@ -114,7 +114,7 @@ class Tally:
             **({} if self.rows is None else {"rows_written": dg.MetadataValue.int(self.rows)}),
             "slowest_batch_percent_of_budget": dg.MetadataValue.float(round(100 * self.slowest_share, 1)),
             **{name: dg.MetadataValue.float(value) for name, value in self._rates.items()},
-            **({"quarantined_offsets": dg.MetadataValue.int(self.skipped)} if self.skipped else {}),
+            **({"dead_letters": dg.MetadataValue.int(self.skipped)} if self.skipped else {}),
             "processed": range_table(self.ranges),
         }
 
@@ -192,6 +192,7 @@ def range_metadata(
     of_run: Mapping[str, dg.MetadataValue],
     *,
     is_reprocessed: bool = False,
+    written_off: Iterable[OffsetRange] = (),
 ) -> dict[str, dg.MetadataValue]:
     """Return the metadata of one crash lag partition after its run.
 
@@ -202,17 +203,27 @@ def range_metadata(
         lost: ranges whose records had expired.
         of_run: metadata of the whole run.
         is_reprocessed: whether the run processed the range although it was not pending.
+        written_off: parts of requested ranges that were written off before the run.
     """
     was_pending = any(requested.overlaps(r) for r in pending)
     gone = [r for r in lost if r.overlaps(requested)]
     state = "processed by this run" if was_pending else "processed before this run"
+    if is_reprocessed and was_pending:
+        state = "reprocessed by this run"
+    closed = [r for r in written_off if r.overlaps(requested)]
+    if closed:
+        count = sum(r.size for r in closed)
+        state = (
+            "written off, not processed"
+            if count == requested.size
+            else f"{state}, except {format_count(count, 'offset')} that were written off"
+        )
     return {
         "group": dg.MetadataValue.text(group_id),
         "range": dg.MetadataValue.text(str(requested)),
         "offsets": dg.MetadataValue.text(format_count(requested.size, "offset")),
-        "state": dg.MetadataValue.text(
-            "reprocessed by this run" if is_reprocessed and was_pending else state
-        ),
+        "state": dg.MetadataValue.text(state),
+        **({"written_off": range_table(closed)} if closed else {}),
         **({"expired_unprocessed": range_table(gone)} if gone else {}),
         **(of_run if was_pending else {}),
     }

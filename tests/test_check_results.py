@@ -10,7 +10,13 @@ from kafka_liveness_dagster.core.freshness import ServiceLevel
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
-from kafka_liveness_dagster.sensor.checks import GroupChecks, changed_evaluations, needs_reevaluation
+from kafka_liveness_dagster.sensor.checks import (
+    GroupChecks,
+    StoredResults,
+    changed_evaluations,
+    needs_reevaluation,
+    outcome_of,
+)
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 BEGAN = 1_000.0
@@ -42,13 +48,14 @@ def observed(committed, log_end=120, outstanding=()):
     return GroupObservation(GroupSnapshot(GroupState.STABLE, (), (seen,)), ())
 
 
-def results(*passed):
+def results(*passed, texts=("", "")):
     """Results of checks, as an evaluation gives them."""
     return [
         dg.AssetCheckEvaluation(
             asset_key=dg.AssetKey("orders"),
             check_name=f"check_{number}",
             passed=one,
+            description=texts[number],
             severity=dg.AssetCheckSeverity.WARN,
         )
         for number, one in enumerate(passed)
@@ -66,11 +73,78 @@ def results(*passed):
 )
 def test_a_changed_result_is_stored_at_once(passed, seconds, stored):
     """Each stored result is a row in Dagster's database: an unchanged one is stored every ten minutes."""
-    _, outcomes, at = changed_evaluations(results(True, True), "", 0.0, BEGAN)
-    found, outcomes_now, stored_at = changed_evaluations(results(*passed), outcomes, at, BEGAN + seconds)
+    _, first = changed_evaluations(results(True, True), StoredResults(), BEGAN)
+    found, now = changed_evaluations(results(*passed), first, BEGAN + seconds)
     assert len(found) == stored
-    assert stored_at == (BEGAN + seconds if stored else BEGAN)
-    assert (outcomes_now == outcomes) is all(passed)
+    assert now.stored_at == (BEGAN + seconds if stored else BEGAN)
+    assert (now.outcomes == first.outcomes) is all(passed)
+
+
+def stored_over_time(passed, texts, tick_seconds=5.0):
+    """When, and how many results of two checks are stored, if one check has these texts tick by tick."""
+    stored = StoredResults()
+    found = []
+    for number, text in enumerate(texts):
+        now = BEGAN + tick_seconds * number
+        these, stored = changed_evaluations(results(passed, True, texts=(text, "fine")), stored, now)
+        found += [(now - BEGAN, len(these))] if these else []
+    return found
+
+
+PENDING = "{} offsets in 1 range are pending, the oldest for 6,230 s, longer than 60 s. Fix: materialize"
+
+
+@pytest.mark.parametrize(
+    ("passed", "texts", "stored"),
+    [
+        pytest.param(False, ["no member"] * 100, [(0, 2)], id="idle"),
+        pytest.param(
+            False,
+            [f"{PENDING.format(50)}"] * 20 + [f"{PENDING.format(80)}"] * 20,
+            [(0, 2), (100, 1)],
+            id="more offsets are pending",
+        ),
+        pytest.param(
+            False,
+            [PENDING.format(50 + number) for number in range(100)],
+            [(60.0 * minute, 1 if minute else 2) for minute in range(9)],
+            id="more at each tick: once a minute",
+        ),
+        pytest.param(
+            False,
+            [f"lag {600 + 7 * (number % 9)} is above max_lag=20" for number in range(100)],
+            [(0, 2)],
+            id="a lag that jiggles",
+        ),
+        pytest.param(
+            False,
+            ["lag 600 is above max_lag=20"] * 20 + ["lag 90,000 is above max_lag=20"] * 20,
+            [(0, 2), (100, 1)],
+            id="a lag that grows",
+        ),
+        pytest.param(
+            True,
+            [f"1 member at work, lag {4 ** (number % 9)}" for number in range(100)],
+            [(0, 2)],
+            id="a lag that is fine",
+        ),
+        pytest.param(
+            True,
+            ["nothing is pending"] * 20 + [f"{PENDING.format(80)}"] * 20,
+            [(0, 2), (100, 1)],
+            id="a check that only reports",
+        ),
+        pytest.param(
+            False,
+            ["run 0badcafe hangs"] * 3 + ["run 0000beef hangs"] * 20,
+            [(0, 2), (60, 1)],
+            id="another run, within a minute",
+        ),
+    ],
+)
+def test_a_text_with_other_facts_is_stored_once_a_minute(passed, texts, stored):
+    """A warning that stays a warning has today's numbers; numbers that move with each record are no facts."""
+    assert stored_over_time(passed, texts) == stored
 
 
 def test_results_that_a_materialization_hides_are_stored_again():
@@ -78,7 +152,8 @@ def test_results_that_a_materialization_hides_are_stored_again():
     assert needs_reevaluation(8, 7, BEGAN, BEGAN + 20)
     assert not needs_reevaluation(8, 7, BEGAN, BEGAN + 19)
     assert not needs_reevaluation(7, 7, BEGAN, BEGAN + 20)
-    found, _, _ = changed_evaluations(results(True), ".", BEGAN, BEGAN + 20, must_repeat=True)
+    stored = StoredResults("check_0 passed", BEGAN)
+    found, _ = changed_evaluations(results(True), stored, BEGAN + 20, must_repeat=True)
     assert len(found) == 1
 
 
@@ -151,15 +226,53 @@ def test_a_freshness_that_no_broker_confirms_is_not_green():
 
         checks.report_unknown_freshness(instance, error)
         assert stored() == [], "it was never green"
-        [*_, fresh] = checks.evaluate(observed(120), instance, [], BEGAN)
-        instance.report_runless_asset_event(fresh)
-        assert not checks.is_freshness_outdated(instance, FRESH)
+        [*others, fresh] = checks.evaluate(observed(120), instance, [], BEGAN)
+        outcomes = ", ".join(map(outcome_of, [*others, fresh]))
+        assert checks.are_results_outdated(instance, outcomes), "nothing is stored yet"
+        for one in (*others, fresh):
+            instance.report_runless_asset_event(one)
+        assert not checks.are_results_outdated(instance, outcomes)
         for _ in range(2):
             checks.report_unknown_freshness(instance, error)
         unknown, _ = stored()
         assert (unknown.passed, unknown.severity) == (False, dg.AssetCheckSeverity.WARN)
         assert unknown.description == "unknown: no broker responded within 5 s"
-        assert checks.is_freshness_outdated(instance, FRESH)
-        assert not group_checks().is_freshness_outdated(instance, FRESH)
+        assert checks.are_results_outdated(instance, outcomes)
+        assert not checks.are_results_outdated(instance, ""), "the first tick stores all of them anyway"
         group_checks().report_unknown_freshness(instance, error)
         assert len(stored()) == 2
+
+
+@pytest.mark.parametrize(("succeeds", "in_progress"), [(True, False), (False, False), (False, True)])
+def test_a_run_of_the_checks_job_does_not_hide_the_results_of_the_sensor(succeeds, in_progress):
+    """A run that failed a check, or that failed itself: the next evaluation stores the present result."""
+    checks = group_checks()
+    lag = next(one for one in checks.specs if one.name == "lag")
+    with dg.DagsterInstance.ephemeral() as instance:
+        verdicts = checks.evaluate(observed(120), instance, [], BEGAN)
+        for one in verdicts:
+            instance.report_runless_asset_event(one)
+        outcomes = ", ".join(map(outcome_of, verdicts))
+        assert not checks.are_results_outdated(instance, outcomes)
+
+        @dg.asset_check(asset=lag.asset_key, name="lag")
+        def by_run():
+            if in_progress:
+                assert not checks.are_results_outdated(instance, outcomes), "it will store its result"
+            if not succeeds:
+                raise ValueError
+            return dg.AssetCheckResult(passed=False)
+
+        job = dg.define_asset_job("checks", selection=dg.AssetSelection.all_asset_checks())
+        defs = dg.Definitions([dg.AssetSpec("orders")], asset_checks=[by_run], jobs=[job])
+        defs.resolve_job_def("checks").execute_in_process(instance=instance, raise_on_error=False)
+        assert checks.are_results_outdated(instance, outcomes)
+        found, _ = changed_evaluations(
+            verdicts,
+            StoredResults(outcomes, BEGAN),
+            BEGAN + 1,
+            must_repeat=checks.are_results_outdated(instance, outcomes),
+        )
+        for one in found:
+            instance.report_runless_asset_event(one)
+        assert not checks.are_results_outdated(instance, outcomes), "Dagster shows the sensor's result"

@@ -173,7 +173,7 @@ def test_every_command_that_reads_kafka_is_tested():
         (UnknownLedgerFormatError, 1, 3),
         (DataExpiredError, 1, 3),
         (InvalidSettingError, 1, 2),
-        (NoSuchGroupError, 1, 2),
+        (NoSuchGroupError, 1, 1),
         (TableSchemaError, 1, 2),
         (TopicNotFoundError, 1, 1),
         (TopicRecreatedError, 1, 1),

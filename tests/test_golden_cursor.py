@@ -29,7 +29,8 @@ from kafka_liveness_dagster.sensor.cursor import GroupCursor
 NOW = 1_795_000_000.0
 CURSOR = (
     '{"observed_at":1794999970.5,"started_at":1794000000,"event_count":12,"check_outcomes":".WE..",'
-    '"checks_stored_at":1794999980.25,"checked_materialization":41,"pending_hash":1443367605,'
+    '"checks_stored_at":1794999980.25,"check_facts":{"lag":"0badf00d"},"check_facts_stored_at":1794999981.25,'
+    '"checked_materialization":41,"pending_hash":1443367605,'
     '"windows_done_until":1794999600.0,"windows_watched_since":1794990000.0,"last_late_event":17,'
     '"windows_identity":"1h 2026-11-01 UTC","first_window_start":1794985200.0,"group_state":"rebalancing",'
     '"member_runs":{"fda4e0a4":"0000beef"},"other_instance_runs":{"8aa3d032":"0000cafe"},'
@@ -42,6 +43,7 @@ TIMES = {
     "1794999970.5": "2026-11-18T11:06:10.500Z",
     "1794000000": "2026-11-06T21:20:00Z",
     "1794999980.25": "2026-11-18T11:06:20.250Z",
+    "1794999981.25": "2026-11-18T11:06:21.250Z",
     "1794999600.0": "2026-11-18T11:00:00Z",
     "1794990000.0": "2026-11-18T08:20:00Z",
     "1794985200.0": "2026-11-18T07:00:00Z",

@@ -95,7 +95,7 @@ def test_the_text():
     at = lines.index("2026-11-27 17:20:40 UTC  run 0badcafe crashed")
     assert lines[at + 1 : at + 3] == [
         "  live again after 1 min 10 s; skipped 70 offsets",
-        "  caught up not yet: 70 offsets pending; SLA missed for 3 min 10 s",
+        "  not caught up yet: 70 offsets pending; SLA missed for 3 min 10 s",
     ]
     assert max(map(len, lines)) <= 80
     assert "fresh within 20 s      73.91 %" in lines
@@ -145,8 +145,59 @@ def test_crash_lag_that_was_caught_up_before_the_history():
         skipped={OffsetRange("orders", 0, 30, 100): "0badcafe"},
     )  # fmt: skip
     lines = text_of(Report(history, SLA))
-    assert "  live again not yet; skipped 70 offsets" in lines
+    assert "  not live again yet; skipped 70 offsets" in lines
     assert "  caught up before the known history; SLA missed for 0 s" in lines
+
+
+def idle_group(*, joins=(), commits=(), sla=SLA):
+    """A group whose run crashes at 40 s, 10 s after its last record; a record arrives at 200 s."""
+    found = [TableCommit(BEGAN + at, {AT: (Span(at - 10, at),)}, rows=10) for at in (10, 20, 30)]
+    found += [TableCommit(BEGAN + at, {AT: (Span(30, 40),)}, rows=10) for at in commits]
+    steps = {AT: partition_steps(AT, found, until=BEGAN + 240, origin=0)}
+    arrivals = {(AT, offset): BEGAN + offset for offset in (0, 10, 20)}
+    history = GroupHistory(
+        "orders-etl", BEGAN, BEGAN + 240, known_since=BEGAN + 10, steps=steps, commits=found,
+        timestamps={**arrivals, **({(AT, 30): BEGAN + 200} if commits else {})},
+        departures=[Departure(BEGAN + 40, "0badcafe", LeaveReason.CRASHED)],
+        joins=[(BEGAN + at, run) for at, run in joins],
+    )  # fmt: skip
+    return Report(history, sla)
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        pytest.param(
+            {"joins": [(41, "0badcafe"), (44, "0000beef")]},
+            "  live again after 4 s (idle topic); skipped none",
+            id="a successor joined",
+        ),
+        pytest.param(
+            {"joins": [(44, "0000beef")], "commits": [203]},
+            "  live again after 4 s (idle topic); skipped none",
+            id="records came later",
+        ),
+        pytest.param(
+            {"commits": [203]},
+            "  live again after 2 min 43 s, 3 s after the first unread record; skipped none",
+            id="no join is known",
+        ),
+        pytest.param({}, "  not live again yet, with no record to read; skipped none", id="no successor yet"),
+    ],
+)
+def test_a_crash_on_an_idle_topic(facts, line):
+    """Nothing was behind, so the time to the next commit is no outage."""
+    lines = text_of(idle_group(**facts))
+    at = lines.index("2026-11-27 17:20:40 UTC  run 0badcafe crashed")
+    assert lines[at + 1] == line
+    assert lines[at + 2] == "  SLA missed for 0 s"
+
+
+def test_without_an_sla_no_missed_time_is_shown():
+    """Neither in the terminal nor on the page."""
+    found = idle_group(sla=ServiceLevel(), commits=[203])
+    assert "SLA missed" not in "\n".join(text_of(found))
+    assert "SLA missed" not in " ".join(Page(report_as_html(found)).words)
 
 
 def test_names_of_users_are_text():

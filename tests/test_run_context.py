@@ -61,32 +61,49 @@ def budget_in_asset(instance, *, argument=None, op_tag=None, metadata=None, tags
 @pytest.mark.parametrize(
     ("said", "seconds", "source"),
     [
-        pytest.param({}, 300, "resource default", id="nobody said anything"),
+        pytest.param({}, 300, "default_max_batch_seconds of the Kafka resource", id="nobody said anything"),
         pytest.param({"tags": limit(900)}, 900, REMAINING, id="the run's limit says more than a default"),
         pytest.param(
-            {"metadata": 200, "tags": limit(900)}, 200, "asset metadata", id="asset metadata before that"
+            {"metadata": 200, "tags": limit(900)},
+            200,
+            "max_batch_seconds of the asset",
+            id="asset metadata before that",
         ),
         pytest.param(
-            {"op_tag": "100", "metadata": 200, "tags": limit(900)}, 100, "op tag", id="an op tag before both"
+            {"op_tag": "100", "metadata": 200, "tags": limit(900)},
+            100,
+            "op tag kafka_liveness/max_batch_seconds",
+            id="an op tag before both",
         ),
         pytest.param(
             {"argument": 50, "op_tag": "100", "metadata": 200, "tags": limit(900)},
             50,
-            "argument",
+            "argument max_batch_seconds",
             id="code before all",
         ),
         pytest.param(
             {"argument": 50, "op_tag": "100", "tags": limit(30)},
             30,
-            f"argument, {CAPPED}",
+            f"argument max_batch_seconds, {CAPPED}",
             id="the run caps code too",
         ),
         pytest.param(
-            {"metadata": 200, "tags": limit(30)}, 30, f"asset metadata, {CAPPED}", id="and metadata"
+            {"metadata": 200, "tags": limit(30)},
+            30,
+            f"max_batch_seconds of the asset, {CAPPED}",
+            id="and metadata",
         ),
-        pytest.param({"tags": limit(0)}, 300, "resource default", id="Dagster takes a limit of 0 for none"),
         pytest.param(
-            {"metadata": dg.MetadataValue.float(1.5)}, 1.5, "asset metadata", id="metadata in Dagster's type"
+            {"tags": limit(0)},
+            300,
+            "default_max_batch_seconds of the Kafka resource",
+            id="Dagster takes a limit of 0 for none",
+        ),
+        pytest.param(
+            {"metadata": dg.MetadataValue.float(1.5)},
+            1.5,
+            "max_batch_seconds of the asset",
+            id="metadata in Dagster's type",
         ),
     ],
 )
@@ -110,7 +127,7 @@ def test_a_plain_op_has_a_budget_too(instance):
         consume()
 
     consuming.execute_in_process(instance=instance)
-    assert str(found[0]) == "90 s (op tag)"
+    assert str(found[0]) == "90 s (op tag kafka_liveness/max_batch_seconds)"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +147,10 @@ def test_a_plain_op_has_a_budget_too(instance):
             {"tags": limit("1h")}, InvalidSettingError, "run tag dagster/max_runtime is '1h'", id="run tag"
         ),
         pytest.param(
-            {"metadata": 300_000}, InvalidSettingError, "300,000 s .asset metadata.*24 h", id="milliseconds"
+            {"metadata": 300_000},
+            InvalidSettingError,
+            "300,000 s .max_batch_seconds of the asset.*24 h",
+            id="milliseconds",
         ),
         pytest.param(
             {"tags": limit(0.001)}, MaxRuntimeReachedError, "No further batch was started", id="nothing left"
@@ -145,13 +165,19 @@ def test_a_budget_nobody_could_mean_is_refused_by_its_owner(instance, said, erro
 
 def test_a_script_has_no_run_to_ask():
     """Without a context the argument and the default are all there is."""
-    assert str(budget_of(None, argument=None, default=300)) == "300 s (resource default)"
+    assert (
+        str(budget_of(None, argument=None, default=300))
+        == "300 s (default_max_batch_seconds of the Kafka resource)"
+    )
 
 
 def test_a_context_built_by_hand_is_a_script(instance):
     """A unit test of an asset needs no run: nothing of it is in the instance."""
     with dg.build_asset_context(instance=instance) as context:
-        assert str(budget_of(context, argument=None, default=300)) == "300 s (resource default)"
+        assert (
+            str(budget_of(context, argument=None, default=300))
+            == "300 s (default_max_batch_seconds of the Kafka resource)"
+        )
         assert run_context_of(context).client_id.startswith("kafka-liveness/script/")
 
 
@@ -180,8 +206,10 @@ class AskedForBudget:
 @pytest.mark.parametrize(
     ("max_batch_seconds", "found"),
     [
-        pytest.param(120, "120 s (asset metadata)", id="the asset's own"),
-        pytest.param(None, "300 s (resource default)", id="an asset that says nothing"),
+        pytest.param(120, "120 s (max_batch_seconds of the asset)", id="the asset's own"),
+        pytest.param(
+            None, "300 s (default_max_batch_seconds of the Kafka resource)", id="an asset that says nothing"
+        ),
     ],
 )
 def test_a_run_from_the_ui_has_the_assets_budget(instance, lane, max_batch_seconds, found):

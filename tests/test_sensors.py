@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.event_detection import (
 )
 from kafka_liveness_dagster.core.events import GroupEmptied, GroupEvent, LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.orphaned_runs import Absence
+from kafka_liveness_dagster.sensor.checks import StoredResults
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 from kafka_liveness_dagster.sensor.run_requests import EventHook
 
@@ -146,7 +147,7 @@ def test_a_clock_that_was_set_back_delays_nothing():
         last_tick_at=2_000.0,
     )
     cursor = GroupCursor.of(
-        memory, observed_at=2_000.0, started_at=1, event_count=7, checks_stored_at=2_000.0
+        memory, observed_at=2_000.0, started_at=1, event_count=7, checks=StoredResults("", 2_000.0)
     )
     assert cursor.as_of(2_010.0) == cursor
     back = cursor.as_of(1_000.0)

@@ -37,7 +37,7 @@ from kafka_liveness_dagster.core.event_detection import SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
 from kafka_liveness_dagster.core.freshness import ServiceLevel
-from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, LiveRun, PendingCause, PendingReason
 from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdict
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -58,6 +58,7 @@ from kafka_liveness_dagster.kafka.group_description import MemberDescription
 from kafka_liveness_dagster.kafka.group_status import GroupStatus, MemberStatus, PartitionStatus
 from kafka_liveness_dagster.runs import tags
 from kafka_liveness_dagster.runs.run_context import run_context_of
+from kafka_liveness_dagster.sensor.checks import StoredResults
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.spark.table import commits, ledger
 from kafka_liveness_dagster.telemetry.metrics import METRICS
@@ -312,8 +313,7 @@ def test_the_cursor_of_the_sensor():
         observed_at=10.0,
         started_at=11,
         event_count=12,
-        check_outcomes="lag passed, retention WARN",
-        checks_stored_at=13.0,
+        checks=StoredResults("lag passed, retention WARN", 13.0, {"lag": "0badf00d"}, 16.0),
         checked_materialization=14,
         pending_hash=15,
         told=windows,
@@ -324,6 +324,8 @@ def test_the_cursor_of_the_sensor():
         "event_count": 12,
         "check_outcomes": "lag passed, retention WARN",
         "checks_stored_at": "1970-01-01T00:00:13Z",
+        "check_facts": {"lag": "0badf00d"},
+        "check_facts_stored_at": "1970-01-01T00:00:16Z",
         "checked_materialization": 14,
         "pending_hash": 15,
         "windows_done_until": "1970-01-01T00:00:01Z",
@@ -477,7 +479,8 @@ def test_verdicts_as_json():
         AT, 120, LiveCommitMetadata(OwnerState.RUNNING, RUN), log_end=120, outstanding=(Span(70, 90),)
     )
     found = GroupStatus("etl", (PartitionStatus(seen, CatchUpCommitMetadata(), ()),), ())
-    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),))
+    letter = PendingReason(OffsetRange(*AT, 75, 76), PendingCause.BAD_RECORD, "X: no")
+    runs = GroupRuns(live=(LiveRun(RUN, "0badcafe-1111", 4242),), pending_reasons=(letter,))
     report = StatusReport(
         found, runs, oldest_seconds={OffsetRange(*AT, 70, 90): 1.0}, now_seconds=41.0
     ).as_json()
@@ -493,6 +496,7 @@ def test_verdicts_as_json():
             "expiry": "safe",
             "oldest_record_at": "1970-01-01T00:00:01.000+00:00",
             "age_seconds": 40.0,
+            "why": "dead letter: X: no",
         }
     ]
     health = health_as_json("etl", [Verdict(Severity.FINE, "members: 1")], is_well=True, not_begun="")
@@ -636,7 +640,8 @@ def test_the_json_of_the_report():
 
 OF_THE_REPORT = {
     "incidents": (
-        *("at", "run", "reason", "is_crash", "resumed_after_seconds", "skipped_offsets", "pending_offsets"),
+        *("at", "run", "reason", "is_crash", "resumed_after_seconds", "unread_after_seconds"),
+        *("skipped_offsets", "pending_offsets"),
         *("caught_up_after_seconds", "fresh_missed_seconds", "complete_missed_seconds", "missed_seconds"),
     ),
     "backfills": ("start", "end", "run", "status"),

@@ -31,9 +31,9 @@ from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, MemberSnapshot, Run, RunFate
-from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.events import LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.freshness import ServiceLevel, judge_freshness
-from kafka_liveness_dagster.core.group_verdict import GroupRuns
+from kafka_liveness_dagster.core.group_verdict import GroupRuns, PendingCause, PendingReason
 from kafka_liveness_dagster.core.health import OpenTransaction, with_open_transactions
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
@@ -293,7 +293,7 @@ def test_metadata_of_a_live_run():
     found = tally.metadata()
     assert [*found] == [
         "summary", "batches", "offsets", "rows_written", "slowest_batch_percent_of_budget",
-        "rows_per_second", "quarantined_offsets", "processed",
+        "rows_per_second", "dead_letters", "processed",
     ]  # fmt: skip
     assert columns(found["processed"]) == {"partition": "string", "range": "string", "offsets": "string"}
     uncounted = Tally()
@@ -350,6 +350,13 @@ def test_metadata_of_a_crash_lag_partition(asset):
         for owed, again in (((PENDING,), False), ((), False), ((PENDING,), True))
     ]
     assert states == ["processed by this run", "processed before this run", "reprocessed by this run"]
+    half = OffsetRange("orders", 3, 70, 95)
+    closed = [range_metadata("orders-etl", PENDING, (), (), {}, written_off=[one]) for one in (PENDING, half)]
+    assert [one["state"].value for one in closed] == [
+        "written off, not processed",
+        "processed before this run, except 25 offsets that were written off",
+    ]
+    assert [*closed[0]] == ["group", "range", "offsets", "state", "written_off"]
 
 
 def test_metadata_of_a_range_that_is_written_off():
@@ -378,16 +385,17 @@ def test_metadata_of_a_topic():
             "orders-etl",
             ["orders"],
             look(instance),
-            [CRASHED],
+            [CRASHED, MemberJoined("0000beef", ()), MemberJoined("kcat at 10.0.0.7", (), is_foreign=True)],
             failed=["on_event failed"],
             windows="complete to 10:00",
         )
     assert [*found.metadata] == [
         "group", "lag", "pending_offsets", "unexpected_departures", "partitions", "state", "members",
-        "events", "departures", "windows", "external_commits", "member_table", "sensor_errors",
+        "events", "departures", "joined", "windows", "external_commits", "member_table", "sensor_errors",
         "run 0badcafe",
     ]  # fmt: skip
     assert found.metadata["departures"].value == [{"run": RUN[:8], "reason": "crashed"}]
+    assert found.metadata["joined"].value == ["0000beef"]
     assert columns(found.metadata["partitions"]) == {
         "partition": "string", "committed": "string", "log_end": "string", "lag": "string",
         "pending": "string", "last_commit_by_run": "string", "owner_state": "string",
@@ -709,12 +717,11 @@ def test_tables_of_commands():
     assert status_output._partitions_table(nothing, report.runs).columns == (
         "partition", "log", "committed", "run", "lag", "pending", "complete to", "done beyond",
     )  # fmt: skip
-    assert status_output._pending_table(report).columns == (
-        "pending range",
-        "offsets",
-        "oldest record",
-        "retention",
-    )
+    columns = ("pending range", "offsets", "oldest record", "retention")
+    assert status_output._pending_table(report).columns == columns
+    skipped = GroupRuns(pending_reasons=(PendingReason(PENDING, PendingCause.SKIPPED),))
+    by_dagster = status_output.StatusReport(nothing, skipped, oldest_seconds={}, now_seconds=0.0)
+    assert status_output._pending_table(by_dagster).columns == (*columns, "why")
     assert status_output._members_table(nothing).columns == (
         "member",
         "run",

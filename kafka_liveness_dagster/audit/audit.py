@@ -17,6 +17,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id, is_table_name, join_some
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.group_description import decode_partition_state
+from kafka_liveness_dagster.kafka.group_status import NoSuchGroupError
 from kafka_liveness_dagster.kafka.partition_states import with_ledger
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class NothingToAuditError(InvalidSettingError):
-    """An audit without a target: the group has no commit, or its table is not known."""
+    """An audit without a target: the table of the group is not known."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class GroupAudit:
         """Return the certificate as of now.
 
         Raises:
-            NothingToAuditError: the group has no commit, or no target is known. The message has the fix.
+            NoSuchGroupError: the group has no commit.
+            NothingToAuditError: no target is known. The message has the fix.
             KafkaLivenessError: the broker, Spark or the table did not respond.
         """
         check_group_id(self.group_id)
@@ -83,7 +85,7 @@ class GroupAudit:
         else:
             states = commits if ledger is None else with_ledger(commits, ledger)
         if not states:
-            raise self._nothing_to_audit_error()
+            raise self._no_commit_error()
         twice = find_overlaps(history.commits) if history is not None else {}
         partitions = [
             PartitionCertificate(
@@ -139,7 +141,7 @@ class GroupAudit:
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
         )
         if not (live or catch_up or self.table or self.sink_ledger):
-            raise self._nothing_to_audit_error()
+            raise self._no_commit_error()
         named = set(self.topics) or {tp.topic for tp in (*live, *catch_up)}
         return self.cluster.with_log_bounds(
             {tp: decode_partition_state(live.get(tp), catch_up.get(tp)) for tp in asked if tp.topic in named}
@@ -192,9 +194,9 @@ class GroupAudit:
             found = {}
         return [replace(p, rows=found.get(p.topic_partition)) for p in partitions]
 
-    def _nothing_to_audit_error(self) -> NothingToAuditError:
+    def _no_commit_error(self) -> NoSuchGroupError:
         of = f" for {', '.join(self.topics)}" if self.topics else ""
-        return NothingToAuditError(
+        return NoSuchGroupError(
             f"No offset of group {self.group_id!r} is committed{of} at "
             f"{self.cluster.settings.bootstrap_servers}. Nothing was audited. If its topic was deleted or "
             "its offsets expired, the table still has the ledger. Fix: check the group id, or name the table "

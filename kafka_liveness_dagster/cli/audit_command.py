@@ -83,8 +83,8 @@ def audit(
 
     --deep also reads all rows and all records. It finds rows of unrecorded offsets, and records without rows.
 
-    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified; 2: invalid command
-    line, or nothing to audit; 3: Kafka, Spark or the catalog did not respond.
+    Never joins, never commits, never writes. Exit code 0: certified; 1: not certified, or the group has no
+    commit; 2: invalid command line, or no known target; 3: Kafka, Spark or the catalog did not respond.
 
     \b
     Example:

@@ -68,6 +68,7 @@ def exit_code_of(error: KafkaLivenessError, *, reads_only: bool = False) -> int:
     """Return the exit code of an error; ``errors_as_exit_codes`` has the argument."""
     from kafka_liveness_dagster.embedded.state import ServicesDownError  # noqa: PLC0415  `--help` must not wait for it
     from kafka_liveness_dagster.kafka import errors as kafka  # noqa: PLC0415
+    from kafka_liveness_dagster.kafka.group_status import NoSuchGroupError  # noqa: PLC0415
     from kafka_liveness_dagster.runs.storage import DagsterStorageError  # noqa: PLC0415
     from kafka_liveness_dagster.spark import errors as spark  # noqa: PLC0415
 
@@ -94,5 +95,7 @@ def exit_code_of(error: KafkaLivenessError, *, reads_only: bool = False) -> int:
         )
     if isinstance(error, no_response):
         return NO_RESPONSE
+    if isinstance(error, NoSuchGroupError):
+        return NOT_WELL  # a group that has not begun looks like a mistyped name
     wrong_words = (InvalidSettingError, spark.TableSchemaError)
     return USAGE if reads_only and isinstance(error, wrong_words) else NOT_WELL

@@ -389,6 +389,7 @@ def replay(
       kafka-liveness replay orders-etl --from 2026-11-22T10:00:00Z --to 2026-11-22T11:00:00Z
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import replay as by_hand  # noqa: PLC0415  `--help` must not wait for it
+    from kafka_liveness_dagster.cli.backfill_command import materialize_command  # noqa: PLC0415
 
     kafka = kafka_settings(bootstrap_servers, command_config)
     found = by_hand.find_ranges(kafka, group, topics, begin=begin, end=end, allow_expired=allow_expired)
@@ -399,9 +400,10 @@ def replay(
         ranges = list(map(str, found.ranges))
         click.echo(json.dumps({"group": group, "asset": name, "partitions": keys, "ranges": ranges}))
         return
-    click.echo(
-        f"Added to {name}; materialize them in the UI or with `dg launch --assets {name} --partition …`:"
-    )
+    # New partitions are Dagster's last ones, so there is no other one between two of them
+    command = materialize_command(Path.cwd(), name, keys, keys)
+    command = command or f"dagster asset materialize -f FILE --select {name} --partition …"
+    click.echo(f"Added to {name}; materialize them in the UI, or with `{command}`:")
     for key in keys:
         click.echo(f"  {key}")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.departures import RunFate, departures
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
@@ -68,7 +69,7 @@ def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> tuple[GroupRuns, b
             return _runs_by_kafka(found), True
         with instance:
             observed = GroupObservation.read(cluster, instance, found.group_id, topics)
-            asset, partitions = _crash_lag(instance, found.group_id, observed)
+            crash_lag = _crash_lag(instance, found.group_id, observed)
     seen = observed.snapshot
     left = _not_in_good_order(seen.owners_without_member)
     gone = {one.run for one in left}
@@ -89,30 +90,36 @@ def _runs_by_dagster(cluster: Cluster, found: GroupStatus) -> tuple[GroupRuns, b
             and run not in gone
         ),
         catching_up=tuple(run for run, known in seen.catch_up.items() if known.is_working),
-        crash_lag_asset=asset,
-        partitions_to_backfill=partitions,
         is_dagster_read=True,
+        **crash_lag,
     )
     return runs, is_same_moment
 
 
-def _crash_lag(
-    instance: dg.DagsterInstance, group_id: str, observed: GroupObservation
-) -> tuple[str, int | None]:
-    """Return the crash lag asset, and the number of its partitions to backfill; ("", None) if unknown."""
+def _crash_lag(instance: dg.DagsterInstance, group_id: str, observed: GroupObservation) -> dict[str, Any]:
+    """Return the fields of ``GroupRuns`` on the crash lag asset and its partitions; none if unknown."""
+    from kafka_liveness_dagster.cli.backfill_command import materialize_command  # noqa: PLC0415  Dagster takes a second
     from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset  # noqa: PLC0415  Dagster takes a second
+    from kafka_liveness_dagster.cli.pending_reasons import find_pending_reasons  # noqa: PLC0415
     from kafka_liveness_dagster.core.partition_keys import is_key  # noqa: PLC0415
 
     if not observed.pending:
-        return "", None
+        return {}
     try:
         asset = crash_lag_asset(instance, group_id, None, outcome="")
     except KafkaLivenessError:  # another instance has the asset, or several assets fit
-        return "", None
+        return {}
     keys = instance.get_dynamic_partitions(asset.to_python_identifier())
     done = instance.get_materialized_partitions(asset)
     open_keys = [key for key in keys if key not in done and is_key(key)]
-    return asset.to_user_string(), len(observed.still_pending(open_keys))
+    pending = observed.still_pending(open_keys)
+    name = asset.to_user_string()
+    return {
+        "crash_lag_asset": name,
+        "partitions_to_backfill": len(pending),
+        "pending_reasons": tuple(find_pending_reasons(instance, asset, group_id, pending, keys)),
+        "backfill_command": materialize_command(Path.cwd(), name, pending, keys),
+    }
 
 
 def _live_run(run: dg.DagsterRun) -> LiveRun:

@@ -115,7 +115,8 @@ def report(
     of the Dagster instance that DAGSTER_HOME names. The report names each time and fact that is missing.
     Never joins, never commits, never writes to any of them.
 
-    Exit code 0: no limit was missed; 1: a limit was missed; 3: a broker, Spark or the table did not respond.
+    Exit code 0: no limit was missed; 1: a limit was missed, or the group has no commit.
+    2: invalid command line; 3: a broker, Spark or the table did not respond.
 
     \b
     Example:

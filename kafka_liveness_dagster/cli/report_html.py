@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.cli.report_output import incident_cells, shares
 from kafka_liveness_dagster.cli.report_sources import format_time
-from kafka_liveness_dagster.core.report import BUCKETS, format_duration, format_share, total
+from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.report import BUCKETS, format_share, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -331,15 +332,15 @@ def _incidents(report: Report) -> Iterator[str]:
     if not report.incidents:
         yield '<p class="about">None is recorded in this time span.</p></section>'
         return
-    columns = ("#", "time", "run", "event", "live again", "skipped", "caught up", "SLA missed for", "share")
+    cost = ("SLA missed for", "share") if report.sla.is_set else ()
+    columns = ("#", "time", "run", "event", "live again", "skipped", "caught up", *cost)
     known = report.known_seconds
     rows = []
     for number, one in enumerate(report.incidents, 1):
         at, run, event, resumed, skipped, caught_up, missed = incident_cells(one)
         share = f"{100 * one.missed_seconds / known:.2f} %" if known and one.missed_seconds else "none"
-        rows.append(
-            (str(number), at, run, event, resumed, skipped, caught_up or "nothing to do", missed, share)
-        )
+        costs = (missed, share) if report.sla.is_set else ()
+        rows.append((str(number), at, run, event, resumed, skipped, caught_up or "nothing to do", *costs))
     yield from _table(columns, rows)
     rest = report.unattributed_seconds
     if rest >= _MIN_NAMED_SECONDS:

@@ -9,12 +9,16 @@ from rich.console import Group
 from rich.text import Text
 
 from kafka_liveness_dagster.cli.report_sources import format_time
-from kafka_liveness_dagster.core.report import format_duration, format_share, total
+from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.report import format_share, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kafka_liveness_dagster.core.report import Incident, Interval, Report
+
+_NOT_YET = "not yet"
+_SHORT_IDLE_SECONDS = 1.0  # a busy topic has a record sooner
 
 
 def report_as_json(report: Report) -> dict[str, Any]:
@@ -56,6 +60,7 @@ def _incident_json(one: Incident) -> dict[str, Any]:
         "reason": one.departure.reason.code if one.departure.reason else None,
         "is_crash": one.departure.is_crash,
         "resumed_after_seconds": one.resumed_after_seconds,
+        "unread_after_seconds": one.unread_after_seconds,
         "skipped_offsets": one.skipped_offsets,
         "pending_offsets": one.pending_offsets,
         "caught_up_after_seconds": one.caught_up_after_seconds,
@@ -90,19 +95,36 @@ def report_as_text(report: Report) -> Group:
     ]
     width = max(len(name) for name, _ in lines) + 2
     facts = [Text.assemble(f"{name:<{width}}", value) for name, value in lines]
-    incidents = [Text(line) for one in report.incidents for line in _incident_lines(one)]
+    incidents = [
+        Text(line) for one in report.incidents for line in _incident_lines(one, has_sla=report.sla.is_set)
+    ]
     rest = report.unattributed_seconds
     other = [Text(f"SLA missed without a crash or fence: {format_duration(rest)}")] if rest >= 1 else []
     notes = [Text(f"note: {note}", "yellow") for note in history.notes]
     return Group(Text(report.verdict, style), Text(report.summary), *facts, *incidents, *other, *notes)
 
 
-def _incident_lines(one: Incident) -> Iterator[str]:
+def _incident_lines(one: Incident, *, has_sla: bool) -> Iterator[str]:
     at, run, event, resumed, skipped, caught_up, missed = incident_cells(one)
     yield f"{at}  run {run} {event}"
-    yield f"  live again {resumed}; skipped {skipped}"
-    before = f"caught up {caught_up}; " if caught_up else ""
-    yield f"  {before}SLA missed for {missed}"
+    yield f"  {_clause('live again', resumed)}; skipped {skipped}"
+    consequences = [
+        *([_clause("caught up", caught_up)] if caught_up else []),
+        *([f"SLA missed for {missed}"] if has_sla else []),
+    ]
+    if consequences:
+        yield f"  {'; '.join(consequences)}"
+
+
+def _clause(state: str, cell: str) -> str:
+    """Return a cell with its state as a clause.
+
+    >>> _clause("caught up", "not yet: 70 offsets pending"), _clause("caught up", "after 3.2 s")
+    ('not caught up yet: 70 offsets pending', 'caught up after 3.2 s')
+    """
+    if cell.startswith(_NOT_YET):
+        return f"not {state} yet{cell.removeprefix(_NOT_YET)}"
+    return f"{state} {cell}"
 
 
 def shares(report: Report) -> list[tuple[str, float | None]]:
@@ -132,8 +154,16 @@ def incident_cells(one: Incident) -> tuple[str, ...]:
 def _resumed(one: Incident) -> str:
     if one.is_earlier:
         return "before the time span"
-    seconds = one.resumed_after_seconds
-    return "not yet" if seconds is None else f"after {format_duration(seconds)}"
+    unread = one.unread_after_seconds
+    if one.resumed_after_seconds is None:
+        return _NOT_YET if unread is not None else f"{_NOT_YET}, with no record to read"
+    after = f"after {format_duration(one.resumed_after_seconds)}"
+    if unread is None:
+        return f"{after} (idle topic)"
+    if unread < _SHORT_IDLE_SECONDS:
+        return after
+    late = format_duration(max(0.0, one.resumed_after_seconds - unread))
+    return f"{after}, {late} after the first unread record"
 
 
 def _caught_up(one: Incident) -> str:
@@ -142,5 +172,5 @@ def _caught_up(one: Incident) -> str:
     if one.caught_up_after_seconds is None and not one.pending_offsets:
         return "before the known history"
     if one.caught_up_after_seconds is None:
-        return f"not yet: {one.pending_offsets:,} offsets pending"
+        return f"{_NOT_YET}: {one.pending_offsets:,} offsets pending"
     return f"after {format_duration(one.caught_up_after_seconds)}"

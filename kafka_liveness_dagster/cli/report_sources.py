@@ -28,6 +28,7 @@ from kafka_liveness_dagster.runs.tags import fence_report_of, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import (
     jumped_partitions,
     reported_departures,
+    reported_joins,
     topic_key,
 )
 from kafka_liveness_dagster.sensor.checks import FRESHNESS
@@ -116,6 +117,7 @@ class ReportSources:
             log_ends=list(self._read_log_ends(partitions, since, until)),
             departures=found.departures,
             live_starts=found.live_starts,
+            joins=found.joins,
             skipped=found.skipped,
             backfills=found.backfills,
             notes=self.notes,
@@ -257,6 +259,7 @@ class FoundEvents:
 
     departures: Sequence[Departure] = ()
     live_starts: Sequence[float] = ()
+    joins: Sequence[tuple[float, str]] = ()
     skipped: Mapping[OffsetRange, str] = field(default_factory=dict)
     skips: Mapping[TopicPartition, Sequence[tuple[float, int]]] = field(default_factory=dict)
     backfills: Sequence[Backfill] = ()
@@ -296,12 +299,13 @@ class DagsterEvents:
             asset = crash_lag_asset(instance, self._group_id, None, "No crash lag was read.")
         except KafkaLivenessError as error:
             self.notes.append(f"Dagster has no crash lag asset of the group: {summary_line(error)}")
-        departures = self._departures(instance, live, since, until)
+        departures, joins = self._departures_and_joins(instance, live, since, until)
         skipped, skips = self._skipped(instance, asset, until) if asset else ({}, {})
         earlier = self._earlier_crashes(instance, set(skipped.values()), since)
         return FoundEvents(
             departures=[*earlier, *departures],
             live_starts=sorted(record.start_time for record in live if record.start_time),
+            joins=joins,
             skipped={one: short_run_id(run) for one, run in skipped.items()},
             skips=skips,
             backfills=sorted(
@@ -329,14 +333,24 @@ class DagsterEvents:
             self.notes.append(f"Only the newest {_PAGE:,} runs of the {lane} lane were read.")
         return found
 
-    def _departures(
+    def _departures_and_joins(
         self, instance: dg.DagsterInstance, live: Sequence[dg.RunRecord], since: float, until: float
-    ) -> list[Departure]:
-        """Return crashes and fences as the sensor reported them, and failed runs that it did not report."""
+    ) -> tuple[list[Departure], list[tuple[float, str]]]:
+        """Return crashes and fences as the sensor reported them, and failed runs that it did not report.
+
+        Also return when live runs were in the group. The sensor does not see a run that ends between two of
+        its ticks; such a run was a member if it succeeded.
+        """
         records = {short_run_id(record.dagster_run.run_id): record for record in live}
         found: list[Departure] = []
         reported: set[str] = set()
+        joins = [
+            (record.end_time, run)
+            for run, record in records.items()
+            if record.end_time and record.dagster_run.status is dg.DagsterRunStatus.SUCCESS
+        ]
         for event in self._observations(instance, topic_key(self._topics[0]), since, until):
+            joins += [(event.timestamp, run) for run in reported_joins(event.asset_observation)]
             for run, reason in reported_departures(event.asset_observation):
                 reported.add(run)
                 if reason.in_good_order or reason in _EXTERNAL:
@@ -355,7 +369,8 @@ class DagsterEvents:
             if left is not None and left.in_good_order:
                 continue
             found.append(Departure(ended, run, LeaveReason.CRASHED if record.start_time else None))
-        return sorted((one for one in found if since <= one.at < until), key=lambda one: one.at)
+        in_span = sorted((one for one in found if since <= one.at < until), key=lambda one: one.at)
+        return in_span, sorted(one for one in joins if one[0] < until)
 
     def _skipped(
         self, instance: dg.DagsterInstance, asset: dg.AssetKey, until: float

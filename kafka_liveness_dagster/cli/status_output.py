@@ -21,7 +21,7 @@ from rich.text import Text
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.group_verdict import next_steps, problems
-from kafka_liveness_dagster.core.names import format_duration
+from kafka_liveness_dagster.core.names import escape, format_duration
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, ignored_pending_lines, replaced_log_lines
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
@@ -76,6 +76,7 @@ def prometheus_text(cluster: Cluster, found: GroupStatus, *, by_partition: bool 
 
 
 _NO_WIDTH = 1_000_000
+_MAX_CELL = 120  # characters; the JSON has the whole text
 _MAX_READS = 3  # until Kafka and Dagster show the same moment
 _WARNING = {Expiry.NEARLY: "about to expire", Expiry.PARTLY: "partly expired", Expiry.EXPIRED: "expired"}
 _COLUMNS = (
@@ -154,6 +155,10 @@ class StatusReport:
         oldest = self.oldest_seconds.get(pending)
         return None if oldest is None else max(0.0, self.now_seconds - oldest)
 
+    def why(self, pending: OffsetRange) -> str:
+        """Return why a range is pending, by Dagster's events; empty if it is unknown."""
+        return "; ".join(dict.fromkeys(filter(None, (one.text for one in self.runs.reasons_of(pending)))))
+
     def as_json(self) -> dict[str, Any]:
         """Return one object; offsets are half-open ranges, times are in UTC."""
         told = self.found.as_json()
@@ -164,6 +169,7 @@ class StatusReport:
                 oldest = self.oldest_seconds.get(one)
                 pending["oldest_record_at"] = None if oldest is None else _utc(oldest)
                 pending["age_seconds"] = self.age_seconds(one)
+                pending["why"] = self.why(one)
         return {
             "group": told.pop("group"),
             "well": self.is_well,
@@ -306,7 +312,8 @@ def _partitions_table(found: GroupStatus, runs: GroupRuns) -> _StatusTable:
 
 
 def _pending_table(report: StatusReport) -> _StatusTable:
-    table = _StatusTable(("pending range", "offsets", "oldest record", "retention"))
+    reason_column = ("why",) if report.runs.pending_reasons else ()
+    table = _StatusTable(("pending range", "offsets", "oldest record", "retention", *reason_column))
     for one, p in pending_ranges(report.found):
         age = report.age_seconds(one)
         warning = _WARNING.get(p.expiry(one.span), "")
@@ -315,8 +322,15 @@ def _pending_table(report: StatusReport) -> _StatusTable:
             f"{one.size:,}",
             "unknown" if age is None else f"{format_duration(round(age))} ago",
             Text(warning, "red") if warning else "",
+            *(_shorten(report.why(one)) for _ in reason_column),
         )
     return table
+
+
+def _shorten(text: str) -> str:
+    """Return the text for a cell: one line of printable characters, cut if it is long."""
+    line = escape(text)
+    return line if len(line) <= _MAX_CELL else f"{line[: _MAX_CELL - 1]}…"
 
 
 def _members_table(found: GroupStatus) -> _StatusTable:

@@ -14,15 +14,18 @@ orders:3:75-76
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.names import join_some
+from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+_MAX_REASONS = 3  # in one message
 
 
 class BadRecordError(KafkaLivenessError):
@@ -35,10 +38,24 @@ class BadRecordError(KafkaLivenessError):
     def __init__(self, offsets: Iterable[OffsetRange], reasons: str, outcome: str) -> None:
         self.offsets = tuple(offsets)
         named = [f"offset {r.start} of {r.topic_partition}" for r in self.offsets]
-        verb, first = ("fails", ", with") if len(named) == 1 else ("fail", ", each of them, the first with")
+        verb = "fails" if len(named) == 1 else "fail"
         super().__init__(
-            f"{join_some(named)} {verb} alone{f'{first} {reasons}' if reasons else ''}. {outcome}"
+            f"{join_some(named)} {verb} alone{f', with {reasons}' if reasons else ''}. {outcome}"
         )
+
+
+def join_reasons(errors: Iterable[str]) -> str:
+    """Return the most frequent errors, each with its number of records if they differ.
+
+    >>> join_reasons(["X: no"] * 2), join_reasons(["X: no", "Y: b", "Y: b", "Z: c", "W: d", "V: e"])
+    ('X: no', '2 times Y: b; 1 time X: no; 1 time Z: c; 2 times other errors')
+    """
+    counts = Counter(errors)
+    if len(counts) <= 1:
+        return "".join(counts)
+    named = [f"{format_count(number, 'time')} {error}" for error, number in counts.most_common(_MAX_REASONS)]
+    others = counts.total() - sum(number for _, number in counts.most_common(_MAX_REASONS))
+    return "; ".join([*named, *([f"{format_count(others, 'time')} other errors"] if others else [])])
 
 
 class PendingDeadLetters(NamedTuple):

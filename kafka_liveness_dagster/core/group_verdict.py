@@ -17,7 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from kafka_liveness_dagster.core.health import Severity, health_probe, total_lag
-from kafka_liveness_dagster.core.names import format_count, format_duration
+from kafka_liveness_dagster.core.names import StoredByName, format_count, format_duration
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, expiry
 
@@ -58,6 +58,56 @@ class LiveRun:
     pid: int | None = None
 
 
+class PendingCause(StoredByName):
+    """Why offsets are pending; the value is the text for people."""
+
+    SKIPPED = "skipped by the live lane"
+    BAD_RECORD = "dead letter"
+    SLOW_RECORD = "too slow alone"
+
+
+@dataclass(frozen=True)
+class PendingReason:
+    """Why a partition of the crash lag asset is not materialized, by Dagster's events.
+
+    Attributes:
+        range: its offsets.
+        cause: why they are pending; None if no event has it.
+        detail: the run that crashed, or the error of the record; empty if it is unknown.
+        failures: number of catch-up runs of the partition that failed.
+        error: first line of the error of the latest of them; empty if it is unknown.
+    """
+
+    range: OffsetRange
+    cause: PendingCause | None = None
+    detail: str = ""
+    failures: int = 0
+    error: str = ""
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether the transform could not process its record."""
+        return self.cause is PendingCause.BAD_RECORD
+
+    @property
+    def text(self) -> str:
+        """The reason for people.
+
+        >>> slow = OffsetRange("orders", 3, 75, 76)
+        >>> PendingReason(slow, PendingCause.BAD_RECORD, "ValueError: 'x'", failures=2).text
+        "dead letter: ValueError: 'x'; failed 2 times"
+        >>> PendingReason(slow, PendingCause.SKIPPED, "run 0badcafe crashed", 1, "Stopped: no table").text
+        'failed 1 time: Stopped: no table'
+        """
+        failed = f"failed {format_count(self.failures, 'time')}" if self.failures else ""
+        if self.cause is None or (failed and self.cause is PendingCause.SKIPPED):
+            return f"{failed}: {self.error}" if failed and self.error else failed
+        if self.cause is PendingCause.SKIPPED and self.detail:
+            return self.detail
+        why = f"{self.cause.value}: {self.detail}" if self.detail else self.cause.value
+        return f"{why}; {failed}" if failed else why
+
+
 @dataclass(frozen=True)
 class GroupRuns:
     """The runs of a group.
@@ -69,6 +119,8 @@ class GroupRuns:
         catching_up: catch-up runs in progress.
         crash_lag_asset: name of the crash lag asset; empty if it is unknown.
         partitions_to_backfill: number of its partitions with pending offsets; None if it is unknown.
+        pending_reasons: why each of these partitions is not materialized.
+        backfill_command: command that materializes them; empty if none is known.
         is_dagster_read: whether Dagster was read; else Kafka alone shows departures, without their reason.
         unread_reason: reason why Dagster could not be read; empty if it was read, or not asked for.
     """
@@ -80,8 +132,14 @@ class GroupRuns:
     catching_up: tuple[str, ...] = ()
     crash_lag_asset: str = ""
     partitions_to_backfill: int | None = None
+    pending_reasons: tuple[PendingReason, ...] = ()
+    backfill_command: str = ""
     is_dagster_read: bool = False
     unread_reason: str = ""
+
+    def reasons_of(self, pending: OffsetRange) -> list[PendingReason]:
+        """Return why the partitions of a pending range are not materialized."""
+        return [one for one in self.pending_reasons if one.range.overlaps(pending)]
 
     def state_of(self, run: str) -> str | None:
         """Return the state of a run that left, as a word or two; None if it has not left."""
@@ -167,12 +225,29 @@ def _pending_steps(group_id: str, partitions: Sequence[PartitionSnapshot], runs:
         asset = runs.crash_lag_asset or "the group's crash lag asset"
         count = len(waiting) if runs.partitions_to_backfill is None else runs.partitions_to_backfill
         if count:
-            yield f"launch a backfill of {format_count(count, 'partition')} of {asset}"
+            yield from _repair_steps(group_id, runs.pending_reasons)
+            command = f": {runs.backfill_command}" if runs.backfill_command else ""
+            yield f"launch a backfill of {format_count(count, 'partition')} of {asset}{command}"
         else:
             yield f"the group's sensor adds {format_count(len(waiting), 'partition')} to {asset} to backfill"
     # Rule 6: no backfill can read deleted records
     if expired:
         yield f"write off what has expired: kafka-liveness write-off {group_id} {expired[0]} --reason …"
+
+
+def _repair_steps(group_id: str, reasons: Sequence[PendingReason]) -> Iterator[str]:
+    """Yield what a person has to do before a backfill can succeed."""
+    if letters := [one for one in reasons if one.is_dead_letter]:
+        count = format_count(sum(one.range.size for one in letters), "dead letter")
+        yield (
+            f"correct the transform for {count}, or write off: kafka-liveness write-off {group_id} "
+            f"{letters[0].range} --reason …"
+        )
+    failed = sum(bool(one.failures) for one in reasons if not one.is_dead_letter)
+    if failed:
+        yield (
+            f"remove the cause of the error of {format_count(failed, 'partition')} that failed (column why)"
+        )
 
 
 def _departure_text(gone: Departure, *, is_dagster_read: bool) -> str:

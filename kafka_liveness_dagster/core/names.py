@@ -61,6 +61,9 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _display = reprlib.Repr()
 _display.maxstring = _display.maxother = 80
+_SHORT_SECONDS = 9.95  # shown with tenths; above they are noise
+_HOUR_SECONDS = 3_600
+_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True)
@@ -125,15 +128,21 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration with its largest fitting unit and three digits.
+    """Return a duration: tenths of a second below 10 s, from a minute on its two largest units.
 
-    >>> format_duration(604_800), format_duration(5_400), format_duration(45), format_duration(0.25)
-    ('7 days', '1.5 h', '45 s', '0.25 s')
+    >>> [format_duration(one) for one in (0.4, 3.2, 38.2, 115, 7_500, 86_400, 273_600)]
+    ['0.4 s', '3.2 s', '38 s', '1 min 55 s', '2 h 5 min', '24 h', '3 days 4 h']
     """
-    for unit, of in ((86_400, "days"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * unit or (seconds >= unit and of != "days"):
-            return f"{seconds / unit:,.3g} {of}"
-    return f"{seconds:,.3g} s"
+    if seconds < _SHORT_SECONDS:
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
+    whole = round(seconds)
+    if whole >= 2 * _DAY_SECONDS:
+        parts = [(whole // _DAY_SECONDS, "days"), (whole % _DAY_SECONDS // _HOUR_SECONDS, "h")]
+    elif whole >= _HOUR_SECONDS:
+        parts = [(whole // _HOUR_SECONDS, "h"), (whole % _HOUR_SECONDS // 60, "min")]
+    else:
+        parts = [(whole // 60, "min"), (whole % 60, "s")]
+    return " ".join(f"{number:,} {unit}" for number, unit in parts if number)
 
 
 def _is_url(text: str) -> bool:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.names import format_duration
 from kafka_liveness_dagster.core.offsets import intersection, size
 from kafka_liveness_dagster.core.table_history import find_gaps
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 BUCKETS = 240
 """Points of each plot."""
-_SHORT = 10  # seconds, as the next two
-_HOUR = 3_600
-_DAY = 86_400
 _CRASHES = (LeaveReason.CRASHED, LeaveReason.UNRELEASED)
 
 
@@ -111,6 +109,7 @@ class GroupHistory:
         log_ends: the log ends at some moments, the oldest first.
         departures: crashes and fences until the end of the span, the oldest first.
         live_starts: when live runs started, the oldest first.
+        joins: when a live run was seen in the group, with its id, the oldest first.
         skipped: the ranges that Dagster reported as crash lag, with the run whose end was the cause.
         backfills: runs of the catch-up lane.
         notes: sentences about facts that are missing.
@@ -129,6 +128,7 @@ class GroupHistory:
     log_ends: Sequence[tuple[float, Mapping[TopicPartition, int]]] = ()
     departures: Sequence[Departure] = ()
     live_starts: Sequence[float] = ()
+    joins: Sequence[tuple[float, str]] = ()
     skipped: Mapping[OffsetRange, str] = field(default_factory=dict)
     backfills: Sequence[Backfill] = ()
     notes: Sequence[str] = ()
@@ -172,7 +172,9 @@ class Incident:
 
     Attributes:
         is_earlier: whether it happened before the span; then the next one is unknown.
-        resumed_after_seconds: until the next commit of the live lane; None if there was none yet.
+        resumed_after_seconds: until the live lane committed, or was in the group with nothing to read; None
+            if it did neither yet.
+        unread_after_seconds: until a record was unread; None if none was before the group was live again.
         skipped_offsets: offsets that the live lane passed because of it, by Dagster's record or else by the
             table's history.
         pending_offsets: how many of these the table lacks at the end of the span.
@@ -184,6 +186,7 @@ class Incident:
     departure: Departure
     is_earlier: bool
     resumed_after_seconds: float | None
+    unread_after_seconds: float | None
     skipped_offsets: int
     pending_offsets: int
     caught_up_after_seconds: float | None
@@ -480,7 +483,9 @@ class Report:
         started = (
             next((at for at in self.history.live_starts if at > one.at), one.at) if one.is_crash else one.at
         )
-        resumed = next((at for at in self.live_commit_times if at > started), None)
+        committed = next((at for at in self.live_commit_times if at > started), None)
+        resumed = min(filter(None, (committed, self._idle_since(one))), default=None)
+        unread = self._unread_since(one.at, resumed or self.history.until)
         missing = {tp: steps[-1].missing for tp, steps in self.history.steps.items() if steps}
         reported = sum(ranges.size for ranges, run in self.history.skipped.items() if run == one.run)
         pending = (size(intersection((gap.span,), missing[gap.topic_partition])) for gap in open_gaps)
@@ -490,12 +495,42 @@ class Report:
             resumed_after_seconds=None
             if resumed is None or one.at < self.history.since
             else resumed - one.at,
+            unread_after_seconds=None if unread is None else unread - one.at,
             skipped_offsets=reported or sum(gap.span.size for gap in gaps),
             pending_offsets=sum(pending),
             caught_up_after_seconds=max(ends) - one.at if ends and not open_gaps else None,
             fresh_missed=merge(miss.interval for miss in self._fresh_misses if miss.cause == index),
             complete_missed=merge(miss.interval for miss in self._complete_misses if miss.cause == index),
         )
+
+    def _idle_since(self, one: Departure) -> float | None:
+        """Return when the next live run was in the group with nothing to read: no commit shows that."""
+        joined = next(
+            (at for at, run in self.history.joins if at > one.at and not (one.is_crash and run == one.run)),
+            None,
+        )
+        if joined is None:
+            return None
+        changes = {step.since for step in self._steps if step.since > joined}
+        return next((at for at in sorted({joined, *changes}) if self._unread_since(at, at) is None), None)
+
+    def _unread_since(self, start: float, end: float) -> float | None:
+        """Return when a record was first unread in this time; None if none was.
+
+        An unknown record counts as unread, and so does the time before the known history.
+        """
+        if start < self.known.start:
+            return start
+        found = []
+        for step in self._steps:
+            if step.since > end or step.until <= start:
+                continue
+            at = self.arrived_at(step.topic_partition, step.position)
+            if self._is_unknown(step.topic_partition, step.position):
+                at = start
+            if at is not None and at <= min(step.until, end):
+                found.append(max(at, start, step.since))
+        return min(found, default=None)
 
     def _share(self, missed: Iterable[Interval]) -> float | None:
         known = self.known_seconds
@@ -512,24 +547,6 @@ def format_share(share: float | None) -> str:
         return "unknown"
     percent = math.floor(10_000 * share) / 100
     return f"{percent:g} %"
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration with its two largest units.
-
-    >>> [format_duration(one) for one in (0.4, 38, 250, 7_500, 86_400, 270_000)]
-    ['0.4 s', '38 s', '4 min 10 s', '2 h 5 min', '24 h', '3 d 3 h']
-    """
-    if seconds < _SHORT:
-        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
-    whole = round(seconds)
-    if whole > 2 * _DAY:
-        parts = [(whole // _DAY, "d"), (whole % _DAY // _HOUR, "h")]
-    elif whole >= _HOUR:
-        parts = [(whole // _HOUR, "h"), (whole % _HOUR // 60, "min")]
-    else:
-        parts = [(whole // 60, "min"), (whole % 60, "s")]
-    return " ".join(f"{number} {unit}" for number, unit in parts if number)
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -7,7 +7,7 @@ Refuses an invalid budget. Never reads a clock, a tag or a broker.
 >>> limits = BrokerLimits(6_000, 1_800_000)
 >>> timeouts = derive_timeouts(budget, session_seconds=None, heartbeat_seconds=None, limits=limits)
 >>> timeouts.session_timeout_ms, timeouts.heartbeat_ms, timeouts.process_timeout_ms, str(timeouts.budget)
-(10000, 3000, 120000, '120 s (op tag)')
+(10000, 3000, 120000, '120 s (op tag kafka_liveness/max_batch_seconds)')
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Timeouts:
     _: KW_ONLY
     budget: RunBudget
     protocol: Literal["classic", "consumer"] = "classic"
+    session_source: str = "by default"  # in words
 
     @property
     def request_ms(self) -> int:
@@ -145,11 +146,13 @@ class Timeouts:
         )
 
     def __str__(self) -> str:
-        why = f" {self.budget.seconds:g} s, raised to the session timeout" if self._is_raised else ""
-        whose = " (the broker's group config)" if self.protocol == "consumer" else ""
+        budget = f"from {self.budget.source}"
+        if self._is_raised:
+            budget = f"raised to the session timeout from {self.budget}"
         return (
-            f"poll interval {self.process_timeout_ms / 1000:g} s: {self.budget.source}{why}; session timeout "
-            f"{self.session_timeout_ms / 1000:g} s, heartbeat every {self.heartbeat_ms / 1000:g} s{whose}"
+            f"process timeout {self.process_timeout_ms / 1000:g} s, {budget}; session timeout "
+            f"{self.session_timeout_ms / 1000:g} s and heartbeat every {self.heartbeat_ms / 1000:g} s, "
+            f"{self.session_source}"
         )
 
 
@@ -175,11 +178,11 @@ def resolve_budget(
         MaxRuntimeReachedError: the run has no time left.
     """
     candidates = [
-        (argument, "argument"),
-        (op_tag, "op tag"),
-        (asset_metadata, "asset metadata"),
+        (argument, "argument max_batch_seconds"),
+        (op_tag, "op tag kafka_liveness/max_batch_seconds"),
+        (asset_metadata, "max_batch_seconds of the asset"),
         (run_remaining, "the rest of dagster/max_runtime"),
-        (default, "resource default"),
+        (default, "default_max_batch_seconds of the Kafka resource"),
     ]
     chosen = next((RunBudget(s, source) for s, source in candidates if s is not None), None)
     if chosen is None:
@@ -248,7 +251,22 @@ def derive_timeouts(
         process_timeout_ms=max(session_ms, round(budget.seconds * 1000)),
         budget=budget,
         protocol="classic" if group is None else "consumer",
+        session_source=_session_source(session_seconds, heartbeat_seconds, group),
     )
+
+
+def _session_source(
+    session_seconds: float | None, heartbeat_seconds: float | None, group: ConsumerGroupConfig | None
+) -> str:
+    """Return in words where session timeout and heartbeat come from."""
+    if group is not None:
+        return "from the group's config on the broker"
+    set_by_user = {
+        "session_timeout_seconds": session_seconds,
+        "heartbeat_interval_seconds": heartbeat_seconds,
+    }
+    names = [name for name, value in set_by_user.items() if value is not None]
+    return f"from {' and '.join(names)} of the Kafka resource" if names else "by default"
 
 
 def check_request_timeout(request_ms: int | None, timeouts: Timeouts) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kafka_liveness_dagster.core.bad_records import BadRecordError, bisect_failing_offsets
+from kafka_liveness_dagster.core.bad_records import BadRecordError, bisect_failing_offsets, join_reasons
 from kafka_liveness_dagster.metadata import merge_ranges
 from kafka_liveness_dagster.telemetry.metrics import BAD_RECORD
 
@@ -47,19 +47,17 @@ class WriteOutcome(NamedTuple):
         Args:
             handed_over: partitions that another member has now; it processes all of their batch again.
         """
-        outcome = "Recorded as a dead letter; the other records are processed"  # pending, or with former rows
+        # Pending, or with former rows
+        outcome = (
+            "Recorded as a dead letter; the other records are processed; the record is",
+            "Recorded as dead letters; the other records are processed; the records are",
+        )
         for part in merge_ranges(self.reasons):
             if part.topic_partition not in handed_over:
                 bad = [one for one in self.reasons if one.overlaps(part)]
-                yield (
-                    part,
-                    str(
-                        BadRecordError(
-                            bad, self.reasons[bad[0]], f"{outcome}; the record is in {self.dead_letter_table}"
-                        )
-                    ),
-                    BAD_RECORD,
-                )
+                reasons = join_reasons(self.reasons[one] for one in bad)
+                state = f"{outcome[len(bad) > 1]} in {self.dead_letter_table}"
+                yield part, str(BadRecordError(bad, reasons, state)), BAD_RECORD
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class DeadLetterHandler:
             "transform, or what it reads. Nothing of the batch was skipped, written or committed; it is "
             "retried. Fix: correct the transform, or raise max_dead_letters"
         )
-        return BadRecordError(why, next(iter(why.values())), outcome)
+        return BadRecordError(why, join_reasons(why.values()), outcome)
 
 
 def find_failing_offsets(

@@ -18,6 +18,7 @@ from kafka_liveness_dagster.core.bad_records import BadRecordError
 from kafka_liveness_dagster.core.batch_size import SlowRecordError
 from kafka_liveness_dagster.core.errors import InvalidSettingError, KafkaLivenessError
 from kafka_liveness_dagster.core.names import format_count, join_some
+from kafka_liveness_dagster.core.offsets import OffsetRange, difference
 from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key, partition_key
 from kafka_liveness_dagster.core.partition_state import DataExpiredError
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.batch_planning import Batch
-    from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.live.consumer import LivenessConsumer
     from kafka_liveness_dagster.lanes.protocols import BatchSource, OnSkipped, Transform
@@ -233,7 +233,13 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     for key, one in asked.items():
         numbers = done.tally.of_run(len(asked))
         told = range_metadata(
-            asset.group_id, one, done.pending, lost=done.lost, of_run=numbers, is_reprocessed=one in again
+            asset.group_id,
+            one,
+            done.pending,
+            lost=done.lost,
+            of_run=numbers,
+            is_reprocessed=one in again,
+            written_off=_written_off(one, done),
         )
         storage_of(context).add_metadata(key, {**told, **pipeline.spark.links()}, DATA_STATE_AT_END)
 
@@ -255,11 +261,26 @@ def _requested_ranges(keys: Sequence[str]) -> dict[str, OffsetRange]:
 
 
 class CatchUpResult(NamedTuple):
-    """The result of a catch-up run: the ranges that were pending at its beginning, and the lost ones."""
+    """The result of a catch-up run that did all of its work.
+
+    Attributes:
+        pending: the ranges that were pending at its beginning.
+        lost: the ranges that had expired.
+        done: the ranges that this run or an earlier one processed.
+        tally: the work of this run.
+    """
 
     pending: Sequence[OffsetRange]
     lost: Sequence[OffsetRange]
+    done: Sequence[OffsetRange]
     tally: Tally
+
+
+def _written_off(requested: OffsetRange, result: CatchUpResult) -> list[OffsetRange]:
+    """Return the parts of a range that were written off before the run: neither processed nor lost."""
+    tp = requested.topic_partition
+    known = [one.span for one in (*result.done, *result.lost) if one.topic_partition == tp]
+    return [OffsetRange(*tp, *span) for span in difference((requested.span,), known)]
 
 
 def run_catch_up_lane(
@@ -318,7 +339,7 @@ def run_catch_up_lane(
         fix = f"Fix: correct the transform, and materialize *Failed and missing*; or {remedy}"
         raise BadRecordError(bad, "", f"{state}. {fix}. The records are in {asset.table}_dead_letters")
     failpoint(Failpoint.BEFORE_MATERIALIZATION)
-    return CatchUpResult(pending, lost, tally)
+    return CatchUpResult(pending, lost, done, tally)
 
 
 def _skipped_message(

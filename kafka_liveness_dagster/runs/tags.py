@@ -45,6 +45,7 @@ AWAY_TAG = f"{_HIDDEN}max_absence_seconds"
 COMMITTED_TAG = f"{_HIDDEN}committed"
 SESSION_TAG = f"{_HIDDEN}spark_session"  # id of the run's Spark session, which the sensor ends after a crash
 PARTITION_TAG = "dagster/partition"
+PARTITION_RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 BACKFILL_TAG = "dagster/backfill"
 MAX_RUNTIME = "dagster/max_runtime"
 MAX_RETRIES = "dagster/max_retries"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
+from kafka_liveness_dagster.core.events import LeaveReason, MemberJoined, MemberLeft
 from kafka_liveness_dagster.core.fencing import FenceReport
 from kafka_liveness_dagster.core.names import format_count, join_some
 from kafka_liveness_dagster.core.partition_keys import parse_key
@@ -39,6 +39,7 @@ _MEMBERS = dg.TableSchema(
 )
 _KEYS = "crash_lag_keys"  # all keys, so that the checks find here since when one is pending
 _DEPARTURES = "departures"  # runs that left, with the code of the reason: the report reads them
+_JOINED = "joined"  # runs that joined: the report reads them
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_EVENTS = 10  # events of one tick
 _ENDED = "its run has ended; the broker removes it after the session timeout"
@@ -91,11 +92,13 @@ def group_observations(
     left = [
         {"run": event.run, "reason": event.reason.code} for event in events if isinstance(event, MemberLeft)
     ]
+    joined = [event.name for event in events if isinstance(event, MemberJoined) and not event.is_foreign]
     of_group = {
         "state": seen.state.value,
         "members": size,
         **({"events": dg.MetadataValue.md(_markdown_lines(events))} if events else {}),
         **({_DEPARTURES: dg.MetadataValue.json(left)} if left else {}),
+        **({_JOINED: dg.MetadataValue.json(joined[:_MAX_EVENTS])} if joined else {}),
         **({"windows": windows} if windows else {}),
         **({"external_commits": dg.MetadataValue.md(_code_block(external))} if external else {}),
         **({"member_table": dg.MetadataValue.table(members, schema=_MEMBERS)} if members else {}),
@@ -134,6 +137,11 @@ def reported_departures(event: dg.AssetObservation | None) -> list[tuple[str, Le
         for run, code in found
         if isinstance(run, str) and (reason := LeaveReason.of_code(str(code))) is not None
     ]
+
+
+def reported_joins(event: dg.AssetObservation | None) -> list[str]:
+    """Return the runs that joined the group."""
+    return [run for run in stored_list(event, _JOINED) if isinstance(run, str)]
 
 
 def _markdown_lines(told: Sequence[object]) -> str:

@@ -7,10 +7,12 @@ A run of the checks job reads the group by itself. Never changes the group or th
 # No `from __future__ import annotations` here: Dagster compares the annotation of a check's context with the
 # class.
 
+import re
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dagster as dg
 
@@ -45,6 +47,8 @@ FRESHNESS = "freshness_sla"
 _MAX_KEYS = 1_000  # keys in one query of Dagster's storage
 _MAX_OBSERVATIONS = 100  # events of the crash lag asset that are searched
 _REPEAT_SECONDS = 600.0
+_FACTS_SECONDS = 60.0  # between two results of a check with the same outcome and other facts
+_MOVING = re.compile(r"(?<=\blag )\d[\d,]*|\d[\d,]*(?:\.\d+)?(?= s\b)")
 REEVALUATE_AFTER_SECONDS = 20.0  # if runs end one after another; after a pause the first one counts at once
 _TIMESTAMP_TOLERANCE_SECONDS = 1.5  # SQLite stores whole seconds
 # A run may wait, a tick of the sensor may not: on a busy machine 3 s gave false alarms
@@ -62,23 +66,28 @@ _PLOTTED = {
 """Numbers with a course in time; a plot of the others is a line at 0 or at a setting."""
 _DESCRIPTIONS = {
     GROUP_ALIVE: (
-        "The group has a member, or there is nothing to read and the last live run was fine. Fails if a "
-        "run is in progress and no member, or if records wait and the group has no member."
+        "Fails if records wait and no member of the group reads them. Warns if a run hangs or has left, or "
+        "if the last live run failed."
     ),
-    LAG: ("The live lane has at most max_lag offsets to read, and none behind a hanging transaction."),
+    LAG: (
+        "Warns if the live lane has more than max_lag offsets to read, or if offsets are behind a "
+        "transaction that hangs."
+    ),
     RETENTION: (
-        "The broker deletes no unread or pending records. Warns if some are in the oldest tenth of a "
+        "Fails if the broker deleted unread or pending records. Warns if some are in the oldest tenth of a "
         "log that retention has begun to delete."
     ),
     EXACT: (
-        "Every committed offset is in the table, pending as crash lag, or reported as lost. Compares the "
-        "group's commits with the table's snapshots."
+        "Fails if a committed offset is neither in the table, nor pending as crash lag, nor reported as "
+        "lost. Compares the group's commits with the table's snapshots."
     ),
-    CRASH_LAG_AGE: "Dagster has known the oldest pending range for at most max_age_seconds of CrashLag.",
-    DEAD_LETTERS: "No dead letter is pending: a record that the transform could not process.",
+    CRASH_LAG_AGE: (
+        "Warns if Dagster has known the oldest pending range for longer than max_age_seconds of CrashLag."
+    ),
+    DEAD_LETTERS: "Warns if dead letters are pending: records that the transform could not process.",
     FRESHNESS: (
-        "The table is within the limits of sla. They are for the ages of the oldest unread record and of the "
-        "oldest record that is not in the table."
+        "Fails if the oldest unread record, or the oldest record that is not in the table, is older than a "
+        "limit of sla."
     ),
 }
 
@@ -196,11 +205,21 @@ class GroupChecks:
             verdict.severity is Severity.FINE
         )
 
-    def is_freshness_outdated(self, instance: dg.DagsterInstance, outcomes: str) -> bool:
-        """Return whether Dagster shows another freshness than the cursor: a failed tick has stored it."""
-        if not self.sla.is_set or not outcomes:
+    def are_results_outdated(self, instance: dg.DagsterInstance, outcomes: str) -> bool:
+        """Return whether Dagster shows another outcome than the cursor.
+
+        A run of the checks job has stored one, or has failed; or a failed tick has stored the freshness. A
+        run in progress stores its results soon, so it does not count.
+        """
+        if not outcomes:
             return False
-        return self._is_stored_fresh(instance) is not _was_fresh(outcomes)
+        keys = {
+            dg.AssetCheckKey(self._asset_of(name), name): outcome
+            for outcome in outcomes.split(", ")
+            for name in [outcome.partition(" ")[0]]
+        }
+        records = instance.event_log_storage.get_latest_asset_check_execution_by_key([*keys])
+        return any(_is_outdated(instance, records.get(key), outcome) for key, outcome in keys.items())
 
     def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
         """Store that the freshness is unknown, once, because a tick that fails evaluates no check.
@@ -340,6 +359,15 @@ class GroupChecks:
         return self.crash_lag if name == CRASH_LAG_AGE else self.live
 
 
+def _is_outdated(instance: dg.DagsterInstance, record: Any, outcome: str) -> bool:
+    """Return whether a record of Dagster has another outcome; an evaluation in progress has none yet."""
+    event = record.event.dagster_event if record is not None and record.event else None
+    if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+        return outcome_of(event.asset_check_evaluation_data) != outcome
+    run = instance.get_run_by_id(record.run_id) if record is not None and record.run_id else None
+    return run is None or run.is_finished
+
+
 def _shown(name: str, number: float | str) -> int | float | str:
     """Return a number as it is if Dagster plots it, else as text."""
     return number if isinstance(number, str) or name in _PLOTTED else f"{number:,}"
@@ -359,26 +387,66 @@ def needs_reevaluation(newest: int, stored_of: int, stored_at: float, now: float
     return newest > stored_of and now - stored_at >= REEVALUATE_AFTER_SECONDS
 
 
+class StoredResults(NamedTuple):
+    """The check results that were stored last.
+
+    Attributes:
+        outcomes: outcome of each check, such as ``lag passed, retention WARN``.
+        stored_at: when all of them were stored, in seconds since the epoch.
+        facts: the facts of each check's text, see ``facts_of``.
+        facts_stored_at: when results were last stored for their facts, likewise.
+    """
+
+    outcomes: str = ""
+    stored_at: float = 0.0
+    facts: Mapping[str, str] = {}
+    facts_stored_at: float = 0.0
+
+
+def facts_of(evaluated: dg.AssetCheckEvaluation) -> str:
+    """Return a hash of the facts that the text of a result states.
+
+    Lag and times differ at each tick. In a passed result they do not count; else their power of two counts.
+    """
+
+    def scale(number: re.Match[str]) -> str:
+        value = int(float(number[0].replace(",", "")))
+        return "#" if evaluated.passed else f"#{value.bit_length()}"
+
+    return f"{zlib.crc32(_MOVING.sub(scale, evaluated.description or '').encode()):08x}"
+
+
+def outcome_of(evaluated: dg.AssetCheckEvaluation) -> str:
+    """Return the outcome of a check as the cursor has it."""
+    return f"{evaluated.check_name} {'passed' if evaluated.passed else evaluated.severity.value}"
+
+
 def changed_evaluations(
     evaluated: Sequence[dg.AssetCheckEvaluation],
-    stored: str,
-    stored_at: float,
+    stored: StoredResults,
     now: float,
     *,
     must_repeat: bool = False,
-) -> tuple[Sequence[dg.AssetCheckEvaluation], str, float]:
-    """Return the evaluations to store: each change at once, unchanged results every ten minutes.
+) -> tuple[Sequence[dg.AssetCheckEvaluation], StoredResults]:
+    """Return the evaluations to store.
+
+    These are all of them if an outcome has changed, and every ten minutes. Otherwise, at most once a minute,
+    these are the results with other facts.
 
     Args:
         evaluated: all checks now.
-        stored: outcomes that were stored last.
-        stored_at: time of that.
-        now: current time, on the clock of ``stored_at``.
-        must_repeat: whether Dagster shows none of the stored results.
+        stored: results that were stored last.
+        now: current time, on the clock of ``stored``.
+        must_repeat: whether Dagster shows other results than the stored ones.
 
     Returns:
-        The evaluations to store, and the new values of ``stored`` and ``stored_at``.
+        The evaluations to store, and the new value of ``stored``.
     """
-    outcomes = ", ".join(f"{e.check_name} {'passed' if e.passed else e.severity.value}" for e in evaluated)
-    is_news = must_repeat or outcomes != stored or now - stored_at >= _REPEAT_SECONDS
-    return (evaluated, outcomes, now) if is_news else ((), stored, stored_at)
+    outcomes = ", ".join(map(outcome_of, evaluated))
+    facts = {e.check_name: facts_of(e) for e in evaluated}
+    if must_repeat or outcomes != stored.outcomes or now - stored.stored_at >= _REPEAT_SECONDS:
+        return evaluated, StoredResults(outcomes, now, facts, now)
+    changed = [e for e in evaluated if facts[e.check_name] != stored.facts.get(e.check_name)]
+    if not changed or now - stored.facts_stored_at < _FACTS_SECONDS:
+        return (), stored
+    return changed, stored._replace(facts=facts, facts_stored_at=now)

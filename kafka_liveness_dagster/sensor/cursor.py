@@ -15,6 +15,7 @@ from kafka_liveness_dagster.core.departures import GroupState  # noqa: TC001 - p
 from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
 from kafka_liveness_dagster.core.orphaned_runs import Absence
+from kafka_liveness_dagster.sensor.checks import StoredResults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ def _parsed_time(stored: Any) -> Any:
     return datetime.fromisoformat(f"{stored.removesuffix('Z')}+00:00").timestamp()
 
 
+_NONE_STORED = StoredResults()
 _AS_TEXT = PlainSerializer(_time_as_text, when_used="json")
 _Time = Annotated[float, BeforeValidator(_parsed_time), _AS_TEXT]
 
@@ -73,7 +75,9 @@ class GroupCursor(BaseModel, frozen=True):
         event_count: number of reported events.
         check_outcomes: outcomes of the checks that were stored last, such as ``lag passed, retention WARN``.
         checks_stored_at: time of that, in seconds since the epoch.
-        checked_materialization: storage id of the last materialization before that.
+        check_facts: hash of the facts of each check's text, by the name of the check.
+        check_facts_stored_at: time when a check was last stored for its facts, likewise.
+        checked_materialization: storage id of the last materialization before ``checks_stored_at``.
         pending_hash: hash of the pending ranges whose partitions were last read from Dagster; 0 for none.
         windows_done_until: end of the last processed window, in seconds since the epoch; this and the next
             four are the fields of ``WindowProgress``.
@@ -90,6 +94,8 @@ class GroupCursor(BaseModel, frozen=True):
     event_count: int = 0
     check_outcomes: str = ""
     checks_stored_at: _Time = 0.0
+    check_facts: dict[str, str] = {}
+    check_facts_stored_at: _Time = 0.0
     checked_materialization: int = 0
     pending_hash: int = 0
     windows_done_until: _Time = 0.0
@@ -136,6 +142,13 @@ class GroupCursor(BaseModel, frozen=True):
             last_tick_at=self.last_tick_at,
         )
 
+    @property
+    def stored_checks(self) -> StoredResults:
+        """The check results that were stored last."""
+        return StoredResults(
+            self.check_outcomes, self.checks_stored_at, self.check_facts, self.check_facts_stored_at
+        )
+
     @classmethod
     def of(
         cls,
@@ -144,8 +157,7 @@ class GroupCursor(BaseModel, frozen=True):
         observed_at: float,
         started_at: int,
         event_count: int,
-        check_outcomes: str = "",
-        checks_stored_at: float = 0.0,
+        checks: StoredResults = _NONE_STORED,
         checked_materialization: int = 0,
         pending_hash: int = 0,
         told: WindowProgress | None = None,
@@ -155,8 +167,10 @@ class GroupCursor(BaseModel, frozen=True):
             observed_at=observed_at,
             started_at=started_at,
             event_count=event_count,
-            check_outcomes=check_outcomes,
-            checks_stored_at=checks_stored_at,
+            check_outcomes=checks.outcomes,
+            checks_stored_at=checks.stored_at,
+            check_facts=dict(checks.facts),
+            check_facts_stored_at=checks.facts_stored_at,
             checked_materialization=checked_materialization,
             pending_hash=pending_hash,
             **({} if told is None else _window_fields(told)),
@@ -183,13 +197,15 @@ class GroupCursor(BaseModel, frozen=True):
 
     def as_of(self, now: float) -> GroupCursor:
         """Return the cursor for the current clock; no stored time is in the future if it was turned back."""
-        if max(self.observed_at, self.checks_stored_at, self.last_tick_at) <= now + 1:  # times are rounded
+        stored = (self.observed_at, self.checks_stored_at, self.check_facts_stored_at, self.last_tick_at)
+        if max(stored) <= now + 1:  # times are rounded
             return self
         since = self.rebalancing_since
         return self.model_copy(
             update={
                 "observed_at": 0.0,
                 "checks_stored_at": min(self.checks_stored_at, now),
+                "check_facts_stored_at": min(self.check_facts_stored_at, now),
                 "windows_watched_since": min(self.windows_watched_since, now),
                 "rebalancing_since": None if since is None else min(since, now),
                 "absent_runs": {

@@ -225,8 +225,8 @@ class _Tick:
         self._partition_keys: _PartitionKeys | None = None
         self._windows = WindowProgress()
         self._evaluations: Sequence[dg.AssetCheckEvaluation] = ()
-        self._check_outcomes = self._cursor.check_outcomes
-        self._checks_stored_at = self._cursor.checks_stored_at
+        self._checks = self._cursor.stored_checks
+        self._are_all_checks_stored = False
 
     def run(self) -> dg.SensorResult:
         """Run all steps, in an order in which each needs only the findings of earlier ones."""
@@ -336,7 +336,7 @@ class _Tick:
         table = self._table
         is_evaluated = self._reports or self._must_reevaluate
         if sensor.checks is not None and not is_evaluated:
-            is_evaluated = sensor.checks.has_freshness_changed(observed, self._check_outcomes, self._now)
+            is_evaluated = sensor.checks.has_freshness_changed(observed, self._checks.outcomes, self._now)
         if self._partition_keys is None and observed.pending_hash and is_evaluated:
             self._partition_keys = self._read_partition_keys()
         if sensor.checks is None or not is_evaluated:
@@ -354,14 +354,14 @@ class _Tick:
             open_transactions=observed.open_transactions(self._cluster, sensor.group_id),
             timestamps_ms=sensor.checks.read_timestamps(self._cluster, observed),
         )
-        self._evaluations, self._check_outcomes, self._checks_stored_at = changed_evaluations(
+        self._evaluations, self._checks = changed_evaluations(
             evaluations,
-            self._check_outcomes,
-            self._checks_stored_at,
+            self._checks,
             now=self._now,
             must_repeat=self._must_reevaluate
-            or sensor.checks.is_freshness_outdated(self._instance, self._check_outcomes),
+            or sensor.checks.are_results_outdated(self._instance, self._checks.outcomes),
         )
+        self._are_all_checks_stored = len(self._evaluations) == len(evaluations)
 
     def _complete_windows(self) -> None:
         windows = self._sensor.windows
@@ -444,13 +444,12 @@ class _Tick:
 
     def _next_cursor(self) -> GroupCursor:
         cursor = self._cursor
-        checked = self._newest_storage_id if self._evaluations else 0
+        checked = self._newest_storage_id if self._are_all_checks_stored else 0
         return GroupCursor.of(
             self._memory,
             observed_at=self._now if self._is_due else cursor.observed_at,
             event_count=cursor.event_count + len(self._events),
-            check_outcomes=self._check_outcomes,
-            checks_stored_at=self._checks_stored_at,
+            checks=self._checks,
             checked_materialization=max(checked, cursor.checked_materialization),
             pending_hash=self._observed.pending_hash,
             told=self._windows,

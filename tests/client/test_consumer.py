@@ -102,4 +102,4 @@ def test_a_process_timeout_that_was_raised_is_a_warning_in_the_log(monkeypatch, 
     ):
         assert one.timeouts.process_timeout_ms == 45_000
     assert caplog.messages == [one.timeouts.warning]
-    assert "30 s (argument) to the session timeout, 45 s" in one.timeouts.warning
+    assert "30 s (argument max_batch_seconds) to the session timeout, 45 s" in one.timeouts.warning

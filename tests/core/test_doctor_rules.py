@@ -193,7 +193,7 @@ def test_what_is_well_is_told_without_advice(of):
         (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=12.0),)}, "period", WARN,
             "orders_sensor ticks every 12 s; its interval is 5 s"),
         (LOCATION, {"sensors": (replace(ON, interval_seconds=60.0, ticks_kept_seconds=150.0),)}, "period",
-            WARN, "every 2.5 min; its interval is 1 min"),
+            WARN, "every 2 min 30 s; its interval is 1 min"),
         (LOCATION, {"sensors": (replace(ON, idle_seconds=600.0),)}, "period", Outcome.FAIL,
             "orders_sensor ticked 10 min ago"),
         (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None, idle_seconds=None),)}, "period", WARN,

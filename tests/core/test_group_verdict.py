@@ -6,13 +6,28 @@ import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.events import LeaveReason, MemberLeft
-from kafka_liveness_dagster.core.group_verdict import Departure, GroupRuns, next_steps, problems
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition
+from kafka_liveness_dagster.core.group_verdict import (
+    Departure,
+    GroupRuns,
+    PendingCause,
+    PendingReason,
+    next_steps,
+    problems,
+)
+from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.partition_snapshot import PartitionSnapshot
 
 P3 = TopicPartition("orders", 3)
 PENDING = Span(70, 120)
 SENSOR = "the group's sensor starts the next live run; if it does not, turn the sensor on"
+
+
+WRITE_OFF = "kafka-liveness write-off etl orders:3:75-76 --reason …"
+REASONS = (
+    PendingReason(OffsetRange("orders", 3, 75, 76), PendingCause.BAD_RECORD, "X: no", failures=1),
+    PendingReason(OffsetRange("orders", 3, 76, 77), PendingCause.BAD_RECORD),
+    PendingReason(OffsetRange("orders", 3, 77, 120), PendingCause.SKIPPED, failures=2),
+)
 
 
 def seen(end=120, *pending, start=0, missing=(), unrecorded=()):
@@ -123,6 +138,22 @@ def test_a_group_is_well_without_a_problem(partition, members, known, expected):
         pytest.param(
             seen(120, PENDING),
             1,
+            runs(
+                crash_lag_asset="orders_crash_lag",
+                partitions_to_backfill=3,
+                pending_reasons=REASONS,
+                backfill_command="dagster asset materialize",
+            ),
+            [
+                f"correct the transform for 2 dead letters, or write off: {WRITE_OFF}",
+                "remove the cause of the error of 1 partition that failed (column why)",
+                "launch a backfill of 3 partitions of orders_crash_lag: dagster asset materialize",
+            ],
+            id="dead letters, and a run that failed",
+        ),
+        pytest.param(
+            seen(120, PENDING),
+            1,
             runs(dagster=False),
             ["launch a backfill of 1 partition of the group's crash lag asset"],
             id="by Kafka alone",
@@ -168,3 +199,24 @@ def test_a_run_that_left_has_a_state():
     assert runs(slow).state_of("fdeff1df") == "poll timeout"
     assert runs(slow, dagster=False).state_of("fdeff1df") == "gone"
     assert runs(slow).state_of("0badcafe") is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ((), ""),
+        ((PendingCause.SKIPPED,), "skipped by the live lane"),
+        ((PendingCause.SKIPPED, "run 0badcafe crashed"), "run 0badcafe crashed"),
+        ((PendingCause.SKIPPED, "run 0badcafe crashed", 1), "failed 1 time"),
+        ((PendingCause.SKIPPED, "run 0badcafe crashed", 2, "X: no"), "failed 2 times: X: no"),
+        ((None, "", 2, "X: no"), "failed 2 times: X: no"),
+        ((PendingCause.BAD_RECORD, "X: no"), "dead letter: X: no"),
+        ((PendingCause.BAD_RECORD, "X: no", 2, "Y: no"), "dead letter: X: no; failed 2 times"),
+        ((PendingCause.SLOW_RECORD,), "too slow alone"),
+    ],
+)
+def test_why_a_range_is_pending(facts, text):
+    """The error of a record comes before that of a run, which repeats it."""
+    assert PendingReason(OffsetRange("orders", 3, 75, 76), *facts).text == text
+    whole = runs(pending_reasons=REASONS)
+    assert whole.reasons_of(OffsetRange("orders", 3, 70, 77)) == [*REASONS[:2]]

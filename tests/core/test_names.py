@@ -191,3 +191,25 @@ def test_a_caller_adds_what_it_knows_to_an_error():
 def test_text_of_another_program_is_one_line_without_escape_sequences():
     """A terminal would act on them; what is printed stays as it is, in any alphabet."""
     assert names.escape("kcat\x1b[2J\n\u202eÜ заказ") == r"kcat\x1b[2J\n\u202eÜ заказ"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.04, "0 s"),
+        (0.42, "0.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (112.8, "1 min 53 s"),
+        (3_600, "1 h"),
+        (100_000, "27 h 46 min"),
+        (172_799.6, "2 days"),
+        (200_000, "2 days 7 h"),
+        (86_400 * 1_234, "1,234 days"),
+    ],
+)
+def test_durations(seconds, text):
+    """Two units are enough to compare."""
+    assert names.format_duration(seconds) == text

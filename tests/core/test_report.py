@@ -14,7 +14,6 @@ from kafka_liveness_dagster.core.report import (
     GroupHistory,
     Interval,
     Report,
-    format_duration,
     format_share,
     merge,
     total,
@@ -122,6 +121,41 @@ def test_an_idle_topic_after_a_crash():
     assert (incident.skipped_offsets, incident.caught_up_after_seconds) == (20, 170)
     assert (found.live_commit_times, incident.resumed_after_seconds) == ([10], None)
     assert found.points[-50].backfilled_rows == 20
+
+
+def idle(*, joins, commits=(), departure=CRASHED, **facts):
+    """The incident of a crash at 40 behind which all 30 records were written; record 30 arrives at 200."""
+    arrivals = {(P0, offset): float(offset) for offset in (0, 10, 20)} | {(P0, 30): 200.0}
+    found = report(
+        [*STORY[:3], *commits], timestamps=arrivals, departures=[departure], joins=joins, **facts
+    )  # fmt: skip
+    [incident] = found.incidents
+    return incident.resumed_after_seconds, incident.unread_after_seconds
+
+
+def test_the_next_run_on_an_idle_topic():
+    """It is live as soon as it is in the group; the commit of a later record does not show that."""
+    later = [commit(203, (30, 31))]
+    assert idle(joins=[(39.0, NEXT), (41.0, RUN), (44.0, NEXT)], commits=later) == (4, None)
+    assert idle(joins=[(41.0, RUN)], commits=later) == (163, 160), "the run that crashed joined before"
+    fence = Departure(40.0, RUN, LeaveReason.POLL_TIMEOUT)
+    assert idle(joins=[(41.0, RUN)], commits=later, departure=fence) == (1, None), "it is back"
+    assert idle(joins=[(201.0, NEXT)], commits=later) == (163, 160), "a record was unread when it joined"
+    assert idle(joins=[(210.0, NEXT)]) == (None, 160), "and still is"
+    assert idle(joins=[(44.0, NEXT)], unread={(P0, 30)}) == (None, 0), "unknown is not idle"
+    assert idle(joins=[(44.0, NEXT)], known_since=45.0) == (None, 0), "there is no history"
+
+
+def test_a_run_that_skipped_ahead_with_nothing_to_write():
+    """The skip is reported seconds after it joined; then nothing is unread."""
+    commits = [commit(10, (0, 10))]
+    steps = {P0: partition_steps(P0, commits, until=240.0, origin=0, skips=[(50.0, 30)])}
+    history = GroupHistory(
+        "orders-etl", 0.0, 240.0, known_since=10.0, steps=steps, commits=commits, timestamps={(P0, 10): 10.0},
+        departures=[Departure(20.0, RUN, LeaveReason.CRASHED)], joins=[(44.0, NEXT)],
+    )  # fmt: skip
+    [incident] = Report(history, SLA).incidents
+    assert (incident.resumed_after_seconds, incident.unread_after_seconds) == (30, 0)
 
 
 def test_a_run_that_crashed_may_still_commit():
@@ -264,20 +298,8 @@ def test_the_plots():
     assert found.worst_behind == 80.0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0 s"),
-        (9.96, "10 s"),
-        (59.6, "1 min"),
-        (3_600, "1 h"),
-        (100_000, "27 h 46 min"),
-        (200_000, "2 d 7 h"),
-    ],
-)
-def test_durations(seconds, text):
-    """Two units are enough to compare."""
-    assert format_duration(seconds) == text
+def test_shares():
+    """Only a full share is 100 %."""
     assert [format_share(one) for one in (0.99996, 1.0, None)] == ["99.99 %", "100 %", "unknown"]
 
 

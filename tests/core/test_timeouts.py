@@ -45,7 +45,10 @@ USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.inte
     ("given_seconds", "seconds", "source"),
     [
         pytest.param(
-            {"default": 300}, 300, "resource default", id="nobody said anything: the resource's default"
+            {"default": 300},
+            300,
+            "default_max_batch_seconds of the Kafka resource",
+            id="nobody said anything: the resource's default",
         ),
         pytest.param(
             {"run_remaining": 900, "default": 300},
@@ -56,22 +59,38 @@ USUAL_GROUP = st.builds(ConsumerGroupConfig, st.integers(1_000, 60_000), st.inte
         pytest.param(
             {"asset_metadata": 200, "run_remaining": 900, "default": 300},
             200,
-            "asset metadata",
+            "max_batch_seconds of the asset",
             id="metadata first",
         ),
-        pytest.param({"op_tag": 100, "asset_metadata": 200}, 100, "op tag", id="a tag outranks metadata"),
-        pytest.param({"argument": 50, "op_tag": 100}, 50, "argument", id="code outranks a tag"),
+        pytest.param(
+            {"op_tag": 100, "asset_metadata": 200},
+            100,
+            "op tag kafka_liveness/max_batch_seconds",
+            id="a tag outranks metadata",
+        ),
+        pytest.param(
+            {"argument": 50, "op_tag": 100},
+            50,
+            "argument max_batch_seconds",
+            id="code outranks a tag",
+        ),
         pytest.param(
             {"argument": 120, "run_remaining": 45.5},
             45.5,
-            "argument, capped by the rest of dagster/max_runtime",
+            "argument max_batch_seconds, capped by the rest of dagster/max_runtime",
             id="no batch outlives its run",
         ),
         pytest.param(
-            {"argument": 120, "run_remaining": 120}, 120, "argument", id="exactly enough is not a cap"
+            {"argument": 120, "run_remaining": 120},
+            120,
+            "argument max_batch_seconds",
+            id="exactly enough is not a cap",
         ),
         pytest.param(
-            {"default": 86_400}, 86_400, "resource default", id="24 h is the last that librdkafka takes"
+            {"default": 86_400},
+            86_400,
+            "default_max_batch_seconds of the Kafka resource",
+            id="24 h is the last that librdkafka takes",
         ),
     ],
 )
@@ -89,8 +108,13 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
         pytest.param(
             {}, InvalidSettingError, "no run budget.*Fix: set max_batch_seconds", id="no budget is no default"
         ),
-        pytest.param({"argument": 0}, InvalidSettingError, r"0 s \(argument\) must be above 0", id="zero"),
-        pytest.param({"op_tag": -1}, InvalidSettingError, r"-1 s \(op tag\)", id="negative"),
+        pytest.param(
+            {"argument": 0},
+            InvalidSettingError,
+            r"0 s \(argument max_batch_seconds\) must be above 0",
+            id="zero",
+        ),
+        pytest.param({"op_tag": -1}, InvalidSettingError, r"-1 s \(op tag", id="negative"),
         pytest.param(
             {"default": float("inf")}, InvalidSettingError, "inf s.*longer poll interval", id="endless"
         ),
@@ -98,8 +122,8 @@ def test_the_first_hit_wins_and_the_run_caps_it(given_seconds, seconds, source):
         pytest.param(
             {"argument": 2_147_483.647},
             InvalidSettingError,
-            r"2,147,483.647 s \(argument\).*Integer.MAX_VALUE \(2,147,483,647 ms, 24.9 days\)"
-            r".*longest healthy batch",
+            r"2,147,483.647 s \(argument max_batch_seconds\).*Integer.MAX_VALUE "
+            r"\(2,147,483,647 ms, 24.9 days\).*longest healthy batch",
             id="Kafka Streams' longer poll interval, written as seconds",
         ),
         pytest.param(
@@ -147,7 +171,7 @@ def test_every_budget_is_finite_and_inside_its_run(argument, op_tag, asset_metad
 
 def derived(budget, *, session=None, heartbeat=None, limits=APACHE, group=None):
     """Timeouts of a budget in seconds that came as an argument."""
-    budget = RunBudget(budget, "argument")
+    budget = RunBudget(budget, "argument max_batch_seconds")
     return derive_timeouts(
         budget, session_seconds=session, heartbeat_seconds=heartbeat, limits=limits, group=group
     )
@@ -209,29 +233,37 @@ def test_the_protocol_says_which_settings_may_be_sent(group, protocol):
         pytest.param(
             300,
             {},
-            "poll interval 300 s: argument; session timeout 10 s, heartbeat every 3 s",
+            "process timeout 300 s, from argument max_batch_seconds; session timeout 10 s and heartbeat "
+            "every 3 s, by default",
             id="as it was said",
         ),
         pytest.param(
             2,
             {},
             (
-                "poll interval 6 s: argument 2 s, raised to the session timeout; session timeout 6 s, "
-                "heartbeat every 2 s"
+                "process timeout 6 s, raised to the session timeout from 2 s (argument max_batch_seconds); "
+                "session timeout 6 s and heartbeat every 2 s, by default"
             ),
             id="classic: the broker takes no shorter session",
         ),
         pytest.param(
             30,
             {"group": KIP_848},
-            "poll interval 45 s: argument 30 s, raised to the session timeout; session timeout 45 s, "
-            "heartbeat every 5 s (the broker's group config)",
+            "process timeout 45 s, raised to the session timeout from 30 s (argument max_batch_seconds); "
+            "session timeout 45 s and heartbeat every 5 s, from the group's config on the broker",
             id="KIP-848",
+        ),
+        pytest.param(
+            300,
+            {"session": 12.0, "heartbeat": 2.0},
+            "process timeout 300 s, from argument max_batch_seconds; session timeout 12 s and heartbeat "
+            "every 2 s, from session_timeout_seconds and heartbeat_interval_seconds of the Kafka resource",
+            id="set by the user",
         ),
     ],
 )
 def test_timeouts_say_where_they_come_from(budget, settings, text):
-    """Run metadata shows the derivation: the poll interval, who chose it, and what raised it."""
+    """Run metadata shows the derivation: the process timeout, its setting, and what raised it."""
     assert str(derived(budget, **settings)) == text
 
 
@@ -371,7 +403,9 @@ def test_a_budget_below_the_session_is_raised_with_a_warning(settings, names):
     """
     timeouts = derived(30, **settings)
     assert timeouts.process_timeout_ms == timeouts.session_timeout_ms == 45_000
-    assert [word for word in ("30 s (argument)", "45 s", *names) if word not in timeouts.warning] == []
+    assert [
+        word for word in ("30 s (argument max_batch_seconds)", "45 s", *names) if word not in timeouts.warning
+    ] == []
 
 
 @pytest.mark.parametrize("budget", [45, 300])
@@ -382,7 +416,9 @@ def test_a_budget_that_covers_the_session_is_no_warning(budget):
 
 def test_the_end_of_a_run_does_not_contradict_the_session():
     """A budget below the session is the user's choice; one cut by the run's end is nobody's."""
-    capped = RunBudget(5, "argument, capped by the rest of dagster/max_runtime", is_capped=True)
+    capped = RunBudget(
+        5, "argument max_batch_seconds, capped by the rest of dagster/max_runtime", is_capped=True
+    )
     timeouts = derive_timeouts(capped, session_seconds=30, heartbeat_seconds=None, limits=APACHE)
     assert (timeouts.session_timeout_ms, timeouts.process_timeout_ms, timeouts.warning) == (
         30_000,
@@ -395,7 +431,10 @@ def test_the_end_of_a_run_does_not_contradict_the_session():
 def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
     """A heartbeat for hearing of it, a tenth or 2 s for the last commit."""
     settings = {"session_seconds": None, "heartbeat_seconds": None, "limits": APACHE}
-    assert derive_timeouts(RunBudget(budget, "argument"), **settings).handover_ms == milliseconds
+    assert (
+        derive_timeouts(RunBudget(budget, "argument max_batch_seconds"), **settings).handover_ms
+        == milliseconds
+    )
 
 
 @pytest.mark.parametrize(
@@ -404,7 +443,7 @@ def test_a_rebalance_waits_less_than_the_group_grants(budget, milliseconds):
 def test_the_broker_waits_for_a_batch_that_was_planned_within_a_rebalance(budget, milliseconds):
     """The member heard of it a heartbeat after it began: its batch still has all its time, and a commit."""
     settings = {"session_seconds": None, "heartbeat_seconds": None, "limits": APACHE}
-    timeouts = derive_timeouts(RunBudget(budget, "argument"), **settings)
+    timeouts = derive_timeouts(RunBudget(budget, "argument max_batch_seconds"), **settings)
     assert timeouts.rebalance_timeout_ms == milliseconds
 
 
@@ -418,7 +457,7 @@ def test_the_broker_waits_for_a_batch_that_was_planned_within_a_rebalance(budget
 )
 def test_every_answer_keeps_every_rule(*, seconds, capped, session, heartbeat, limits, group):
     """On both protocols: a member that keeps all rules of KIP-62, or a named error with numbers."""
-    budget = RunBudget(seconds, "argument", is_capped=capped)
+    budget = RunBudget(seconds, "argument max_batch_seconds", is_capped=capped)
     settings = {"session_seconds": session, "heartbeat_seconds": heartbeat, "limits": limits, "group": group}
     try:
         timeouts = derive_timeouts(budget, **settings)

@@ -203,7 +203,7 @@ def test_a_topic_made_anew_is_not_certified(world, audit, refused):
     assert world.live() is None
     before = world.topic_id()
     world.recreate_topic(80)
-    assert "name the table with --table" in refused(world.group)
+    assert "name the table with --table" in refused(world.group, code=1)
     code, found = audit(world, "--table", world.table)
     assert code == 1
     assert f"opic {world.topic} was deleted and created again" in found["sentence"]
@@ -421,8 +421,8 @@ def test_several_targets_are_no_target(world, refused):
 
 
 def test_what_cannot_be_asked_is_no_verdict(world, services, refused, monkeypatch, tmp_path):
-    """Exit code 2 for the command line, 3 for no response, with the fix."""
-    assert "No offset of group 'nobody' is committed" in refused("nobody")
+    """Exit code 1 for an unknown group, 2 for the command line, 3 for no response, with the fix."""
+    assert "No offset of group 'nobody' is committed" in refused("nobody", code=1)
     world.grow_to(10)
     assert world.live() is None
     assert "wanted catalog.namespace.table" in refused(world.group, "--table", "orders")

@@ -181,3 +181,52 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
     assert not stored.event.dagster_event.asset_check_evaluation_data.passed, (
         "Dagster keeps what the sensor tells"
     )
+
+
+def test_the_sensor_replaces_outdated_results_within_a_minute(checked):
+    """More pending offsets under the same warning, and results of the checks job, which has an end."""
+    w = checked.world
+    key = dg.AssetCheckKey(dg.AssetKey("orders_crash_lag"), "crash_lag_age")
+
+    def shown():
+        records = checked.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+        event = records[key].event.dagster_event
+        return (
+            event.asset_check_evaluation_data
+            if event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
+            else None
+        )
+
+    def a_minute_later():
+        cursor = GroupCursor.decode(checked.cursor)
+        times = ("observed_at", "checks_stored_at", "check_facts_stored_at")
+        checked.cursor = cursor.model_copy(
+            update={name: getattr(cursor, name) - 60 for name in times}
+        ).encode()
+        return checked.tick()
+
+    with w.live() as consumer:
+        join(w, consumer)
+        assert set(checked.tick()) == set(NAMES)
+        assert shown().description.startswith("50 offsets in 1 range are pending")
+        assert a_minute_later() == {}, "nothing has changed but the age"
+        with w.catch_up((70, 90)) as lane:
+            lane.commit(lane.poll())
+        assert set(a_minute_later()) >= {"crash_lag_age"}
+        assert shown().description.startswith("30 offsets in 1 range are pending")
+        assert not checked.run(crash_lag=kl.CrashLag(max_age_seconds=0))["crash_lag_age"].passed
+        assert not shown().passed
+        assert set(a_minute_later()) == set(NAMES)
+        assert shown().passed
+        away = kl.KafkaLivenessResource(bootstrap_servers="127.0.0.1:1")
+        failed = dg.materialize(
+            [checked.asset().checks],
+            selection=dg.AssetSelection.checks(key),
+            resources={"kafka": away, "spark": checked.spark},
+            instance=checked.instance,
+            raise_on_error=False,
+        )
+        assert not failed.success
+        assert shown() is None
+        assert set(a_minute_later()) == set(NAMES)
+        assert shown().passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -253,6 +254,9 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     world.value = MENDED
     assert world.catch_up((1, 2)) is None
     assert (world.offsets_in_table(), world.letters()) == ([0, 2], [1])
+    key = dg.AssetKey(f"{world.name}_crash_lag")
+    [closed] = world.instance.fetch_materializations(key, limit=1).records
+    assert closed.asset_materialization.metadata["state"].value == "written off, not processed"
 
 
 def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypatch):
@@ -305,6 +309,49 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         assert values() == {0: 100, 1: 1, 2: -1, 3: 103}
         follow_the_remedy(error, key, f"The former rows of {world.topic}:0:1-3 are still in the table")
         assert (world.pending(), world.check().passed) == ([], True)
+
+
+def test_status_names_why_each_range_is_pending(make, tmp_path, monkeypatch):
+    """A dead letter with its error, a crash, and what failed again; each with its next step."""
+    world = make(enable_parallel_rebalance=True)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    project = tmp_path / "shop"
+    (project / "src" / "shop_of_a_test").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[tool.dagster]\nmodule_name = "shop_of_a_test.definitions"\n')
+    monkeypatch.chdir(project)
+
+    def status(*words):
+        typed = ["status", world.group, "--bootstrap-servers", world.servers, *words]
+        return CliRunner().invoke(main, typed).stdout
+
+    def why():
+        partition = json.loads(status("--json"))["partitions"][0]
+        return [one["why"] for one in partition["pending"]]
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as world.instance:
+        world.produce("0 x 2")
+        assert world.live() is None
+        world.produce("3 4")
+        world.crash()
+        assert world.live() is None
+        for event in world.tick().asset_events:
+            world.instance.report_runless_asset_event(event)
+        letter, skipped = why()
+        assert letter.startswith("dead letter: ")
+        assert "cannot be cast" in letter or "CAST_INVALID_INPUT" in letter, letter
+        assert skipped == "skipped by the live lane", "no sensor started the run, so no cause is recorded"
+        told = status()
+        assert "next: correct the transform for 1 dead letter, or write off: kafka-liveness write-off" in told
+        module = "PYTHONPATH=src dagster asset materialize -m shop_of_a_test.definitions"
+        assert f"of {world.name}_crash_lag: {module} --select {world.name}_crash_lag --partition" in told
+        assert isinstance(world.catch_up((1, 2)), BadRecordError)
+        world.value = lambda _: 1 / 0
+        assert isinstance(world.catch_up((3, 5)), TransformError)
+        letter, skipped = why()
+        assert letter.endswith("; failed 1 time")
+        assert skipped.startswith("failed 1 time: "), skipped
+        assert "ZeroDivisionError" in skipped
+        assert "next: remove the cause of the error of 1 partition that failed" in status()
 
 
 def test_a_table_of_somebody_elses_is_not_taken_for_one_of_dead_letters(make):

@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.core.offsets import TopicPartition
 from tests.spark_addresses import spark_at
 from tests.timeouts import seconds
+from tests.waiting import wait_for
 
 KILLS = 3
 FRESH_SECONDS, COMPLETE_MINUTES = 1.0, 0.05
@@ -94,6 +96,22 @@ class Soak:
         [dead] = [run for run in self.instance.get_runs() if run.run_id not in before]
         self.instance.report_run_failed(dead)  # as the code server does for a worker that died
         self.killed.append((time.time(), dead.run_id[:8]))
+
+    def kill_when_idle(self):
+        """Let a worker commit 70 offsets, and kill it while it waits for records."""
+        remote = f"{self.services.spark_remote};user_id=worker;session_id={uuid4()}"
+        arguments = [self.topic, self.group, self.table, self.services.bootstrap_servers, remote]
+        with subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ}) as child:
+            wait_for(lambda: self.committed() == 70, what="the commit of its only batch", pause=0.2)
+            child.kill()
+        [dead] = self.instance.get_runs()
+        self.instance.report_run_failed(dead)
+        self.killed.append((time.time(), dead.run_id[:8]))
+
+    def committed(self):
+        """The committed offset of the only partition with records."""
+        tp = TopicPartition(self.topic, 0)
+        return self.resources["kafka"].cluster().partition_states(self.group, [tp])[tp].committed
 
     def tick(self):
         """A tick of the sensor, whose events and partitions are stored; the run that it requests."""
@@ -195,6 +213,24 @@ def test_the_report_of_three_kills(services, spark, make_topic, produce, table, 
     assert rest["incidents"][-1]["pending_offsets"] == 50
     text = page.read_text(encoding="utf-8")
     assert all(run in text for _, run in soak.killed)
+
+
+def test_a_kill_on_an_idle_topic_is_no_outage(services, make_topic, produce, table, instance):
+    """The successor commits nothing for want of records, and the group is live again all the same."""
+    soak = Soak(services, make_topic(), table, produce, instance)
+    soak.produce(70)
+    soak.kill_when_idle()
+    [request] = soak.tick()
+    job = soak.defs.resolve_job_def("orders_job")
+    assert job.execute_in_process(instance=instance, tags=request.tags).success
+    soak.resumed.append(time.time())
+    soak.tick()
+    done = soak.report("--json")
+    found = json.loads(done.stdout)
+    [incident] = found["incidents"]
+    assert (incident["skipped_offsets"], incident["unread_after_seconds"]) == (0, None)
+    assert 0 < incident["resumed_after_seconds"] <= soak.resumed[0] - incident["at"]
+    assert "(idle topic); skipped none" in soak.report().stdout
 
 
 def test_without_dagster_the_table_and_kafka_remain(  # noqa: PLR0917

@@ -123,6 +123,10 @@ def test_a_group_that_has_not_begun_is_a_verdict(run):
         assert "Fix: turn on the group's sensor, or launch its live job." in second
         found = json.loads(run(command, "nobody-knows-it", "--json").stdout)
         assert (found["well"], found["begun"], len(found["problems"])) == (False, False, 1)
+    for command in ("audit", "report"):
+        told = run(command, "nobody-knows-it")
+        assert (told.exit_code, told.stdout) == (1, ""), command
+        assert "nobody-knows-it" in told.stderr
     metrics = run("status", "nobody-knows-it", "--prometheus")
     assert (metrics.exit_code, metrics.stdout) == (1, "")
     assert run("health", "nobody-knows-it", "--max-lag", -1).exit_code == 2
@@ -146,6 +150,7 @@ def test_status_as_json_has_both_logs_and_the_members(crashed, run):
     for pending in found["partitions"][3]["pending"]:
         assert 0 <= pending.pop("age_seconds") < 600
         assert pending.pop("oldest_record_at").endswith("+00:00")
+        assert pending.pop("why") == "", "Dagster is not read"
     assert (found["well"], found["problems"]) == (True, [])
     assert found["next_steps"] == ["launch a backfill of 2 partitions of the group's crash lag asset"]
     assert found["partitions"][3] == {
