@@ -145,7 +145,7 @@ def test_a_group_is_well_without_a_problem(partition, members, known, expected):
             seen(200, PENDING, start=120),
             1,
             runs(),
-            ["write off what has expired: kafka-liveness write-off etl orders:3:70-120 --reason …"],
+            ["write off what has expired: kafka-liveness write-off etl p3:orders:70-120 --reason …"],
             id="nothing to read",
         ),
         pytest.param(
