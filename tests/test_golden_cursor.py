@@ -52,7 +52,7 @@ READABLE = CURSOR
 for number, text in TIMES.items():
     READABLE = READABLE.replace(f":{number},", f':"{text}",').replace(f":{number}}}", f':"{text}"}}')
 READABLE = READABLE.replace("orders:3:70-80", "p3:orders:70-80")
-"""The same cursor as it is stored now: a person can read its times, and its ranges have their partition first."""
+"""The same cursor as it is stored now, with readable times and today's text of a range."""
 GROUP, TOPIC = "orders-etl", "orders"
 RUN_ID = "{}-1111-4222-8333-444444444444"
 CLIENT = f"dagster/orders_job/{RUN_ID}/orders"

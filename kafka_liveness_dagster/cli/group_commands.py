@@ -168,9 +168,10 @@ def write_off(
 ) -> None:
     """Mark pending ranges as done, unprocessed.
 
-    For crash lag of consumer group GROUP that expired or is not needed. Each RANGE is
-    topic:partition:start-end, as `status` and the partitions of the crash lag asset show it. The command
-    writes nothing unless all ranges are pending and you confirm.
+    For crash lag of consumer group GROUP that expired or is not needed. RANGE
+    p3:orders:70-120 is partition 3 of topic orders, from offset 70 to before 120. Copy it from `status` or
+    from the partitions of the crash lag asset. The command writes nothing unless all ranges are pending and
+    you confirm.
 
     A RANGE may also be a partition that failed when its offsets were reprocessed, like
     p3:orders:70-120@replay-…: the earlier rows stay in the table, and the partition counts as materialized.

@@ -16,7 +16,7 @@ FORMER = "{}:0:{}-{}"
 
 
 @pytest.fixture
-def world(services, produce, rows, warm_spark, tmp_path, monkeypatch):
+def world(services, produce, rows, warm_spark, tmp_path, monkeypatch):  # noqa: PLR0917 - fixtures
     """A group on the real components, in a Dagster instance that the commands read."""
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     one = GroupWithTable(services, produce, rows, warm_spark)
