@@ -112,7 +112,7 @@ def _seconds(browser: Browser, page: str, missing: int) -> float:
     began = time.perf_counter()
     with browser.new_page(viewport={"width": 1400, "height": 900}) as window:
         window.goto(page)
-        for shown in (f"{_TOPIC}:0:0-5", re.compile(rf"^Missing \(({missing}|{missing:,})\)$")):
+        for shown in (f"p0:{_TOPIC}:0-5", re.compile(rf"^Missing \(({missing}|{missing:,})\)$")):
             expect(window.get_by_text(shown, exact=True).first).to_be_visible(timeout=1000 * _PATIENCE)
         return time.perf_counter() - began
 

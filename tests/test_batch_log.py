@@ -51,9 +51,9 @@ def test_the_first_is_told_at_once_and_the_others_together(clock):
             clock.seconds = 100.0 + second
             lines.log_committed(batch(1, 5 * second), written(5), 0.5)
     assert log == [
-        "Committed orders:0:0-5: 5 rows in 0.50 s",
-        "Committed 10 batches up to orders:0:50-55: 50 rows in 5.00 s",
-        "Committed 2 batches up to orders:0:60-65: 10 rows in 1.00 s",
+        "Committed p0:orders:0-5: 5 rows in 0.50 s",
+        "Committed 10 batches up to p0:orders:50-55: 50 rows in 5.00 s",
+        "Committed 2 batches up to p0:orders:60-65: 10 rows in 1.00 s",
     ]
 
 

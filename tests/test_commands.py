@@ -62,7 +62,7 @@ NEEDS_KAFKA = {
     "status": ["etl"],
     "health": ["etl"],
     "audit": ["etl"],
-    "write-off": ["etl", "orders:0:0-1", "--reason", "why"],
+    "write-off": ["etl", "p0:orders:0-1", "--reason", "why"],
     "move": ["etl", "lake.shop.orders"],
     "adopt": ["etl", "lake.shop.orders"],
     "start": ["etl", "--from-group", "other"],

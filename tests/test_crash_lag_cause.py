@@ -59,11 +59,11 @@ def test_a_live_run_knows_whom_it_replaces(instance):
         instance,
         dg.AssetKey("orders_crash_lag"),
         "etl",
-        ["orders:3:70-120"],
+        ["p3:orders:70-120"],
         look(instance, FINDER, (Span(70, 120),)),
         event_times={},
     )
-    assert found.partition == "orders:3:70-120"
+    assert found.partition == "p3:orders:70-120"
     assert found.metadata["crashed_run"] == dg.MetadataValue.dagster_run(CRASHED)
     assert found.metadata["found_by_run"] == dg.MetadataValue.dagster_run(FINDER)
     assert found.metadata["cause"].value == "a worker was killed"
@@ -129,6 +129,6 @@ def test_a_run_that_was_out_of_its_group_is_the_cause_itself(instance, started_b
     before = look(instance, FINDER, (Span(70, 120),))
     instance.add_run_tags(FINDER, {".dagster/kafka_liveness.fence_reason": "brokers-unavailable back"})
     asset = dg.AssetKey("orders_crash_lag")
-    (found,) = crash_lag_observations(instance, asset, "etl", ["orders:3:70-120"], before, {})
+    (found,) = crash_lag_observations(instance, asset, "etl", ["p3:orders:70-120"], before, {})
     assert found.metadata["cause"].value == cause
     assert f"({cause})" in found.description

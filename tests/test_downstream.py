@@ -7,7 +7,7 @@ import pytest
 
 import kafka_liveness_dagster as kl
 
-KEYS = ["orders:3:70-120", "orders:3:140-150"]
+KEYS = ["p3:orders:70-120", "p3:orders:140-150"]
 WITH_MISSING = (
     dg.AutomationCondition.eager()
     .without(~dg.AutomationCondition.any_deps_missing())

@@ -53,7 +53,8 @@ TIMES = {
 READABLE = CURSOR
 for number, text in TIMES.items():
     READABLE = READABLE.replace(f":{number},", f':"{text}",').replace(f":{number}}}", f':"{text}"}}')
-"""The same cursor as it is stored now: a person can read its times."""
+READABLE = READABLE.replace("orders:3:70-80", "p3:orders:70-80")
+"""The same cursor as it is stored now, with readable times and today's text of a range."""
 GROUP, TOPIC = "orders-etl", "orders"
 RUN_ID = "{}-1111-4222-8333-444444444444"
 CLIENT = f"dagster/orders_job/{RUN_ID}/orders"

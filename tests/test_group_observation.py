@@ -119,9 +119,9 @@ def observe(cluster, instance):
 def test_offsets_that_the_second_commit_log_has_as_done_are_not_pending(cluster, instance):
     """A range is pending while the live commit log has it as skipped and the second has it not as done."""
     pending = [str(one) for one in observe(cluster, instance).pending]
-    assert pending == ["orders:3:70-100"], "without a catch-up commit log all of it is pending"
+    assert pending == ["p3:orders:70-100"], "without a catch-up commit log all of it is pending"
     cluster.logs[CATCH_UP] = CommittedOffset(80, "kl1 done @- 90-100")
-    assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:80-90"]
+    assert [str(one) for one in observe(cluster, instance).pending] == ["p3:orders:80-90"]
 
 
 def test_a_stray_commit_in_the_catch_up_log_is_reported(cluster, instance):
@@ -130,7 +130,7 @@ def test_a_stray_commit_in_the_catch_up_log_is_reported(cluster, instance):
     seen = observe(cluster, instance)
     [partition] = seen.snapshot.partitions
     assert partition.outstanding == (Span(70, 100),)
-    assert (seen.pending, seen.still_pending(["orders:3:70-100"])) == ([], []), (
+    assert (seen.pending, seen.still_pending(["p3:orders:70-100"])) == ([], []), (
         "no partition is added, and no run requested"
     )
     [line] = seen.external_commit_lines
@@ -153,7 +153,7 @@ def test_the_table_has_its_say_about_a_stray_commit(cluster, instance):
         read=lambda asked: dict.fromkeys(asked, LedgerEntry((Span(0, 80),), (Span(90, 95),), 0, topic_id=ID)),
     )
     seen = GroupObservation.read(cluster, instance, GROUP, [TOPIC], ledger=table)
-    assert [str(one) for one in seen.pending] == ["orders:3:80-90", "orders:3:95-100"]
+    assert [str(one) for one in seen.pending] == ["p3:orders:80-90", "p3:orders:95-100"]
     exact = health.no_missing_rows(seen.snapshot, (), "")
     assert (exact.severity, exact.message) == (Severity.WARNING, seen.external_commit_lines[0])
     [told] = group_observations(GROUP, [TOPIC], seen, ())
@@ -165,12 +165,12 @@ def test_offsets_that_the_log_does_not_have_are_not_pending(cluster, instance, e
     """A partition of them would stay missing for ever."""
     cluster.logs[GROUP] = CommittedOffset(100, f"kl1 released {RUN[:8]} @- 70-80,1000-{end}")
     seen = observe(cluster, instance)
-    assert [str(one) for one in seen.pending] == ["orders:3:70-80"]
+    assert [str(one) for one in seen.pending] == ["p3:orders:70-80"]
     ignored = f"orders:3: pending offsets at or above the committed offset are ignored: 1000-{end}"
     assert seen.external_commit_lines == [ignored]
     # A pending range up to a commit above the log end, which is 120
     cluster.logs[GROUP] = CommittedOffset(end, f"kl1 released {RUN[:8]} @- 70-{end}")
-    assert [str(one) for one in observe(cluster, instance).pending] == ["orders:3:70-120"]
+    assert [str(one) for one in observe(cluster, instance).pending] == ["p3:orders:70-120"]
 
 
 # --- requests for the live lane -----------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def catch_up(cluster, instance, *keys):
 
 def test_one_partition_is_caught_up_at_a_time(cluster, instance):
     """A second run is requested when the first one has ended."""
-    keys = ["orders:3:70-90", "orders:3:90-100"]
+    keys = ["p3:orders:70-90", "p3:orders:90-100"]
     assert catch_up(cluster, instance, *keys) == keys[:1]
     add_run(instance, SECOND_RUN, "catch-up")
     assert catch_up(cluster, instance, *keys) == []
@@ -229,13 +229,13 @@ def test_crash_lag_of_a_paused_partition_is_not_caught_up(cluster, instance):
     cluster.logs[GROUP] = CommittedOffset(
         100, LiveCommitMetadata(OwnerState.PAUSED, RUN[:8], (Span(70, 100),)).encode()
     )
-    assert catch_up(cluster, instance, "orders:3:70-100") == []
+    assert catch_up(cluster, instance, "p3:orders:70-100") == []
 
 
 def test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up(cluster, instance):
     """The partition with the fewest failures in a row is next."""
-    add_run(instance, SECOND_RUN, "catch-up", FAILURE, **{PARTITION_TAG: "orders:3:70-90"})
-    assert catch_up(cluster, instance, "orders:3:70-90", "orders:3:90-100") == ["orders:3:90-100"]
+    add_run(instance, SECOND_RUN, "catch-up", FAILURE, **{PARTITION_TAG: "p3:orders:70-90"})
+    assert catch_up(cluster, instance, "p3:orders:70-90", "p3:orders:90-100") == ["p3:orders:90-100"]
 
 
 # --- departures ---------------------------------------------------------------------------------------------
@@ -388,20 +388,20 @@ def test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition(clu
     def caught_up():
         # After the commit logs were read, before the query for the partitions
         if CATCH_UP not in cluster.logs:
-            instance.add_dynamic_partitions("orders_crash_lag", ["orders:3:70-100"])
-            event = dg.AssetMaterialization("orders_crash_lag", partition="orders:3:70-100")
+            instance.add_dynamic_partitions("orders_crash_lag", ["p3:orders:70-100"])
+            event = dg.AssetMaterialization("orders_crash_lag", partition="p3:orders:70-100")
             instance.report_runless_asset_event(event)
             cluster.logs[CATCH_UP] = CommittedOffset(100, "kl1 done @-")
 
     cluster.when_observed = caught_up
     tick()
-    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["p3:orders:70-100"]
 
 
 def test_a_pending_range_becomes_a_partition_and_a_run_is_requested_for_the_lag(instance, tick):
     """One tick adds the partition of the skipped range and requests the live run."""
     result = tick()
-    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["p3:orders:70-100"]
     assert [request.job_name for request in result.run_requests] == ["orders_job"]
 
 
@@ -413,8 +413,8 @@ def test_crash_lag_becomes_a_partition_although_its_event_time_is_unknown(instan
 
     monkeypatch.setattr(timestamps, "event_times", fail)
     events = tick().asset_events
-    assert instance.get_dynamic_partitions("orders_crash_lag") == ["orders:3:70-100"]
-    [found] = [event for event in events if getattr(event, "partition", None) == "orders:3:70-100"]
+    assert instance.get_dynamic_partitions("orders_crash_lag") == ["p3:orders:70-100"]
+    [found] = [event for event in events if getattr(event, "partition", None) == "p3:orders:70-100"]
     assert (found.metadata["event_time"].value, found.metadata["offsets"].value) == ("unknown", "30 offsets")
 
 

@@ -570,12 +570,12 @@ def test_the_command_prints_the_report_and_ends_with_1_for_anomalies(tmp_path, c
     assert capsys.readouterr().out.splitlines() == [
         "events: committed 1, produced 1, read 1",
         "lost: 4 offsets in 4 ranges",
-        "  orders:0:1-2  produced, committed 9, absent from the last read (lines 1, 2, 3)",
-        "  orders:0:3-4  produced, committed 9, absent from the last read (lines 1, 2, 3)",
-        "  orders:0:5-6  produced, committed 9, absent from the last read (lines 1, 2, 3)",
+        "  p0:orders:1-2  produced, committed 9, absent from the last read (lines 1, 2, 3)",
+        "  p0:orders:3-4  produced, committed 9, absent from the last read (lines 1, 2, 3)",
+        "  p0:orders:5-6  produced, committed 9, absent from the last read (lines 1, 2, 3)",
         "  and 1 more ranges",
         "doubled: 1 offsets in 1 ranges",
-        "  orders:0:6-7  more than once in one read (lines 1, 3)",
+        "  p0:orders:6-7  more than once in one read (lines 1, 3)",
         "history: 3 events, 5 anomalies",
     ]
 
@@ -720,13 +720,13 @@ def test_reports_of_dagster_are_green_or_pending(tmp_path, lake):
     table = [dg.TableRecord({"partition": "orders:0", "range": "100-120", "offsets": 20})]
     rest = [dg.TableRecord({"partition": "7 more", "range": "", "offsets": 3})]
     with dg.DagsterInstance.ephemeral() as instance:
-        instance.add_dynamic_partitions("orders_crash_lag", ["orders:0:0-70", "orders:0:70-100@2"])
+        instance.add_dynamic_partitions("orders_crash_lag", ["p0:orders:0-70", "p0:orders:70-100@2"])
         instance.report_runless_asset_event(
             dg.AssetMaterialization("orders", metadata={"processed": dg.MetadataValue.table([*table, *rest])})
         )
         one.dagster(instance, "orders", "orders_crash_lag")
         instance.report_runless_asset_event(
-            dg.AssetMaterialization("orders_crash_lag", partition="orders:0:70-100@2")
+            dg.AssetMaterialization("orders_crash_lag", partition="p0:orders:70-100@2")
         )
         one.dagster(instance, "orders", "orders_crash_lag")
     shown = [(name, fields["ranges"]) for name, fields in seen(one)]

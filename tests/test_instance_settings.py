@@ -42,7 +42,7 @@ def defs(orders):
         pytest.param("orders_job", None, "false", id="the sensor starts the next live run"),
         pytest.param("own", None, "false", id="so does a job of the user's own"),
         pytest.param(
-            "orders_crash_lag_job", "orders:3:70-120", "true", id="crash lag is left to the instance"
+            "orders_crash_lag_job", "p3:orders:70-120", "true", id="crash lag is left to the instance"
         ),
     ],
 )

@@ -20,7 +20,7 @@ from kafka_liveness_dagster.lanes.runs import (
     _skipped_message,
 )
 
-DONE, MISSING, REPLAY = "orders:3:0-70", "orders:3:70-120@2", "orders:3:120-190@replay-20261122T100000Z"
+DONE, MISSING, REPLAY = "p3:orders:0-70", "p3:orders:70-120@2", "p3:orders:120-190@replay-20261122T100000Z"
 BACKFILL = "dagster/backfill"
 SENSOR = "dagster/sensor_name"
 
@@ -90,7 +90,7 @@ def test_who_materializes_the_live_asset_too_replays_no_materialized_partition(a
 
 
 @pytest.mark.parametrize(
-    ("keys", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "orders:3:150-151"), ([], "orders:3:150-151")]
+    ("keys", "reported"), [([DONE, REPLAY], REPLAY), ([DONE], "p3:orders:150-151"), ([], "p3:orders:150-151")]
 )
 def test_an_offset_that_was_passed_is_reported_on_the_partition_of_the_run(asset, context, keys, reported):
     """On its own key where no partition of the run holds it."""
@@ -145,38 +145,38 @@ def test_a_run_is_idle_after_its_whole_idle_time(monkeypatch):
     ("owed", "kept", "keys", "state", "remedy"),
     [
         pytest.param(
-            ["orders:3:75-76", "orders:3:76-77"],
+            ["p3:orders:75-76", "p3:orders:76-77"],
             [],
             [MISSING],
             "The partitions stay failed until these offsets are done",
-            'write the offsets off with `kafka-liveness write-off orders-etl orders:3:75-77 --reason "…"`',
+            'write the offsets off with `kafka-liveness write-off orders-etl p3:orders:75-77 --reason "…"`',
             id="owed",
         ),
         pytest.param(
             [],
-            ["orders:3:125-126"],
+            ["p3:orders:125-126"],
             [DONE, REPLAY],
-            "The former rows of orders:3:125-126 are still in the table",
+            "The former rows of p3:orders:125-126 are still in the table",
             f'keep the former rows with `kafka-liveness write-off orders-etl {REPLAY} --reason "…"`',
             id="processed before",
         ),
         pytest.param(
-            ["orders:3:75-76"],
-            ["orders:3:125-126"],
+            ["p3:orders:75-76"],
+            ["p3:orders:125-126"],
             [MISSING, REPLAY],
             (
                 "The partitions stay failed until these offsets are done; the former rows of "
-                "orders:3:125-126 are still in the table"
+                "p3:orders:125-126 are still in the table"
             ),
             "write the offsets off with "
-            f'`kafka-liveness write-off orders-etl orders:3:75-76 {REPLAY} --reason "…"`',
+            f'`kafka-liveness write-off orders-etl p3:orders:75-76 {REPLAY} --reason "…"`',
             id="both",
         ),
         pytest.param(
             [],
-            ["orders:3:125-126"],
+            ["p3:orders:125-126"],
             [],
-            "The former rows of orders:3:125-126 are still in the table",
+            "The former rows of p3:orders:125-126 are still in the table",
             "keep the former rows with *Report materialization events*, in the menu next to Materialize",
             id="complete windows",
         ),

@@ -84,7 +84,7 @@ def test_a_hiccup_ends_no_run_whose_batches_are_committed(check, error):
 
 @pytest.mark.parametrize(
     "error",
-    [RowsMissingError("lacks orders:3:70-120"), FencedError(FenceReason.RUN_CANCELED)],
+    [RowsMissingError("lacks p3:orders:70-120"), FencedError(FenceReason.RUN_CANCELED)],
     ids=["missing", "fenced"],
 )
 @pytest.mark.parametrize("batches", [0, 1])

@@ -226,7 +226,7 @@ def test_a_run_from_the_ui_has_the_assets_budget(instance, lane, max_batch_secon
     defs = dg.Definitions.merge(made.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     partition = None
     if lane == "orders_crash_lag":
-        partition = "orders.v1-raw:3:70-120"
+        partition = "p3:orders.v1-raw:70-120"
         instance.add_dynamic_partitions(lane, [partition])
     job = defs.resolve_implicit_global_asset_job_def()
     with pytest.raises(AskedError):

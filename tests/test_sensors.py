@@ -167,6 +167,8 @@ def test_a_clock_that_was_set_back_delays_nothing():
         '{"reported_departures": ["0badcafe"], "group_state": "empty"}',
         '{"member_runs": 7, "group_state": "empty"}',
         '{"absent_runs": {"0badcafe": 1795000000}, "group_state": "empty"}',
+        '{"forgotten_ranges": ["orders"], "group_state": "empty"}',
+        '{"forgotten_ranges": [7], "group_state": "empty"}',
     ],
 )
 def test_a_cursor_of_another_version_is_none(cursor):

@@ -42,7 +42,7 @@ from kafka_liveness_dagster.core.health import OpenTransaction, Severity, Verdic
 from kafka_liveness_dagster.core.ledger import ALL_OFFSETS, LedgerEntry, encode_entries
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 from kafka_liveness_dagster.core.orphaned_runs import Absence
-from kafka_liveness_dagster.core.partition_keys import is_replay, parse_key
+from kafka_liveness_dagster.core.partition_keys import current_key, is_replay, parse_key
 from kafka_liveness_dagster.core.partition_snapshot import Expiry, PartitionSnapshot
 from kafka_liveness_dagster.core.partition_state import PartitionState
 from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, ProcessNamespace
@@ -302,7 +302,7 @@ def test_the_cursor_of_the_sensor():
         assignment_hash="00c0ffee",
         rebalancing_since=5.0,
         absent_runs={"00000003": Absence(6, 7, 8, is_reported=True)},
-        forgotten_ranges=("orders:3:70-120",),
+        forgotten_ranges=("p3:orders:70-120",),
         last_tick_at=9.0,
     )
     windows = WindowProgress(
@@ -341,18 +341,27 @@ def test_the_cursor_of_the_sensor():
         "assignment_hash": "00c0ffee",
         "rebalancing_since": "1970-01-01T00:00:05Z",
         "absent_runs": {"00000003": [6, 7, 8, True]},
-        "forgotten_ranges": ["orders:3:70-120"],
+        "forgotten_ranges": ["p3:orders:70-120"],
         "last_tick_at": "1970-01-01T00:00:09Z",
     }
     assert set(json.loads(written.encode())) == set(GroupCursor.model_fields)
 
 
 @pytest.mark.parametrize(
-    "key", ["orders:3:70-120", "orders:3:70-120@2", "orders:3:70-120@replay-20261122T100000Z"]
+    ("key", "current"),
+    [
+        ("p3:orders:70-120", "p3:orders:70-120"),
+        ("p3:orders:70-120@2", "p3:orders:70-120@2"),
+        ("p3:orders:70-120@replay-20261122T100000Z", "p3:orders:70-120@replay-20261122T100000Z"),
+        # Of earlier versions: Dagster keeps them
+        ("orders:3:70-120", "p3:orders:70-120"),
+        ("orders:3:70-120@2", "p3:orders:70-120@2"),
+        ("orders:3:70-120@replay-20261122T100000Z", "p3:orders:70-120@replay-20261122T100000Z"),
+    ],
 )
-def test_the_keys_of_crash_lag_partitions(key):
+def test_the_keys_of_crash_lag_partitions(key, current):
     """The range, how often it was pending, or when a replay was requested."""
-    assert str(parse_key(key)) == "orders:3:70-120"
+    assert (str(parse_key(key)), current_key(key)) == ("p3:orders:70-120", current)
     assert is_replay(key) is ("replay" in key)
 
 
@@ -569,7 +578,7 @@ def test_audit_as_json():
             "operation": "append",
             "added_rows": 63,
             "deleted_rows": 0,
-            "written": ["orders:3:0-70"],
+            "written": ["p3:orders:0-70"],
         }
     ]
 
@@ -587,7 +596,7 @@ def test_the_other_commands_as_json():
         '{"topic": name, "partitions": count}',
     }
     told = Recording(
-        Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "orders:3:70-100"),)
+        Scenario("classic", 10, 60, 180), (TimelineEvent(0.0, What.BATCH_POLLED, "p3:orders:70-100"),)
     )
     assert names(told.as_json()) == {
         *("scene", "scene.protocol", "scene.session", "scene.poll_interval", "scene.stall"),

@@ -117,7 +117,7 @@ def test_rows_that_a_rollback_removed_are_not_recorded(table, opened, rolled_bac
     lane = opened()
     snapshots = [table.put(lane, start, start + 10) for start in (0, 10, 20)]
     table.current_id = snapshots[-1 - rolled_back]
-    lost = f"lacks orders:3:{30 - 10 * rolled_back}-30"
+    lost = f"lacks p3:orders:{30 - 10 * rolled_back}-30"
     with pytest.raises(RowsMissingError, match=lost):
         table.put(lane, 30, 40)
     assert done(opened()) == (Span(0, 30 - 10 * rolled_back),)
@@ -130,7 +130,7 @@ def test_rows_of_other_processes_that_a_rollback_removed_are_not_recorded(table,
     table.put(other, 10, 20)
     assert done(lane) == (Span(0, 20),)
     table.current_id = first
-    with pytest.raises(RowsMissingError, match="lacks orders:3:10-20"):
+    with pytest.raises(RowsMissingError, match="lacks p3:orders:10-20"):
         table.put(lane, 20, 30)
     assert done(opened()) == (Span(0, 10),)
 
@@ -160,7 +160,7 @@ def test_a_rollback_of_rows_that_replaced_others_is_found(table, opened, seen):
     if seen:
         assert done(replay) == (Span(0, 20),)
     table.current_id = before
-    with pytest.raises(RowsMissingError, match="rolled back while this run replaced orders:3:"):
+    with pytest.raises(RowsMissingError, match="rolled back while this run replaced p3:orders:"):
         done(replay)
 
 

@@ -236,7 +236,7 @@ def test_checks(asset):
     }
     numbers = {}
     with dg.DagsterInstance.ephemeral() as instance:
-        for one in asset._group_checks.evaluate(look(instance), instance, ["orders:3:70-120"], time.time()):
+        for one in asset._group_checks.evaluate(look(instance), instance, ["p3:orders:70-120"], time.time()):
             numbers[one.check_name] = {*one.metadata}
     group = {"group"}
     assert numbers == {
@@ -324,7 +324,9 @@ def test_metadata_of_a_crash_lag_partition(asset):
     """Found by the sensor, quarantined by a run, processed by a run."""
     with dg.DagsterInstance.ephemeral() as instance:
         key = dg.AssetKey("orders_crash_lag")
-        [found] = crash_lag_observations(instance, key, "orders-etl", ["orders:3:70-120"], look(instance), {})
+        [found] = crash_lag_observations(
+            instance, key, "orders-etl", ["p3:orders:70-120"], look(instance), {}
+        )
     assert [*found.metadata] == [
         "group", "offsets", "event_time", "oldest_record_age", "ranges", "crash_lag_keys", "cause",
         "crashed_run", "found_by_run",
@@ -338,7 +340,7 @@ def test_metadata_of_a_crash_lag_partition(asset):
     )
     runs._report_skipped(asset.settings, storage)(PENDING, "why", "bad-record")
     assert {name: value.value for name, value in events[0].metadata.items()} == {
-        "group": "orders-etl", "range": "orders:3:70-120", "offsets": 50, "cause": "bad-record",
+        "group": "orders-etl", "range": "p3:orders:70-120", "offsets": 50, "cause": "bad-record",
     }  # fmt: skip
     of_run = Tally(rows=5, seconds=1.0, ranges=[PENDING]).of_run(1)
     processed = range_metadata("orders-etl", PENDING, [PENDING], [PENDING], of_run)
@@ -363,7 +365,7 @@ def test_metadata_of_a_range_that_is_written_off():
     """The event of ``kafka-liveness write-off``, and that of a partition whose earlier rows are kept."""
     key = dg.AssetKey("orders_crash_lag")
     asked = forgive.ForgiveRequest(
-        "orders-etl", "no JSON", (PENDING,), expired=(PENDING,), kept_keys=("orders:3:10-20",)
+        "orders-etl", "no JSON", (PENDING,), expired=(PENDING,), kept_keys=("p3:orders:10-20",)
     )
     with dg.DagsterInstance.ephemeral() as instance:
         audit = forgive.DagsterRecord(instance, key)

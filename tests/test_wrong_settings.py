@@ -177,13 +177,13 @@ CATCH_UP = {
     "group_id": GROUPS,
     "ranges": [
         7,
-        "orders:0:0-1",
-        ["orders:0:0-1"],
+        "p0:orders:0-1",
+        ["p0:orders:0-1"],
         [OffsetRange("\ud800", 0, 0, 1)],
         [OffsetRange("x" * 600, 0, 0, 1)],
         None,
     ],
-    "reprocess": [7, ["orders:0:0-1"], [OffsetRange("\ud800", 0, 0, 1)], None],
+    "reprocess": [7, ["p0:orders:0-1"], [OffsetRange("\ud800", 0, 0, 1)], None],
     "max_poll_records": [0, 1.5, *NUMBERS],
     "max_batch_seconds": [0, 86_401, *AMOUNTS],
     "offsets": [*NOT_MADE, kl.Batching()],
@@ -616,5 +616,5 @@ def test_what_librdkafka_refuses_is_refused_by_name(extra, says):
 
 def test_what_is_to_be_processed_again_has_to_be_asked_for():
     """Or it would be of a partition that the run never looks at."""
-    with pytest.raises(InvalidSettingError, match="has orders:0:1-2, which ranges lacks"):
+    with pytest.raises(InvalidSettingError, match="has p0:orders:1-2, which ranges lacks"):
         catch_up(reprocess=[OffsetRange("orders", 0, 1, 2)])

@@ -9,8 +9,8 @@ it all in order. Never looks at a clock.
 ...     "%7|1795266881.120|SEND|etl#consumer-8| [thrd:GroupCoordinator]: …: Sent LeaveGroupRequest (v1, …)"
 ... )
 TimelineEvent(at=1795266881.12, kind=<What.LEAVE_SENT: 'LeaveGroup sent'>, detail='')
->>> log.read(format_op_line(1795266881.07, What.BATCH_POLLED, "orders:3:70-100"))
-TimelineEvent(at=1795266881.07, kind=<What.BATCH_POLLED: 'poll() gave a batch'>, detail='orders:3:70-100')
+>>> log.read(format_op_line(1795266881.07, What.BATCH_POLLED, "p3:orders:70-100"))
+TimelineEvent(at=1795266881.07, kind=<What.BATCH_POLLED: 'poll() gave a batch'>, detail='p3:orders:70-100')
 """
 
 from __future__ import annotations

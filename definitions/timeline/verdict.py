@@ -2,7 +2,7 @@
 
 Never looks at a broker or a clock: it is told what was seen. What never happened happened at infinity.
 
->>> seen = [(0, "POLL_CALLED", ""), (1, "BATCH_POLLED", "orders:3:70-100"), (3, "HEARTBEAT_SENT", "")]
+>>> seen = [(0, "POLL_CALLED", ""), (1, "BATCH_POLLED", "p3:orders:70-100"), (3, "HEARTBEAT_SENT", "")]
 >>> scene = Scenario("classic", session=10, poll_interval=60, stall=180)
 >>> events = tuple(TimelineEvent(at, What[what], detail) for at, what, detail in seen)
 >>> verdict = judge_recording(Recording(scene, events))

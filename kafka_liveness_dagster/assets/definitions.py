@@ -68,8 +68,9 @@ def crash_lag_description(settings: KafkaAssetSettings) -> str:
     """Return the description of the crash lag asset in Markdown: its partitions, and the clicks for them."""
     return (
         f"Offset ranges that the live lane of {settings.name} left pending when it skipped ahead to the log "
-        "end after a crash. A partition is `topic:partition:start-end`, without the end offset. The rows of "
-        f"a missing or failed partition are not in `{settings.target}`, or not by the current code.\n\n"
+        "end after a crash. Partition `p3:orders:70-120` is Kafka partition 3 of topic orders, from offset "
+        "70 to before 120. The rows of a missing or failed partition are not in "
+        f"`{settings.target}`, or not by the current code.\n\n"
         "- **To process them:** *Materialize…*, *Failed and missing*, *Launch backfill*; in any order, "
         "while the live lane goes on.\n"
         "- **Cause, event time and size of each:** its event in the *Events* tab. A failed partition has its "

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.audit.rows import RowComparison, count_offsets
 from kafka_liveness_dagster.core.names import join_some
-from kafka_liveness_dagster.core.offsets import Span, TopicPartition, difference, intersection, size, union
+from kafka_liveness_dagster.core.offsets import (
+    OffsetRange,
+    Span,
+    TopicPartition,
+    difference,
+    intersection,
+    size,
+    union,
+)
 from kafka_liveness_dagster.core.partition_state import (
     PartitionState,
     TopicRecreatedError,
@@ -323,8 +331,8 @@ class GroupCertificate:
 
     def _count_all(self, name: str) -> tuple[int, str]:
         """Return the number of a kind's offsets in all partitions, and the first of their ranges as text."""
-        found = [(p.topic_partition, span) for p in self.partitions for span in getattr(p, name)]
-        return sum(span.size for _, span in found), join_some([f"{at}:{span}" for at, span in found])
+        found = [OffsetRange(*p.topic_partition, *s) for p in self.partitions for s in getattr(p, name)]
+        return sum(one.size for one in found), join_some(found)
 
 
 def format_spans(spans: Iterable[Span]) -> str:

@@ -27,7 +27,7 @@ from kafka_liveness_dagster.cli.options import (
     spark_option,
 )
 from kafka_liveness_dagster.core.errors import summary_line
-from kafka_liveness_dagster.core.offsets import size
+from kafka_liveness_dagster.core.offsets import OffsetRange, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,7 +166,9 @@ def certificate_as_json(found: GroupCertificate) -> dict[str, Any]:
                 "operation": write.operation,
                 "added_rows": write.added_rows,
                 "deleted_rows": write.deleted_rows,
-                "written": [f"{tp}:{span}" for tp, spans in write.written.items() for span in spans],
+                "written": [
+                    str(OffsetRange(*tp, *span)) for tp, spans in write.written.items() for span in spans
+                ],
             }
             for write in found.history
         ],

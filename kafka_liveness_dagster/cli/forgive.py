@@ -22,7 +22,7 @@ from kafka_liveness_dagster.cli.crash_lag_assets import crash_lag_asset, open_in
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import check_group_id, format_count, join_some
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, difference, intersection, size
-from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, parse_key
+from kafka_liveness_dagster.core.partition_keys import is_key, is_replay, parse_key, stored_keys
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog, spans_by_partition
 from kafka_liveness_dagster.kafka.partition_states import check_catch_up_log
@@ -118,7 +118,8 @@ def validate(
         raise InvalidSettingError(
             "--reason is empty. Fix: give the reason why these offsets will not be processed."
         )
-    kept = [key for key in dict.fromkeys(ranges) if is_replay(key)]
+    ranges = record.stored_keys(ranges)
+    kept = [key for key in ranges if is_replay(key)]
     for key in kept:
         record.require_closable(key)
     named = {key: parse_key(key) for key in ranges if key not in kept}
@@ -185,6 +186,10 @@ class DagsterRecord:
             return cls(None, None)
         outcome = "Nothing was written. To write off without an event in Dagster, unset DAGSTER_HOME."
         return cls(instance, crash_lag_asset(instance, group_id, asset, outcome=outcome))
+
+    def stored_keys(self, keys: Sequence[str]) -> list[str]:
+        """Return the keys as Dagster has them, each once: it may have partitions of an earlier version."""
+        return stored_keys(keys, self._partitions())
 
     def require_closable(self, key: str) -> None:
         """Check that the partition of a replay can be closed.

@@ -168,12 +168,13 @@ def write_off(
 ) -> None:
     """Mark pending ranges as done, unprocessed.
 
-    For crash lag of consumer group GROUP that expired or is not needed. Each RANGE is
-    topic:partition:start-end, as `status` and the partitions of the crash lag asset show it. The command
-    writes nothing unless all ranges are pending and you confirm.
+    For crash lag of consumer group GROUP that expired or is not needed. RANGE
+    p3:orders:70-120 is partition 3 of topic orders, from offset 70 to before 120. Copy it from `status` or
+    from the partitions of the crash lag asset. The command writes nothing unless all ranges are pending and
+    you confirm.
 
     A RANGE may also be a partition that failed when its offsets were reprocessed, like
-    orders:3:70-120@replay-…: the earlier rows stay in the table, and the partition counts as materialized.
+    p3:orders:70-120@replay-…: the earlier rows stay in the table, and the partition counts as materialized.
     This needs DAGSTER_HOME.
 
     If DAGSTER_HOME is set, the crash lag asset gets an event for each partition concerned: who wrote off
@@ -181,7 +182,7 @@ def write_off(
 
     \b
     Example:
-      kafka-liveness write-off orders-etl orders:3:70-120 --reason "expired, replaced from the archive"
+      kafka-liveness write-off orders-etl p3:orders:70-120 --reason "expired, replaced from the archive"
     """  # noqa: D301  click's own mark: do not rewrap what follows
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 

@@ -7,9 +7,9 @@ The caller tries the offsets and returns whether they fail. This module tries an
 ...     tried.append(part)
 ...     return any(r.start <= 75 < r.end for r in part)
 >>> print(*bisect_failing_offsets([OffsetRange("orders", 3, 70, 78)], fails, max_offsets=20))
-orders:3:75-76
+p3:orders:75-76
 >>> [str(r) for part in tried for r in part]  # 74-78 failed, for 70-74 did not
-['orders:3:70-74', 'orders:3:74-76', 'orders:3:74-75', 'orders:3:75-76', 'orders:3:76-78']
+['p3:orders:70-74', 'p3:orders:74-76', 'p3:orders:74-75', 'p3:orders:75-76', 'p3:orders:76-78']
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def split_in_half(ranges: Iterable[OffsetRange]) -> tuple[list[OffsetRange], lis
     """Return the same offsets in two lists of about equal size.
 
     >>> print(*split_in_half([OffsetRange("orders", 3, 70, 71), OffsetRange("orders", 4, 0, 3)])[0])
-    orders:3:70-71 orders:4:0-1
+    p3:orders:70-71 p4:orders:0-1
     """
     parts = list(ranges)
     room = sum(part.size for part in parts) // 2

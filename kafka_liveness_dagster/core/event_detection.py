@@ -61,7 +61,7 @@ class SensorMemory:
         assignment_hash: hash of the assignment when the group was last stable.
         rebalancing_since: start of the rebalance in seconds; None without one.
         absent_runs: runs in progress that were no members, and since when; the newest first.
-        forgotten_ranges: forgotten ranges such as ``orders:3:70-120`` that are not proven done yet.
+        forgotten_ranges: forgotten ranges such as ``p3:orders:70-120`` that are not proven done yet.
         last_tick_at: time of the last tick in seconds; 0 if it is unknown.
     """
 

@@ -6,8 +6,8 @@ An event has facts only, and never decides what follows from them.
 >>> gone = MemberLeft("0badcafe", LeaveReason.CRASHED, (TopicPartition("orders", 3),))
 >>> print(gone)
 run 0badcafe crashed; it had orders:3
->>> print(CrashLagFound("orders:3:70-120", 50))
-crash lag orders:3:70-120, 50 offsets, is pending
+>>> print(CrashLagFound("p3:orders:70-120", 50))
+crash lag p3:orders:70-120, 50 offsets, is pending
 """
 
 from __future__ import annotations

@@ -380,7 +380,7 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     >>> from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
     >>> pending = PendingDeadLetters(7, (OffsetRange("orders", 3, 75, 76),), "ValueError: 'x'")
     >>> print(dead_letters_waiting(pending, "").message)
-    7 dead letters are pending: orders:3:75-76 and 6 more; the first failed with ValueError: 'x'. Fix...
+    7 dead letters are pending: p3:orders:75-76 and 6 more; the first failed with ValueError: 'x'. Fix...
     """
     if unavailable_reason:
         return Verdict(Severity.WARNING, f"not checked: {unavailable_reason}")

@@ -5,7 +5,7 @@ size is an upper bound.
 
 >>> orders = OffsetRange("orders", 3, 70, 120)
 >>> str(orders), orders.size
-('orders:3:70-120', 50)
+('p3:orders:70-120', 50)
 >>> difference([Span(70, 120)], [Span(80, 100)])
 (Span(start=70, end=80), Span(start=100, end=120))
 """
@@ -22,11 +22,17 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_RANGE = re.compile(
-    r"(?P<topic>[a-zA-Z0-9._-]{1,249}):(?P<partition>[0-9]{1,10}):(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})"
-)
+_TOPIC = r"(?P<topic>[a-zA-Z0-9._-]{1,249})"
+_PARTITION = r"(?P<partition>[0-9]{1,10})"
+_SPAN = r"(?P<start>[0-9]{1,19})-(?P<end>[0-9]{1,19})"
+_RANGE = re.compile(f"p{_PARTITION}:{_TOPIC}:{_SPAN}")
+_FORMER_RANGE = re.compile(f"{_TOPIC}:{_PARTITION}:{_SPAN}")
+"""The form that earlier versions stored; ``p3:7:70-120`` is topic ``p3``."""
+_ONLY_DIGITS = re.compile(r"[0-9]+")
 
 
+RANGE_FORM = "p<partition>:<topic>:<start>-<end>, like p3:orders:70-120"
+"""The form of a range, for errors."""
 MAX_OFFSET = 2**63 - 1
 """The largest offset; Kafka's offsets are signed 64-bit numbers."""
 MAX_PARTITION = 2**31 - 1
@@ -79,20 +85,31 @@ class OffsetRange:
             )
 
     def __str__(self) -> str:
+        """Return ``p3:orders:70-120``: Dagster's launch dialog shows about seven characters of each end.
+
+        A topic of digits only keeps the former form, because ``p3:7:70-120`` is partition 7 of topic ``p3``.
+        """
+        if _ONLY_DIGITS.fullmatch(self.topic):
+            return self.former_text
+        return f"p{self.partition}:{self.topic}:{self.start}-{self.end}"
+
+    @property
+    def former_text(self) -> str:
+        """The text that earlier versions stored, such as ``orders:3:70-120``."""
         return f"{self.topic}:{self.partition}:{self.start}-{self.end}"
 
     @classmethod
     def parse(cls, text: str) -> OffsetRange:
-        """Read ``orders:3:70-120``.
+        """Read ``p3:orders:70-120``, or the form of earlier versions, ``orders:3:70-120``.
+
+        Each text of an earlier version keeps its meaning: if both forms fit, the former one counts.
 
         Raises:
             InvalidSettingError: the text has another form.
         """
-        found = _RANGE.fullmatch(text)
+        found = _FORMER_RANGE.fullmatch(text) or _RANGE.fullmatch(text)
         if found is None:
-            raise InvalidSettingError(
-                f"{text!r} is not an offset range: wanted topic:partition:start-end, like orders:3:70-120"
-            )
+            raise InvalidSettingError(f"{text!r} is not an offset range: wanted {RANGE_FORM}")
         return cls(found["topic"], int(found["partition"]), int(found["start"]), end=int(found["end"]))
 
     @property

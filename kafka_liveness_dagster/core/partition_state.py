@@ -373,7 +373,8 @@ def check_groups(group_id: str, entries: Mapping[TopicPartition, LedgerEntry | N
         others = sorted(entry.groups - {group_id}) if entry else []
         if entry and others:
             groups = ", ".join(others)
-            offsets = f", among them {tp}:{', '.join(map(str, entry.written[:3]))}" if entry.written else ""
+            written = [OffsetRange(*tp, *span) for span in entry.written]
+            offsets = f", among them {join_some(written[:3])}" if written else ""
             kind = "table" if is_table_name(target) else "sink"
             succeed = (
                 f"run `kafka-liveness adopt {shlex.quote(group_id)} {target}`"

@@ -1,9 +1,9 @@
 """Report batches: log lines, progress of a slow batch, and OpenTelemetry metrics and traces.
 
->>> log = BatchProgress("orders:3:70-120", began_seconds=100.0)
+>>> log = BatchProgress("p3:orders:70-120", began_seconds=100.0)
 >>> log.next_line(2, 40, now_seconds=105.0)
 >>> log.next_line(12, 40, now_seconds=115.0)
-'orders:3:70-120: 12 of 40 tasks after 15 s'
+'p3:orders:70-120: 12 of 40 tasks after 15 s'
 >>> log.next_line(13, 40, now_seconds=117.0)
 
 A busy lane commits twice a second for days, and each line is a row in Dagster's event log. So there is one

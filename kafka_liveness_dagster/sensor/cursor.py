@@ -1,7 +1,8 @@
 """Encode the group sensor's memory between ticks as Dagster's cursor.
 
 It contains only the facts that were reported; each tick reads everything else again. The sensor's page shows
-it, so its times are texts such as ``2026-11-27T20:50:28.658Z``. Times of earlier versions are numbers.
+it, so its times are texts such as ``2026-11-27T20:50:28.658Z``. Times of earlier versions are numbers, and
+their ranges are texts such as ``orders:3:70-120``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, PlainSerializer, ValidationErro
 from kafka_liveness_dagster.core.departures import GroupState  # noqa: TC001 - pydantic reads it
 from kafka_liveness_dagster.core.event_detection import MAX_ABSENT, SeenMember, SensorMemory
 from kafka_liveness_dagster.core.events import LeaveReason
+from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.core.orphaned_runs import Absence
 from kafka_liveness_dagster.sensor.checks import StoredResults
 
@@ -40,6 +42,17 @@ def _parsed_time(stored: Any) -> Any:
 
 
 _NONE_STORED = StoredResults()
+
+
+def _current_range(stored: Any) -> Any:
+    """Return a stored range in the current form, so that the text of an earlier version is no change.
+
+    Raises:
+        InvalidSettingError: the text is no range; pydantic reports it as a ``ValidationError``.
+    """
+    return str(OffsetRange.parse(stored)) if isinstance(stored, str) else stored
+
+
 _AS_TEXT = PlainSerializer(_time_as_text, when_used="json")
 _Time = Annotated[float, BeforeValidator(_parsed_time), _AS_TEXT]
 
@@ -111,7 +124,7 @@ class GroupCursor(BaseModel, frozen=True):
     assignment_hash: str = ""
     rebalancing_since: Annotated[float | None, BeforeValidator(_parsed_time), _AS_TEXT] = None
     absent_runs: dict[str, tuple[int, int, int | None, bool]] = {}
-    forgotten_ranges: tuple[str, ...] = ()
+    forgotten_ranges: tuple[Annotated[str, BeforeValidator(_current_range)], ...] = ()
     last_tick_at: _Time = 0.0
 
     @property

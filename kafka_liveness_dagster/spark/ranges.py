@@ -3,7 +3,7 @@
 >>> print(ranges_condition([OffsetRange("orders", 3, 70, 100), OffsetRange("orders", 3, 100, 120)]))
 (`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)
 >>> describe(widen_to_files([OffsetRange("orders", 3, 80, 110)], [OffsetRange("orders", 3, 70, 100)]))
-'orders:3:70-110'
+'p3:orders:70-110'
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def widen_to_files(ranges: Iterable[OffsetRange], files: Iterable[OffsetRange]) 
 
 
 def describe(ranges: Iterable[OffsetRange]) -> str:
-    """Return the ranges as text, like ``orders:3:70-120,orders:4:0-9``, cut to 1,000 characters."""
+    """Return the ranges as text, like ``p3:orders:70-120,p4:orders:0-9``, cut to 1,000 characters."""
     text = ",".join(map(str, ranges))
     return (
         text

@@ -237,7 +237,7 @@ def test_a_batch_of_a_recreated_topic_is_not_recorded(opened, broker):
     lane = opened()
     batch = lane.poll()
     broker.topic_id = "T2"
-    with pytest.raises(TopicRecreatedError, match="Rows of orders:3:70-120 were written meanwhile"):
+    with pytest.raises(TopicRecreatedError, match="Rows of p3:orders:70-120 were written meanwhile"):
         lane.commit(batch)
     assert broker.written == []
 
@@ -249,7 +249,7 @@ def test_rows_that_the_table_lost_after_the_commit_end_the_run(opened, broker, t
     table.done = (Span(0, 120),)
     lane.commit(batch)
     table.done = (Span(0, 70),)
-    with pytest.raises(RowsMissingError, match="lacks orders:3:70-120") as raised:
+    with pytest.raises(RowsMissingError, match="lacks p3:orders:70-120") as raised:
         lane.poll()
     lane.__exit__(RowsMissingError, raised.value, None)
     assert broker.facts_now.catch_up_log.outstanding((OWED.span,)) == (OWED.span,), (

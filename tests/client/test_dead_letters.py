@@ -24,7 +24,7 @@ RUN = "0badcafe-1111-4222-8333-444444444444"
 BATCH = Batch((OffsetRange("orders", 0, 7, 15),), 60.0)
 KAFKA = {"kafka.bootstrap.servers": "kafka:9092"}
 ORDERS, LETTERS = "`lake`.`shop`.`orders`", "`lake`.`shop`.`orders_dead_letters`"
-FAILED = SparkFailedError("Spark could not write orders:0:7-15")
+FAILED = SparkFailedError("Spark could not write p0:orders:7-15")
 _LETTER = StructType(
     [*RECORDS, *(StructField(name, StringType()) for name in ("headers", "timestamp", "error", "run_id"))]
 )

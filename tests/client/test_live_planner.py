@@ -180,7 +180,7 @@ def test_the_catch_up_log_is_written_before_the_live_one(steps, lane):
 
 @pytest.mark.parametrize(
     ("log_start", "policy", "repeated"),
-    [(0, ResumePolicy(), ["orders:3:70-100"]), (90, SKIP, ["orders:3:90-100", "orders:3:70-90"])],
+    [(0, ResumePolicy(), ["p3:orders:70-100"]), (90, SKIP, ["p3:orders:90-100", "p3:orders:70-90"])],
     ids=["all there", "partly deleted"],
 )
 def test_recovered_rows_get_their_side_effects_before_they_are_committed(
@@ -396,6 +396,6 @@ def test_pending_offsets_that_cannot_be_are_ignored(steps, lane, caplog, monkeyp
     lane().resume_assigned()
     assert steps.owned[AT].pending == ()
     assert (
-        "at or above its committed offset, which the live lane reads: orders:3:1000-9223372036854775807"
+        "at or above its committed offset, which the live lane reads: p3:orders:1000-9223372036854775807"
         in caplog.text
     )

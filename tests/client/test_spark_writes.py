@@ -396,7 +396,7 @@ def test_a_row_outside_of_the_batch_is_named_by_a_sink_too(server, session):
     )
     server.gives("kafka", failure)
     with pytest.raises(
-        RowsOutsideBatchError, match="a row of orders:0:12, which is not in the batch orders:0:7-12"
+        RowsOutsideBatchError, match="a row of orders:0:12, which is not in the batch p0:orders:7-12"
     ):
         sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
 

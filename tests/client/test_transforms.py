@@ -77,7 +77,7 @@ def test_an_order_to_the_run_passes_as_it_is(of, error):
 def test_another_error_names_the_transform_and_the_batch(of):
     """It keeps the original error as its cause."""
     with pytest.raises(
-        TransformError, match=r"raised ZeroDivisionError: no price for orders:0:7-12"
+        TransformError, match=r"raised ZeroDivisionError: no price for p0:orders:7-12"
     ) as raised:
         of(raising(ZeroDivisionError("no price")))()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)

@@ -120,7 +120,7 @@ def test_a_batch_says_what_of_it_is_done_and_what_is_owed():
         OffsetRange("orders", 4, 9, 10),
     )
     batch = Batch(tuple(BATCH), 60.0, skipped=left_out)
-    assert list(map(str, batch.processed)) == ["orders:3:71-100", "orders:3:101-120", "orders:4:0-7"]
+    assert list(map(str, batch.processed)) == ["p3:orders:71-100", "p3:orders:101-120", "p4:orders:0-7"]
     assert batch.pending_of(TopicPartition("orders", 3)) == (Span(70, 71), Span(100, 101))
     assert batch.pending_of(TopicPartition("orders", 5)) == ()
     assert Batch(tuple(BATCH), 60.0).processed == tuple(BATCH)

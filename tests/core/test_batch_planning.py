@@ -256,7 +256,7 @@ def test_a_batch_says_what_it_holds():
     A partition has one range of it.
     """
     batch = Batch((OffsetRange("orders", 0, 70, 120), OffsetRange("orders", 3, 0, 5)), deadline_seconds=120)
-    assert (batch.max_records, str(batch)) == (55, "orders:0:70-120 and 1 more")
+    assert (batch.max_records, str(batch)) == (55, "p0:orders:70-120 and 1 more")
     assert batch.spans == {A: Span(70, 120), D: Span(0, 5)}
 
 

@@ -326,8 +326,8 @@ def test_the_group_is_certified_when_all_its_partitions_are():
         "the history expired"
     ), "the table proves none of them"
     assert group(well, owing, lost).verdict == (
-        f"{begin} 3 partitions is in the table once, 260 in all, except 50 pending (orders:3:70-120) and 50 "
-        "written off (orders:3:70-120)"
+        f"{begin} 3 partitions is in the table once, 260 in all, except 50 pending (p3:orders:70-120) and 50 "
+        "written off (p3:orders:70-120)"
     )
     seen = certificate(rows=RowComparison(90, without_rows=(OffsetRun(0, 120, 30),)))
     assert group(well, seen).verdict.endswith("once, 240 in all; 30 of them have a record, but no row")

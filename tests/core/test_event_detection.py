@@ -452,10 +452,10 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
         out.append(
             ([event for event in events if isinstance(event, CrashLagForgotten)], memory.forgotten_ranges)
         )
-    told_first = CrashLagForgotten("orders:0:70-120", 50, ("kcat at 10.0.0.7",))
-    assert out == [([told_first], ("orders:0:70-120",)), ([], ("orders:0:70-120",)), ([], ())]
+    told_first = CrashLagForgotten("p0:orders:70-120", 50, ("kcat at 10.0.0.7",))
+    assert out == [([told_first], ("p0:orders:70-120",)), ([], ("p0:orders:70-120",)), ([], ())]
     assert str(told_first).endswith("kcat at 10.0.0.7 replaced the commit that listed it")
-    assert "a client that is not in the group now" in str(CrashLagForgotten("orders:0:70-120", 50))
+    assert "a client that is not in the group now" in str(CrashLagForgotten("p0:orders:70-120", 50))
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_what_is_forgotten_is_told_once_and_remembered_until_it_is_done():
         (GhostFound("0badcafe", 61.3), "GhostFound 0badcafe"),
         (MemberJoined("0badcafe", (P0,)), "MemberJoined 0badcafe"),
         (MemberLeft("0badcafe", LeaveReason.CRASHED, (P0,)), "MemberLeft 0badcafe CRASHED"),
-        (CrashLagFound("orders:0:70-120", 50), "CrashLagFound orders:0:70-120"),
+        (CrashLagFound("p0:orders:70-120", 50), "CrashLagFound p0:orders:70-120"),
         (RebalanceCompleted(2, 3.5), "RebalanceCompleted"),
         (GroupEmptied(), "GroupEmptied"),
     ],
@@ -477,6 +477,6 @@ def test_an_event_keeps_its_identity_when_a_look_is_repeated_later(event, name):
 def test_a_range_without_a_partition_is_named_with_its_size():
     """The sentence has the key that a backfill takes."""
     assert (
-        str(CrashLagFound("orders:0:70-1070", 1_000))
-        == "crash lag orders:0:70-1070, 1,000 offsets, is pending"
+        str(CrashLagFound("p0:orders:70-1070", 1_000))
+        == "crash lag p0:orders:70-1070, 1,000 offsets, is pending"
     )

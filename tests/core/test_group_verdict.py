@@ -22,7 +22,7 @@ PENDING = Span(70, 120)
 SENSOR = "the group's sensor starts the next live run; if it does not, turn the sensor on"
 
 
-WRITE_OFF = "kafka-liveness write-off etl orders:3:75-76 --reason …"
+WRITE_OFF = "kafka-liveness write-off etl p3:orders:75-76 --reason …"
 REASONS = (
     PendingReason(OffsetRange("orders", 3, 75, 76), PendingCause.BAD_RECORD, "X: no", failures=1),
     PendingReason(OffsetRange("orders", 3, 76, 77), PendingCause.BAD_RECORD),
@@ -176,7 +176,7 @@ def test_a_group_is_well_without_a_problem(partition, members, known, expected):
             seen(200, PENDING, start=120),
             1,
             runs(),
-            ["write off what has expired: kafka-liveness write-off etl orders:3:70-120 --reason …"],
+            ["write off what has expired: kafka-liveness write-off etl p3:orders:70-120 --reason …"],
             id="nothing to read",
         ),
         pytest.param(

@@ -182,9 +182,9 @@ OWING = partition(committed=200, log_end=200, outstanding=(Span(70, 120), Span(1
         ),
         pytest.param([OWING], 61.0, [], 60.0, WARNING, "for 61 s, longer than 60 s. Fix: materialize",
                      id="too old"),
-        pytest.param([OWING], 0.0, ["orders:0:70-120"], 60.0, WARNING, "orders:0:70-120 of 60 pending",
+        pytest.param([OWING], 0.0, ["p0:orders:70-120"], 60.0, WARNING, "p0:orders:70-120 of 60 pending",
                      id="no partition"),
-        pytest.param([OWING], 0.0, ["orders:0:70-120"], None, FINE, "no bound", id="no partition, no bound"),
+        pytest.param([OWING], 0.0, ["p0:orders:70-120"], None, FINE, "no bound", id="no partition, no bound"),
     ],
 )  # fmt: skip
 def test_crash_lag_age(partitions, oldest, unlisted, bound, gravity, says):  # noqa: PLR0917
@@ -207,29 +207,32 @@ def log(log_start, committed=200, log_end=200, mark=OwnerState.RELEASED, owed=()
         pytest.param(
             log(69, owed=(Span(70, 120),)),
             WARNING,
-            "0:70-120, 50 offsets, are about to expire",
+            "p0:orders:70-120, 50 offsets, are about to expire",
             id="owed, near",
         ),
         pytest.param(
-            log(80, owed=(Span(70, 120),)), ERROR, "orders:0:70-80, 10 offsets", id="owed, partly gone"
+            log(80, owed=(Span(70, 120),)), ERROR, "p0:orders:70-80, 10 offsets", id="owed, partly gone"
         ),
-        pytest.param(log(130, owed=(Span(70, 120),)), ERROR, "orders:0:70-120, 50 offsets", id="owed, gone"),
+        pytest.param(log(130, owed=(Span(70, 120),)), ERROR, "p0:orders:70-120, 50 offsets", id="owed, gone"),
         pytest.param(
             log(80, owed=(Span(70, 80), Span(81, 90))),
             ERROR,
-            "About to expire: orders:0:81-90; ",
+            "About to expire: p0:orders:81-90; ",
             id="gone and near",
         ),
         pytest.param(log(200), FINE, "no waiting record", id="all is read, all is deleted"),
         pytest.param(log(100, 101, 120), FINE, "no waiting record", id="the next batch takes it"),
         pytest.param(
-            log(100, 101, 140), WARNING, "0:101-140, 39 offsets, are about", id="more than a batch behind"
+            log(100, 101, 140), WARNING, "p0:orders:101-140, 39 offsets, are", id="more than a batch behind"
         ),
         pytest.param(
-            log(100, 101, 120, OwnerState.PAUSED), WARNING, "orders:0:101-120", id="paused: no batch takes it"
+            log(100, 101, 120, OwnerState.PAUSED),
+            WARNING,
+            "p0:orders:101-120",
+            id="paused: no batch takes it",
         ),
         pytest.param(
-            log(100, 90, 140), ERROR, "orders:0:90-100, 10 offsets", id="the live lane was too late"
+            log(100, 90, 140), ERROR, "p0:orders:90-100, 10 offsets", id="the live lane was too late"
         ),
         pytest.param(log(100, None, 140), FINE, "no waiting record", id="nothing was promised"),
     ],
@@ -259,7 +262,7 @@ def test_retention(at, gravity, says):
             (),
             "",
             ERROR,
-            "the table lacks orders:0:50-70, 20 offsets",
+            "the table lacks p0:orders:50-70, 20 offsets",
             id="lost",
         ),
         pytest.param(
@@ -267,15 +270,15 @@ def test_retention(at, gravity, says):
             (),
             "",
             ERROR,
-            "orders:0:50-70: not in the table",
+            "p0:orders:50-70: not in the table",
             id="forgotten",
         ),
         pytest.param(
             partition(),
-            ("orders:0:50-70",),
+            ("p0:orders:50-70",),
             "",
             ERROR,
-            "orders:0:50-70: not in the table",
+            "p0:orders:50-70: not in the table",
             id="owed, not done",
         ),
     ],
@@ -295,14 +298,22 @@ def test_exact(seen, remembered, cannot_tell, gravity, says):
             PendingDeadLetters(1, BAD[:1], "X: no"),
             "",
             WARNING,
-            "1 dead letter is pending: orders:0:7-8; the",
+            "1 dead letter is pending: p0:orders:7-8; the",
             id="1",
         ),
         pytest.param(
-            PendingDeadLetters(2, BAD, "X: no"), "", WARNING, "orders:0:9-10; the first failed with X", id="2"
+            PendingDeadLetters(2, BAD, "X: no"),
+            "",
+            WARNING,
+            "p0:orders:9-10; the first failed with X",
+            id="2",
         ),
         pytest.param(
-            PendingDeadLetters(9, BAD, "X: no"), "", WARNING, "orders:0:9-10 and 7 more; the first", id="many"
+            PendingDeadLetters(9, BAD, "X: no"),
+            "",
+            WARNING,
+            "p0:orders:9-10 and 7 more; the first",
+            id="many",
         ),
         pytest.param(
             PendingDeadLetters(), "Spark is away", WARNING, "not checked: Spark is away", id="nobody knows"
@@ -327,4 +338,4 @@ def test_many_are_told_by_their_first():
     """A description is read by people: five names, and how many more."""
     owed = tuple(Span(n * 10, n * 10 + 1) for n in range(8))
     told = retention([partition(committed=1_000, log_end=1_000, log_start=500, outstanding=owed)], 20).message
-    assert "orders:0:40-41 and 3 more, 8 offsets" in told
+    assert "p0:orders:40-41 and 3 more, 8 offsets" in told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.errors import InvalidSettingError
@@ -22,6 +22,19 @@ from kafka_liveness_dagster.core.offsets import (
 # small numbers touch, overlap and nest often; empty and backwards spans are part of the input
 SPANS = st.lists(st.builds(Span, st.integers(0, 40), st.integers(0, 40)), max_size=8)
 TOPICS = st.from_regex(r"[a-zA-Z0-9._-]{1,20}", fullmatch=True)
+# Names that look like the other parts of a range's text
+CONFUSING_TOPICS = st.one_of(
+    TOPICS,
+    st.from_regex(r"[p0-9.-]{1,12}", fullmatch=True),
+    st.sampled_from(["p", "p3", "7", "0", "p3.p4", "70-120", "p-3", "99999999999", "2147483648", "-"]),
+)
+RANGES = st.builds(
+    lambda topic, partition, start, count: OffsetRange(topic, partition, start, start + count),
+    CONFUSING_TOPICS,
+    st.one_of(st.integers(0, 9), st.integers(0, 2**31 - 1)),
+    st.integers(0, 2**62),
+    st.integers(1, 2**62 - 1),
+)
 
 
 def model(spans):
@@ -99,33 +112,65 @@ def test_difference_by_example(spans, without, rest):
     assert difference([Span(*s) for s in spans], [Span(*s) for s in without]) == tuple(Span(*s) for s in rest)
 
 
-@given(TOPICS, st.integers(0, 10_000), st.integers(0, 2**62), st.integers(1, 2**62 - 1))
-def test_a_range_is_read_back_from_its_text(topic, partition, start, count):
-    """parse(str(r)) == r, for every topic name Kafka allows and every 63-bit offset."""
-    one = OffsetRange(topic, partition, start, start + count)
-    assert OffsetRange.parse(str(one)) == one
+@given(RANGES)
+@example(OffsetRange("p3", 5, 70, 120))
+@example(OffsetRange("7", 3, 1, 2))
+@example(OffsetRange("99999999999", 3, 1, 2))
+def test_a_range_is_read_back_from_its_text_and_from_that_of_earlier_versions(one):
+    """Both are exact, for every topic name Kafka allows and every 63-bit offset."""
+    former = f"{one.topic}:{one.partition}:{one.start}-{one.end}"
+    assert (OffsetRange.parse(str(one)), OffsetRange.parse(former)) == (one, one)
+
+
+@given(RANGES, RANGES)
+def test_the_text_of_a_range_is_never_that_of_another(one, other):
+    """Neither today's text nor the former one: a text names one range for all time."""
+    texts = {str(one), f"{one.topic}:{one.partition}:{one.start}-{one.end}"}
+    if one != other:
+        assert texts.isdisjoint({str(other), f"{other.topic}:{other.partition}:{other.start}-{other.end}"})
+
+
+@pytest.mark.parametrize(
+    ("text", "topic", "partition", "today"),
+    [
+        pytest.param("orders:3:70-120", "orders", 3, "p3:orders:70-120", id="former"),
+        pytest.param("p3:orders:70-120", "orders", 3, "p3:orders:70-120", id="today"),
+        pytest.param("p3:5:70-120", "p3", 5, "p5:p3:70-120", id="former, of a topic p3"),
+        pytest.param("p5:p3:70-120", "p3", 5, "p5:p3:70-120", id="today, of a topic p3"),
+        pytest.param("7:3:70-120", "7", 3, "7:3:70-120", id="a topic of digits only keeps the former text"),
+        pytest.param("p3:7:70-120", "p3", 7, "p7:p3:70-120", id="partition 7 of p3, not 3 of 7"),
+        pytest.param("p3:7.5:70-120", "7.5", 3, "p3:7.5:70-120", id="no digits only"),
+        pytest.param("p:3:70-120", "p", 3, "p3:p:70-120", id="former, of a topic p"),
+        pytest.param("p3.p4:5:70-120", "p3.p4", 5, "p5:p3.p4:70-120", id="former, of a topic p3.p4"),
+    ],
+)
+def test_each_text_has_one_meaning(text, topic, partition, today):
+    """A text of an earlier version keeps its meaning; today's has the partition first."""
+    one = OffsetRange.parse(text)
+    assert (one, str(one)) == (OffsetRange(topic, partition, 70, 120), today)
 
 
 def test_a_range_tells_its_parts():
-    """orders:3:70-120 is offsets 70 to 119 of partition 3 of orders: at most 50 records."""
-    one = OffsetRange.parse("orders:3:70-120")
+    """p3:orders:70-120 is offsets 70 to 119 of partition 3 of orders: at most 50 records."""
+    one = OffsetRange.parse("p3:orders:70-120")
     assert (one.size, one.span, one.topic_partition) == (50, Span(70, 120), TopicPartition("orders", 3))
-    assert (str(one), str(one.span), str(one.topic_partition)) == ("orders:3:70-120", "70-120", "orders:3")
+    assert (str(one), str(one.span), str(one.topic_partition)) == ("p3:orders:70-120", "70-120", "orders:3")
 
 
 @pytest.mark.parametrize(
     "text",
     [
         pytest.param("", id="nothing"),
-        pytest.param("orders:3", id="no offsets"),
-        pytest.param("orders:3:70", id="no end"),
-        pytest.param("orders:3:70-120\n", id="a line end is not part of a range"),
-        pytest.param("orders:3:-1-120", id="no -1 in this package"),
-        pytest.param("orders:-3:70-120", id="no negative partition"),
+        pytest.param("p3:orders", id="no offsets"),
+        pytest.param("p3:orders:70", id="no end"),
+        pytest.param("p3:orders:70-120\n", id="a line end is not part of a range"),
+        pytest.param("p3:orders:-1-120", id="no -1 in this package"),
+        pytest.param("p-3:orders:70-120", id="no negative partition"),
         pytest.param("a:b:3:70-120", id="Kafka allows no colon in a topic"),
-        pytest.param("orders:3:70-120,140-190", id="two ranges are two keys"),
-        pytest.param("orders:3:120-70", id="backwards"),
-        pytest.param("orders:3:70-70", id="empty"),
+        pytest.param("p3:a:b:70-120", id="nor in the text of today"),
+        pytest.param("p3:orders:70-120,140-190", id="two ranges are two keys"),
+        pytest.param("p3:orders:120-70", id="backwards"),
+        pytest.param("p3:orders:70-70", id="empty"),
     ],
 )
 def test_what_is_not_a_range_is_refused_by_its_text(text):
@@ -154,7 +199,7 @@ def test_an_impossible_range_cannot_be_built(partition, start, end):
 
 def test_ranges_sort_by_topic_partition_start():
     """Sorted ranges read like the log: what a user sees is in order."""
-    texts = ["payments:0:0-1", "orders:10:0-5", "orders:3:140-190", "orders:3:70-120"]
+    texts = ["p0:payments:0-1", "p10:orders:0-5", "p3:orders:140-190", "p3:orders:70-120"]
     assert [str(r) for r in sorted(map(OffsetRange.parse, texts))] == texts[::-1]
 
 

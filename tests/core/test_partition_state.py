@@ -284,7 +284,7 @@ def test_what_the_table_has_lost_is_an_error_unless_it_may_be_owed():
     found = facts(120, mark(), account((0, 50)), log=(80, 120))
     with pytest.raises(
         RowsMissingError,
-        match=r"lacks orders:3:50-120, 70 offsets .*still has 40.*on_missing_rows='crash_lag'",
+        match=r"lacks p3:orders:50-120, 70 offsets .*still has 40.*on_missing_rows='crash_lag'",
     ):
         decide_resume(TP, found, ResumePolicy())
     answer = decide_resume(TP, found, OWE)
@@ -321,7 +321,7 @@ def test_rows_that_a_run_found_missing_are_missing_though_the_snapshots_expired(
     found = facts(120, mark(), EXPIRED, second=FOUND_MISSING)
     assert facts(120, mark(), EXPIRED).missing_rows(120) == ()
     assert found.missing_rows(120) == spans((70, 80))
-    with pytest.raises(RowsMissingError, match="lacks orders:3:70-80") as raised:
+    with pytest.raises(RowsMissingError, match="lacks p3:orders:70-80") as raised:
         decide_resume(TP, found, ResumePolicy())
     assert raised.value.ranges == (OffsetRange("orders", 3, 70, 80),)
     answer = decide_resume(TP, found, OWE)
@@ -615,7 +615,7 @@ def test_rows_of_another_group_are_refused():
         check_groups("orders-etl", {TP: theirs}, "lake.shop.orders")
     assert str(refused.value) == (
         "lake.shop.orders contains rows of topic orders that group orders test wrote, among them "
-        "orders:3:0-70. Rows of group orders-etl would replace them. This run wrote and committed nothing "
+        "p3:orders:0-70. Rows of group orders-etl would replace them. This run wrote and committed nothing "
         "more. Fix: give the asset of orders-etl its own table. If orders-etl is the successor of orders "
         "test, end the runs of orders test and run `kafka-liveness adopt orders-etl lake.shop.orders`."
     )

@@ -98,7 +98,7 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
             *(["health", group, *NOBODY] for group in groups),
             *(["move", group, "lake.shop.orders", *NOBODY] for group in groups),
             *(["adopt", group, "lake.shop.orders", *NOBODY] for group in groups),
-            *(["write-off", group, "orders:0:0-1", *WHY, *NOBODY] for group in groups),
+            *(["write-off", group, "p0:orders:0-1", *WHY, *NOBODY] for group in groups),
         ],
         "wanted a Kafka topic": [
             [command, "etl", "--topic", topic, *NOBODY]
@@ -107,9 +107,14 @@ def test_what_cannot_be_meant_is_exit_code_2(tmp_path):
         ],
         "is not a crash lag key": [
             ["write-off", "etl", one, *WHY, *NOBODY]
-            for one in ("orders", f"{HALF}:0:0-1", "orders:9999999999:0-1", "orders:0:0-9999999999999999999")
+            for one in (
+                "orders",
+                f"p0:{HALF}:0-1",
+                "p9999999999:orders:0-1",
+                "p0:orders:0-9999999999999999999",
+            )
         ],
-        "wanted text without": [["write-off", "etl", "orders:0:0-1", "--reason", HALF, *NOBODY]],
+        "wanted text without": [["write-off", "etl", "p0:orders:0-1", "--reason", HALF, *NOBODY]],
         "wanted catalog.namespace.table": [
             [one, "etl", "--table", "a;b", *NOBODY] for one in ("status", "audit")
         ],

@@ -56,7 +56,7 @@ class Anomaly(NamedTuple):
 
     def __str__(self) -> str:
         lines = ", ".join(map(str, self.lines))
-        return f"{self.topic}:{self.partition}:{self.start}-{self.end}  {self.detail} (lines {lines})"
+        return f"p{self.partition}:{self.topic}:{self.start}-{self.end}  {self.detail} (lines {lines})"
 
 
 def check(events: Iterable[Event]) -> list[Anomaly]:

@@ -36,8 +36,13 @@ if TYPE_CHECKING:
 
 _LOGS = {"live": "{}", "catch-up": "{}.catch-up"}
 """The consumer groups that have a group's two commit logs; the names are in the user documentation."""
-_KEY = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)(@.*)?")
-"""The key of a crash lag partition: ``orders:3:70-120``, ``orders:3:70-120@2``."""
+_SPAN = r"(?P<start>\d+)-(?P<end>\d+)(@.*)?"
+_KEYS = (
+    re.compile(rf"(?P<topic>[^:]+):(?P<partition>\d+):{_SPAN}"),
+    re.compile(rf"p(?P<partition>\d+):(?P<topic>[^:]+):{_SPAN}"),
+)
+"""The key of a crash lag partition: ``p3:orders:70-120``, ``p3:orders:70-120@2``; a topic of digits only, and
+earlier versions: ``orders:3:70-120``."""
 _PROCESSED = "processed"
 """A materialization's table of ranges: columns ``partition`` (``orders:3``) and ``offsets`` (``70-120``)."""
 _SECONDS, _ANSWER_SECONDS = 60.0, 15.0
@@ -240,9 +245,9 @@ class Observer:
 
 def _range_of(key: str) -> list:
     """Return the range of a crash lag partition."""
-    found = _KEY.fullmatch(key)
+    found = next(filter(None, (form.fullmatch(key) for form in _KEYS)), None)
     if found is None:
-        raise HistoryError(f"partition key {key!r} has another form than topic:partition:start-end")
+        raise HistoryError(f"partition key {key!r} has another form than p<partition>:<topic>:<start>-<end>")
     return [found["topic"], int(found["partition"]), int(found["start"]), int(found["end"])]
 
 

@@ -111,7 +111,7 @@ class DeadLetterGroup(GroupWithTable):
 
     def reported(self, start, partition=0):
         """What the page of a crash lag partition says of its offset."""
-        key = f"{self.topic}:{partition}:{start}-{start + 1}"
+        key = f"p{partition}:{self.topic}:{start}-{start + 1}"
         asked = dg.AssetRecordsFilter(dg.AssetKey(f"{self.name}_crash_lag"), asset_partitions=[key])
         [record] = self.instance.fetch_observations(asked, limit=1).records
         return record.asset_observation

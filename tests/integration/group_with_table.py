@@ -108,7 +108,7 @@ class GroupWithTable:
             lambda job: job.execute_in_process(instance=self.instance), defs, asset.live_job
         )
 
-    def catch_up(self, *spans, again="", tags=None, between=None, **settings):
+    def catch_up(self, *spans, again="", tags=None, between=None, form="p0:{}:{}-{}", **settings):
         """A run of the catch-up lane for the partition of each span, one after the other.
 
         The first error, or None.
@@ -116,7 +116,7 @@ class GroupWithTable:
         asset, defs = self.definitions(**settings)
         self.between = between
         for start, end in spans:
-            key = f"{self.topic}:0:{start}-{end}{again}"
+            key = form.format(self.topic, start, end) + again
             self.instance.add_dynamic_partitions(asset.settings.crash_lag_key.path[-1], [key])
             run = self._ended_by(
                 lambda job, key=key: job.execute_in_process(

@@ -80,7 +80,7 @@ class OldGroup:
         self._jump()
         self._grow(160)
         self._runs(self._live, "live")
-        keys = [f"{self.topic}:{partition}:{BACKFILLED[0]}-{BACKFILLED[1]}" for partition in PARTITIONS]
+        keys = [f"p{partition}:{self.topic}:{BACKFILLED[0]}-{BACKFILLED[1]}" for partition in PARTITIONS]
         self._instance.add_dynamic_partitions(self._keys_of, keys)
         both = {ASSET_PARTITION_RANGE_START_TAG: keys[0], ASSET_PARTITION_RANGE_END_TAG: keys[-1]}
         self._runs(self._catch_up, "backfill", tags=both)

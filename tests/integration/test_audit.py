@@ -118,8 +118,8 @@ def test_the_object_has_what_a_program_asks_for(world, audit):
     [one] = found["partitions"]
     assert (one["topic_id"], one["ledger_complete"], one["rows"]) == (world.topic_id(), True, None)
     newest, oldest = found["snapshots"]
-    assert newest["written"] == [f"{world.topic}:0:70-120"]
-    assert (oldest["written"], oldest["added_rows"]) == ([f"{world.topic}:0:0-70"], len(written_rows(0, 70)))
+    assert newest["written"] == [f"p0:{world.topic}:70-120"]
+    assert (oldest["written"], oldest["added_rows"]) == ([f"p0:{world.topic}:0-70"], len(written_rows(0, 70)))
     assert newest["snapshot_id"] == found["snapshot_id"]
     assert (newest["parent_id"], oldest["parent_id"]) == (oldest["snapshot_id"], None)
 
@@ -338,7 +338,7 @@ def test_a_terminal_gets_the_certificate_as_its_last_line(world, services):
     assert "overwrite by others" in told.stdout
     assert f"{world.tp}: every offset from 0 to 120 is in the table once, except 50 pending (70-120)" in lines
     assert lines[-1].startswith(f"certified: group {world.group}, table {world.table}: ")
-    assert lines[-1].endswith(f"70 in all, except 50 pending ({world.tp}:70-120)")
+    assert lines[-1].endswith(f"70 in all, except 50 pending (p0:{world.topic}:70-120)")
 
 
 def test_of_a_sink_both_commit_logs_are_asked_alone(world, audit, refused):

@@ -102,7 +102,7 @@ class GroupWithCrashLag:
 
     def keys(self, *partitions):
         """The keys of partitions, in the order of their offsets."""
-        return [f"{self.topic}:{partition}:{span}" for partition in partitions for span in OWED]
+        return [f"p{partition}:{self.topic}:{span}" for partition in partitions for span in OWED]
 
     def tick(self):
         """A look of the sensor; what it adds is added."""

@@ -63,7 +63,7 @@ def test_a_batch_may_overtake_in_the_table_but_not_in_the_commit_log(world, rows
         assert seen.result() == (list(range(SIZE, 2 * SIZE)), 0)
     assert run.success
     assert offsets(rows(found.table)) == list(range(3 * SIZE))
-    told = [re.search(r":0:(\d+)-", line)[1] for line in said if line.startswith("Committed ")]
+    told = [re.search(r"p0:[^:]+:(\d+)-", line)[1] for line in said if line.startswith("Committed ")]
     assert told == ["0", "20", "40"]
 
 

@@ -149,7 +149,7 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
         assert set(checked.run("lag")) == {"lag"}, "any of them may be run alone"
         checked.fails(
             *(checked.run(), "crash_lag_age", WARN),
-            f"{w.topic}:3:70-120 of 50 pending offsets: no partition in Dagster",
+            f"p3:{w.topic}:70-120 of 50 pending offsets: no partition in Dagster",
         )
         told = checked.tick()
         assert {name: one.passed for name, one in told.items()} == dict.fromkeys(NAMES, True)
@@ -171,9 +171,9 @@ def test_each_check_fails_for_its_own_reason(checked, monkeypatch):
         w.grow_to(1_000)
         w.process(consumer, 1_000)
         w.expire(60)
-        checked.fails(checked.run(), "retention", WARN, f"{w.topic}:3:70-120, 50 offsets, are about")
+        checked.fails(checked.run(), "retention", WARN, f"p3:{w.topic}:70-120, 50 offsets, are about")
         w.expire(100)
-        checked.fails(checked.run(), "retention", ERROR, f"{w.topic}:3:70-100, 30 offsets")
+        checked.fails(checked.run(), "retention", ERROR, f"p3:{w.topic}:70-100, 30 offsets")
     checked.cursor = None  # a minute later
     checked.fails(checked.tick(), "retention", ERROR, "expired before they were processed")
     key = dg.AssetCheckKey(dg.AssetKey("orders"), "retention")

@@ -37,7 +37,7 @@ def as_they_are(batch):
 
 def batches(said):
     """How many offsets each commit had."""
-    found = [re.search(r":0:(\d+)-(\d+)", line) for line in said if line.startswith("Committed ")]
+    found = [re.search(r"p0:[^:]+:(\d+)-(\d+)", line) for line in said if line.startswith("Committed ")]
     return [int(one[2]) - int(one[1]) for one in found]
 
 

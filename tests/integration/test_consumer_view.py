@@ -389,7 +389,7 @@ def test_owed_data_that_expired_is_an_error_in_the_catch_up_lane(at_work):
     w.expire(100)
     with (
         w.catch_up((70, 120)) as child,
-        pytest.raises(DataExpiredError, match=rf"{w.topic}:3:70-100: 30 pending offsets"),
+        pytest.raises(DataExpiredError, match=rf"p3:{w.topic}:70-100: 30 pending offsets"),
     ):
         child.poll()
     assert w.spans(consumer.pending(w.topic, 3)) == [(70, 120)]

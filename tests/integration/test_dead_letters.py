@@ -70,7 +70,7 @@ def test_they_are_kept_and_owed_and_the_others_go_on(make):
 
     found = world.check()
     assert not found.passed
-    assert f"4 dead letters are pending: {world.topic}:0:0-1" in found.description
+    assert f"4 dead letters are pending: p0:{world.topic}:0-1" in found.description
     world.tick()
     assert len(world.keys()) == 4
 
@@ -221,7 +221,7 @@ def test_the_catch_up_lane_does_what_it_can(make):
     for _ in range(2):  # those that are known do not count as new ones
         error = world.catch_up((2, 7))
         assert isinstance(error, BadRecordError)
-        assert [str(one) for one in error.offsets] == [f"{world.topic}:0:{n}-{n + 1}" for n in (3, 5)]
+        assert [str(one) for one in error.offsets] == [f"p0:{world.topic}:{n}-{n + 1}" for n in (3, 5)]
         assert (world.offsets_in_table(), world.letters(), world.pending()) == (
             [0, 1, 2, 4, 6],
             [3, 5],
@@ -247,7 +247,7 @@ def test_one_that_is_forgiven_stays_as_the_record_of_it(make, monkeypatch):
     told = [one for one in world.tick().asset_events if isinstance(one, dg.AssetObservation)]
     assert [one.asset_key.path[0] for one in told] == ["kafka"], "of its partition the run has told, and why"
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    typed = ["write-off", world.group, f"{world.topic}:0:1-2", "--reason", "no number", "--yes"]
+    typed = ["write-off", world.group, f"p0:{world.topic}:1-2", "--reason", "no number", "--yes"]
     told = CliRunner().invoke(main, [*typed, "--bootstrap-servers", world.servers])
     assert told.exit_code == 0, told.output
     assert (world.letters(), world.pending(), world.check().passed) == ([1], [], True)
@@ -300,14 +300,14 @@ def test_the_remedy_of_what_fails_to_be_processed_again(make, tmp_path, monkeypa
         assert world.catch_up((2, 3)) is None
         assert values() == {0: 0, 1: 1, 2: -1, 3: 3}
         world.value = f"if(value = binary('1'), raise_error('no'), 100 + {BROKEN})"
-        key = f"{world.topic}:0:2-3"
+        key = f"p0:{world.topic}:2-3"
         follow_the_remedy(world.catch_up((2, 3)), key, f"The former rows of {key} are still in the table")
 
         told = command("replay", world.group, "--from", "2020-01-01")
         key = told.output.split()[-1]
         error = world.catch_up((0, 4), again="@" + key.partition("@")[2])
         assert values() == {0: 100, 1: 1, 2: -1, 3: 103}
-        follow_the_remedy(error, key, f"The former rows of {world.topic}:0:1-3 are still in the table")
+        follow_the_remedy(error, key, f"The former rows of p0:{world.topic}:1-3 are still in the table")
         assert (world.pending(), world.check().passed) == ([], True)
 
 

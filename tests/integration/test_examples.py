@@ -297,7 +297,7 @@ def test_json_with_bad_records_is_fixed_and_replayed(example, run, topic, servic
         shown.SCHEMA = shown.SCHEMA.replace("city: string> NOT NULL", "city: string>")
         names = {"topics": [topic], "group_id": f"etl-{topic}", "idle_seconds": 0.5, "table": table}
         fixed = like(shown.orders, **names)
-        key = f"{topic}:0:3-4"
+        key = f"p0:{topic}:3-4"
         instance.add_dynamic_partitions(fixed.crash_lag.partitions_def.name, [key])
         resources = dg.Definitions(resources=shown.defs.resources)
         defs = dg.Definitions.merge(fixed.definitions, resources)

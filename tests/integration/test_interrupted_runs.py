@@ -43,7 +43,7 @@ def test_a_run_stopped_for_longer_than_its_session_rejoins_and_replays(story, pr
     assert story.live_log() == before
     worker.resume()
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
-    batch = f"{story.case.topic}:0:{FIRST}-{LAST}"
+    batch = f"p0:{story.case.topic}:{FIRST}-{LAST}"
     (refused, committed) = (
         text for text in story.log_messages(run) if batch in text and " tasks after " not in text
     )
@@ -75,9 +75,11 @@ def test_a_stopped_run_doubles_nothing_of_the_run_that_took_over(story, produce,
     story.go_on(run)
     assert story.end(run) is dg.DagsterRunStatus.SUCCESS
     (refused,) = (text for text in story.log_messages(run) if LOST in text)
-    assert refused.startswith(f"{story.case.topic}:0:{FIRST}-{LAST}: ")
+    assert refused.startswith(f"p0:{story.case.topic}:{FIRST}-{LAST}: ")
     assert [
-        text for text in story.log_messages(run) if text.startswith(f"Committed {story.case.topic}:0:{FIRST}")
+        text
+        for text in story.log_messages(run)
+        if text.startswith(f"Committed p0:{story.case.topic}:{FIRST}")
     ] == []
     assert story.live_log() == (LAST + 20, LiveCommitMetadata(OwnerState.RELEASED, short_run_id(run)))
     assert story.offsets() == list(range(LAST + 20))

@@ -80,7 +80,7 @@ def location(services, instance, make_topic, make_group, produce, table, catalog
             if lane == CATCH_UP:
                 found.run("live")
                 found.tick()
-                assert found.missing() == [f"{topics[0]}:{partition}:70-120" for partition in PARTITIONS]
+                assert found.missing() == [f"p{partition}:{topics[0]}:70-120" for partition in PARTITIONS]
             found.more, found.other = more, None
             if conditions.members > 1:
                 found.other = others.enter_context(closing(OtherMember(found, lane)))

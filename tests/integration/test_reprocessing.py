@@ -49,10 +49,10 @@ def test_a_materialized_partition_is_processed_again(world):
     """Exactly its offsets are replaced, and neither commit log changes."""
     world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
-    assert state(world, f"{world.topic}:0:70-120") == "processed by this run"
+    assert state(world, f"p0:{world.topic}:70-120") == "processed by this run"
     before, world.value = (world.committed(), world.catch_up_log(), world.pending_by_live_log()), MENDED
     assert world.catch_up((70, 120)) is None
-    assert state(world, f"{world.topic}:0:70-120") == "reprocessed by this run"
+    assert state(world, f"p0:{world.topic}:70-120") == "reprocessed by this run"
     assert mended(world) == written_rows(70, 120)
     assert world.offsets() == written_rows(0, 120)
     assert (world.committed(), world.catch_up_log(), world.pending_by_live_log()) == before
@@ -65,7 +65,7 @@ def test_the_sensor_wants_nothing_again(world):
     world.value = MENDED
     assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_sensor"}) is None
     assert mended(world) == []
-    assert state(world, f"{world.topic}:0:70-120") == "processed before this run"
+    assert state(world, f"p0:{world.topic}:70-120") == "processed before this run"
 
 
 def test_materialize_all_wants_only_what_is_missing_again(world):
@@ -75,9 +75,9 @@ def test_materialize_all_wants_only_what_is_missing_again(world):
     world.value = MENDED
     assert world.catch_up((70, 90), (90, 120), tags=world.materialize_all()) is None
     assert mended(world) == written_rows(90, 120)
-    assert state(world, f"{world.topic}:0:70-90") == "processed before this run"
+    assert state(world, f"p0:{world.topic}:70-90") == "processed before this run"
     assert world.catch_up((70, 90), tags=world.materialize_all()) is None
-    assert f"Left {world.topic}:0:70-90 alone" in world.newest_log()
+    assert f"Left p0:{world.topic}:70-90 alone" in world.newest_log()
     assert world.catch_up((70, 90)) is None
     assert mended(world) == written_rows(70, 120)
 
@@ -112,7 +112,7 @@ def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on
     before, world.value = (world.snapshots(), world.catch_up_log()), MENDED
     error = world.catch_up((70, 120), offsets=kl.Offsets(on_data_loss=on_data_loss))
     assert isinstance(error, kl.DataExpiredError)
-    assert f"{world.topic}:0:70-80, 10 offsets, cannot be processed again" in str(error)
+    assert f"p0:{world.topic}:70-80, 10 offsets, cannot be processed again" in str(error)
     assert (world.snapshots(), world.catch_up_log()) == before
     assert world.offsets() == written_rows(0, 120)
 
@@ -125,7 +125,7 @@ def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
     world.crash_and_resume_at_120()
     error = world.catch_up((70, 120), between=lambda _: world.expire(105))
     assert isinstance(error, kl.DataExpiredError), error
-    assert f"{world.topic}:0:70-105: 35 pending offsets expired" in str(error)
+    assert f"p0:{world.topic}:70-105: 35 pending offsets expired" in str(error)
     skip = kl.Offsets(on_data_loss="write_off")
     assert world.catch_up((70, 120), between=lambda _: world.expire(110), offsets=skip) is None
     assert world.offsets() == written_rows(0, 70) + written_rows(110, 120)
@@ -165,7 +165,7 @@ def test_a_window_of_time_is_processed_again(timed, tmp_path):
     code, said, keys = replay(timed, tmp_path / "home", *window)
     assert code == 0, said
     span, _, again = keys[0].partition("@")
-    assert (len(keys), span) == (1, f"{timed.topic}:0:30-60")
+    assert (len(keys), span) == (1, f"p0:{timed.topic}:30-60")
     timed.value = MENDED
     assert timed.catch_up((30, 60)) is None
     assert mended(timed) == [], "a partition added by hand has nothing that is owed"
@@ -206,7 +206,7 @@ def test_only_a_crash_lag_asset_of_the_group_gets_partitions(timed, tmp_path):
     job = dg.define_asset_job("by_hand", selection=[asset.windows])
     job = dg.Definitions.merge(defs, dg.Definitions(jobs=[job])).resolve_job_def("by_hand")
     assert job.execute_in_process(instance=timed.instance, partition_key="2026-11-22-10:00").success
-    clicks = {"group": "clicks-etl", "processed": "clicks:0:0-70"}
+    clicks = {"group": "clicks-etl", "processed": "p0:clicks:0-70"}
     timed.instance.report_runless_asset_event(dg.AssetMaterialization("clicks", metadata=clicks))
 
     home, window = tmp_path / "home", ["--from", "2026-11-22T10:00Z"]
@@ -235,7 +235,7 @@ def test_a_window_that_may_have_begun_before_the_log(timed, tmp_path):
     code, _, keys = replay(
         timed, tmp_path / "home", "--from", "2026-11-22T10:00:00Z", "--allow-expired", *asset
     )
-    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{timed.topic}:0:20-100"])
+    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"p0:{timed.topic}:20-100"])
 
 
 def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
@@ -244,6 +244,6 @@ def test_what_is_owed_or_not_read_yet_is_left_out(world, tmp_path):
     world.grow_to(130)
     asset = ["--asset", f"{world.name}_crash_lag"]
     code, said, keys = replay(world, tmp_path / "home", "--from", "2020-01-01T00:00Z", *asset)
-    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"{world.topic}:0:0-70"])
-    assert f"because they are pending and have partitions of their own: {world.topic}:0:70-120" in said
+    assert (code, [key.partition("@")[0] for key in keys]) == (0, [f"p0:{world.topic}:0-70"])
+    assert f"because they are pending and have partitions of their own: p0:{world.topic}:70-120" in said
     assert "because the live lane has not read them yet: 10 offsets" in said

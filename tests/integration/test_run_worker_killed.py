@@ -155,7 +155,7 @@ def test_nothing_is_lost_or_doubled(services, make_topic, produce, table, rows, 
     second = tick()
     assert second.run_requests == [], "nothing is behind"
     [added] = second.dynamic_partitions_requests
-    key = f"{topic}:0:100-120"
+    key = f"p0:{topic}:100-120"
     assert added.partition_keys == [key]
     [owed] = [event.metadata for event in second.asset_events if event.partition]
     assert [(row.data["range"], row.data["offsets"]) for row in owed["ranges"].records] == [("100-120", "20")]

@@ -229,7 +229,7 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured
     secured.produce(topic, 0, 40)
     settings = {"topics": [topic], "group_id": group, "enable_parallel_rebalance": True}
     with pytest.raises(ZeroDivisionError), kafka.consumer(**settings) as consumer:
-        assert [str(r) for r in consumer.poll(120).ranges] == [f"{topic}:0:0-40"]
+        assert [str(r) for r in consumer.poll(120).ranges] == [f"p0:{topic}:0-40"]
         raise ZeroDivisionError
     with kafka.consumer(**settings) as consumer:
         wait_for(lambda: consumer.poll(0.2) is None and consumer.position(topic, 0) == 40)
@@ -237,7 +237,7 @@ def test_both_lanes_and_spark_log_in_and_no_secret_is_shown(shown, like, secured
 
     asset = like(shown.orders, table=table, idle_seconds=0.5, **settings)
     defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=shown.defs.resources))
-    key = f"{topic}:0:0-40"
+    key = f"p0:{topic}:0-40"
     told = [repr(kafka), repr(kafka.settings())]
     with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
         instance.add_dynamic_partitions("orders_crash_lag", [key])

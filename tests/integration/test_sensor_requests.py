@@ -103,7 +103,7 @@ def test_which_partitions_there_are_is_asked_when_something_else_is_owed(crashed
     with crashed.live() as consumer:
         join(crashed, consumer)
         desk.tick()
-        assert ask("orders_crash_lag") == [f"{crashed.topic}:3:70-120"]
+        assert ask("orders_crash_lag") == [f"p3:{crashed.topic}:70-120"]
         desk.tick()  # what the one before it added is an event no more
         so_far = len(asked)
         assert [desk.tick().dynamic_partitions_requests for _ in range(3)] == [[]] * 3
@@ -159,7 +159,7 @@ def test_a_hook_that_fails_does_not_keep_the_live_lane_down(crashed, instance):
         desk.cursor = before
         again = {request.tags["about"]: request.run_key for request in desk.tick().run_requests}
     assert f"run {consumer._run_context.short_run_id} joined with {crashed.topic}:0" in " ".join(asked)
-    assert f"crash lag {crashed.topic}:3:70-120, 50 offsets, is pending" in asked
+    assert f"crash lag p3:{crashed.topic}:70-120, 50 offsets, is pending" in asked
     assert {request.job_name for request in first.run_requests} == {"orders_job"}
     assert len(set(asked.values())) == len(asked)
     assert all(asked[about] == key for about, key in again.items()), (
@@ -182,7 +182,7 @@ def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch
     w.grow_to(190)
     with w.live() as consumer:
         join(w, consumer)
-        older, younger = (("orders_crash_lag_job", f"{w.tp}:{span}") for span in ("70-120", "140-190"))
+        older, younger = (("orders_crash_lag_job", f"p3:{w.topic}:{span}") for span in ("70-120", "140-190"))
         assert desk.wanted() == [], "partitions are added before their runs are asked for"
         assert desk.wanted() == desk.wanted() == [older]
         consumer.pause(w.topic, 3)

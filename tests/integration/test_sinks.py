@@ -180,7 +180,7 @@ def test_parquet_shows_what_is_listed_and_the_newest_of_it(parquet):
     with pytest.raises(PermissionError):
         put(70, 100, "fenced", may_go_on=raise_at(3))
     with pytest.raises(
-        RowsOutsideBatchError, match=r"orders:3:100, which is not in the batch orders:3:70-100"
+        RowsOutsideBatchError, match=r"orders:3:100, which is not in the batch p3:orders:70-100"
     ):
         parquet.put([orders(70, 100)], lambda: lines(parquet.spark, orders(70, 101), by="stray"))
     assert parquet.rows() == []

@@ -102,11 +102,11 @@ def test_half_the_batch_is_in_time(world, rows, monkeypatch):
     assert run.success, run.failure_data_for_node("orders").error.cause
     assert [row["offset"] for row in rows(world.table)] == list(range(OFFSETS))
     late = world.said(run, "longer than its process timeout")
-    assert late[0].startswith(f"{world.topic}:0:0-4: ")
+    assert late[0].startswith(f"p0:{world.topic}:0-4: ")
     assert "The next batch has at most 2 offsets" in late[0]
-    assert re.match(rf"{world.topic}:0:0-4: \d of \d tasks after \d+ s", world.said(run, "tasks after")[0])
+    assert re.match(rf"p0:{world.topic}:0-4: \d of \d tasks after \d+ s", world.said(run, "tasks after")[0])
     committed = world.said(run, "Committed ")
-    assert committed[0].startswith(f"Committed {world.topic}:0:0-2: 2 rows")
+    assert committed[0].startswith(f"Committed p0:{world.topic}:0-2: 2 rows")
 
 
 @pytest.mark.parametrize("slow", ["transform", pytest.param("sink", marks=pytest.mark.certify)])
@@ -178,7 +178,7 @@ def test_a_quarantined_offset_is_owed_and_the_others_go_on(world, rows):
     assert run.success
     left = [offset for offset in range(OFFSETS) if offset != POISON]
     assert [row["offset"] for row in rows(world.table)] == left
-    key = f"{world.topic}:0:{POISON}-{POISON + 1}"
+    key = f"p0:{world.topic}:{POISON}-{POISON + 1}"
     seen = world.instance.fetch_observations(asset.crash_lag.key, limit=1).records[0]
     assert (
         seen.asset_entry.asset_key if hasattr(seen, "asset_entry") else seen.asset_key == asset.crash_lag.key

@@ -181,7 +181,7 @@ def test_exactly_the_records_of_the_range_are_in_the_table(services, spark, topi
     ]
     assert (done.rows, done.attempts, done.rewrote_files) == (50, 1, False)
     told = spark.sql(f"SELECT summary['kafka-liveness.ranges'] FROM {table}.snapshots").first()[0]
-    assert told == f"{topic}:0:70-120"
+    assert told == f"p0:{topic}:70-120"
 
 
 def test_a_replay_replaces_itself(spark, table, rows):
@@ -280,7 +280,7 @@ def test_a_writer_that_never_wins_says_so(spark, table, rows):
         put(spark, table, orders(70, 100), by="other")
         return frame(spark, orders(70, 100), by="ours")
 
-    with pytest.raises(WriteConflictError, match=r"orders:3:70-100 of .* was refused 2 times in"):
+    with pytest.raises(WriteConflictError, match=r"p3:orders:70-100 of .* was refused 2 times in"):
         write_table(spark, table, [orders(70, 100)], make, max_attempts=2)
     assert held(rows(table)) == once("other", 70, 100)
 

@@ -185,7 +185,7 @@ def test_status_as_a_table_says_the_same(owing, run):
     assert numbers == "lag 0, 50 offsets pending, members: 0"
     assert step == "next: launch a backfill of 1 partition of the group's crash lag asset"
     assert f"by the commit logs; for the table: kafka-liveness audit {owing.group}" in told
-    [pending] = [line for line in told.splitlines() if line.startswith(f"{owing.tp}:70-120")]
+    [pending] = [line for line in told.splitlines() if line.startswith(f"p3:{owing.topic}:70-120")]
     assert re.fullmatch(r"\S+ +50 +\d+ s ago", pending.rstrip())
     [row] = [line for line in told.splitlines() if line.startswith(f"{owing.tp} ")]
     assert "0-120" in row
@@ -206,7 +206,7 @@ def test_status_cuts_no_word_where_there_is_no_room(owing, columns):
     told = console.file.getvalue()
     assert "\u2026" not in told
     text = told.replace("\n", "") if columns == 20 else told
-    assert f"{owing.tp}:70-120" in text
+    assert f"p3:{owing.topic}:70-120" in text
     alone = [line for line in told.splitlines() if line == str(owing.tp)]
     assert alone == ([str(owing.tp)] if columns else []), "a heading where there is no room for a row"
     assert columns is None or all(len(line.rstrip()) <= columns for line in told.splitlines())
@@ -230,7 +230,7 @@ def test_every_pending_range_is_shown(owing, run):
         while (batch := child.poll()) is not None:
             child.commit(batch)
     told = run("status", w.group).stdout
-    rows = [line for line in told.splitlines() if re.match(rf"{w.tp}:\d+-\d+ ", line)]
+    rows = [line for line in told.splitlines() if re.match(rf"p3:{w.topic}:\d+-\d+ ", line)]
     assert len(rows) == 25
     assert sum("ago" in row for row in rows) >= 5
     assert all(re.search(r" 1 +(\d+ s ago|unknown) *$", row) for row in rows), "a slow broker leaves some out"
@@ -374,7 +374,7 @@ def test_status_names_what_another_program_committed(world, run):
         f"{w.tp}: an external commit replaced the catch-up commit log (offset 5, metadata 'theirs too')"
         in told.stdout
     )
-    refused = run("write-off", w.group, f"{w.tp}:0-5", "--reason", "expired", "--yes")
+    refused = run("write-off", w.group, f"p3:{w.topic}:0-5", "--reason", "expired", "--yes")
     assert refused.exit_code == 1
     assert (
         f"the catch-up commit log of group {w.group} has an external commit: {w.tp}, offset 5"
@@ -393,7 +393,7 @@ def test_status_marks_owed_data_that_expires(owing, run):
     assert expiries == ["safe", "about to expire", "partly expired", "expired"]
     told = run("status", w.group).stdout
     assert re.search(r":70-120 +50 +unknown +expired", told)
-    assert f"next: write off what has expired: kafka-liveness write-off {w.group} {w.tp}:70-120" in told
+    assert f"next: write off what has expired: kafka-liveness write-off {w.group} p3:{w.topic}:70-120" in told
 
 
 def test_status_of_one_topic(owing, run, make_topic):
@@ -435,9 +435,9 @@ def test_watch_looks_again_until_ctrl_c(owing, run, monkeypatch):
 def test_forgive_closes_a_range_in_the_catch_up_log(owing, run):
     """After a yes the range counts as done; without Dagster it says that only the broker knows."""
     w = owing
-    told = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "not wanted", answer="y\n")
+    told = run("write-off", w.group, f"p3:{w.topic}:70-120", "--reason", "not wanted", answer="y\n")
     assert told.exit_code == 0, told.output
-    assert f"{w.tp}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
+    assert f"p3:{w.topic}:70-120: 50 offsets pending, all of them still in the log" in told.stdout
     assert "DAGSTER_HOME is not set: Dagster will get no event" in told.stdout
     found = partition_3(w, run)
     assert (found["pending"], found["committed"], found["second_log"]["watermark"]) == ([], 120, 120)
@@ -447,33 +447,39 @@ def test_forgive_tells_what_is_left_of_the_data(owing, run):
     """Partly expired or gone: known before the question."""
     w = owing
     w.expire(100)
-    ranges = [f"{w.tp}:70-90", f"{w.tp}:95-120"]
+    ranges = [f"p3:{w.topic}:70-90", f"p3:{w.topic}:95-120"]
     told = run("write-off", w.group, *ranges, "--reason", "expired", "--yes").stdout
-    assert f"{w.tp}:70-90: 20 offsets pending, expired" in told
-    assert f"{w.tp}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
+    assert f"p3:{w.topic}:70-90: 20 offsets pending, expired" in told
+    assert (
+        f"p3:{w.topic}:95-120: 25 offsets pending, 5 of them expired, the others are still in the log" in told
+    )
     assert [(one["start"], one["end"]) for one in partition_3(w, run)["pending"]] == [(90, 95)]
 
 
 @pytest.mark.parametrize(
     ("ranges", "reason", "answer", "says"),
     [
-        pytest.param(["{}:70-120"], "why", "n\n", "Aborted", id="not confirmed"),
-        pytest.param(["{}:70-120"], "why", "", "Aborted", id="nobody to ask"),
+        pytest.param(["p3:{}:70-120"], "why", "n\n", "Aborted", id="not confirmed"),
+        pytest.param(["p3:{}:70-120"], "why", "", "Aborted", id="nobody to ask"),
         pytest.param(
-            ["{}:70-120", "{}:10-20"], "why", "y\n", "10-20 is not pending in group", id="one is not owed"
+            ["p3:{}:70-120", "p3:{}:10-20"],
+            "why",
+            "y\n",
+            "10-20 is not pending in group",
+            id="one is not owed",
         ),
         pytest.param(
-            ["{}:70-121"], "why", "y\n", "120-121 is not pending in group", id="one offset too many"
+            ["p3:{}:70-121"], "why", "y\n", "120-121 is not pending in group", id="one offset too many"
         ),
-        pytest.param(["{}:70-120", "{}:120-70"], "why", "y\n", "is not a crash lag key", id="mistyped"),
-        pytest.param(["{}:70-120"], " ", "y\n", "--reason is empty", id="no reason"),
-        pytest.param(["nowhere:0:0-1"], "why", "y\n", "topic 'nowhere' does not exist", id="no such topic"),
+        pytest.param(["p3:{}:70-120", "p3:{}:120-70"], "why", "y\n", "is not a crash lag key", id="mistyped"),
+        pytest.param(["p3:{}:70-120"], " ", "y\n", "--reason is empty", id="no reason"),
+        pytest.param(["p0:nowhere:0-1"], "why", "y\n", "topic 'nowhere' does not exist", id="no such topic"),
     ],
 )
 def test_nothing_is_forgiven_by_mistake(owing, run, ranges, reason, answer, says):  # noqa: PLR0917
     """What is mistyped, not owed or not confirmed changes nothing, not even the right ranges beside it."""
     before = logs(owing)
-    asked = [one.format(owing.tp) for one in ranges]
+    asked = [one.format(owing.topic) for one in ranges]
     told = run("write-off", owing.group, *asked, "--reason", reason, answer=answer)
     assert told.exit_code == (2 if says == "is not a crash lag key" else 1)
     assert says in told.stderr
@@ -483,8 +489,8 @@ def test_nothing_is_forgiven_by_mistake(owing, run, ranges, reason, answer, says
 def test_what_is_done_needs_no_forgiveness(owing, run):
     """A range done already is told as such."""
     w = owing
-    assert run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes").exit_code == 0
-    again = run("write-off", w.group, f"{w.tp}:70-120", "--reason", "why", "--yes")
+    assert run("write-off", w.group, f"p3:{w.topic}:70-120", "--reason", "why", "--yes").exit_code == 0
+    again = run("write-off", w.group, f"p3:{w.topic}:70-120", "--reason", "why", "--yes")
     assert again.exit_code == 1
     assert "it is done already or was never skipped" in again.stderr
 
@@ -523,20 +529,20 @@ def test_forgiveness_is_an_event_of_the_partitions_in_dagster(owing, run, instan
     words = ["--asset", "orders_crash_lag"] if named else []
     w.expire(80)
     told = run(
-        "write-off", w.group, f"{w.tp}:70-100", "--reason", "replaced from the archive", "--yes", *words
+        "write-off", w.group, f"p3:{w.topic}:70-100", "--reason", "replaced from the archive", "--yes", *words
     )
     assert told.exit_code == 0, told.output
-    assert f"an event of orders_crash_lag will record it, partitions {w.tp}:70-120" in told.stdout
+    assert f"an event of orders_crash_lag will record it, partitions p3:{w.topic}:70-120" in told.stdout
     [seen] = instance.fetch_observations(key, limit=1).records
     event = seen.asset_observation
     who = f"{getpass.getuser()}@{socket.gethostname()}"
-    assert event.partition == f"{w.tp}:70-120"
+    assert event.partition == f"p3:{w.topic}:70-120"
     assert event.description == f"30 pending offsets written off by {who}: replaced from the archive"
     metadata = {name: value.value for name, value in event.metadata.items()}
     assert metadata.pop("written_off_at").endswith("+00:00")
     assert metadata == {
         "group": w.group,
-        "range": f"{w.tp}:70-100",
+        "range": f"p3:{w.topic}:70-100",
         "offsets": 30,
         "expired_offsets": 10,
         "written_off_by": who,
@@ -554,14 +560,14 @@ def test_nothing_is_forgiven_unaudited(owing, run, instance, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", refuse)
-    told = run("write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes")
+    told = run("write-off", owing.group, f"p3:{owing.topic}:70-120", "--reason", "why", "--yes")
     assert told.exit_code == 1
     assert logs(owing) == before
 
 
 def test_forgive_does_not_guess_the_asset(owing, run, instance):
     """With Dagster there, an asset that it does not know, or cannot tell, is an error with those it has."""
-    asked = ["write-off", owing.group, f"{owing.tp}:70-120", "--reason", "why", "--yes"]
+    asked = ["write-off", owing.group, f"p3:{owing.topic}:70-120", "--reason", "why", "--yes"]
     assert "Dagster has 0 crash lag assets of group" in run(*asked).stderr
     crash_lag_asset(owing, instance)
     crash_lag_asset(owing, instance, "again")
@@ -579,19 +585,19 @@ def test_a_replay_is_closed_only_where_it_is_open(owing, run, instance, monkeypa
     Else the log, the events and the partition stay.
     """
     key = crash_lag_asset(owing, instance)
-    replay = f"{owing.tp}:60-120@replay-20261122T100000Z"
+    replay = f"p3:{owing.topic}:60-120@replay-20261122T100000Z"
     asked = ["write-off", owing.group, replay, "--reason", "why", "--yes"]
     assert f"orders_crash_lag has no partition {replay}" in run(*asked).stderr
     instance.add_dynamic_partitions("orders_crash_lag", [replay])
     before = logs(owing)
-    assert f"{replay} cannot be closed: {owing.tp}:70-120 of it is pending" in run(*asked).stderr
+    assert f"{replay} cannot be closed: p3:{owing.topic}:70-120 of it is pending" in run(*asked).stderr
     with monkeypatch.context() as patch:
         patch.delenv("DAGSTER_HOME")
         assert "set DAGSTER_HOME" in run(*asked).stderr
         patch.setenv("DAGSTER_HOME", "/no/such/folder")
         assert "Dagster cannot open the instance of DAGSTER_HOME=/no/such/folder" in run(*asked).stderr
     assert (logs(owing), instance.get_materialized_partitions(key)) == (before, set())
-    told = run(*asked[:2], f"{owing.tp}:70-120", *asked[2:])
+    told = run(*asked[:2], f"p3:{owing.topic}:70-120", *asked[2:])
     assert f"50 offsets written off; closed {replay}" in told.output
     assert instance.get_materialized_partitions(key) == {replay}
     assert (
@@ -604,7 +610,7 @@ def test_an_asset_needs_dagster(owing, run):
     told = run(
         "write-off",
         owing.group,
-        f"{owing.tp}:70-120",
+        f"p3:{owing.topic}:70-120",
         "--reason",
         "why",
         "--yes",

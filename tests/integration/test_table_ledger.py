@@ -86,7 +86,7 @@ def test_what_was_rolled_away_and_expired_is_not_told_on(spark, table):
     back_to, rolled_away = (put(spark, other, start, start + 10) for start in (offsets[0], offsets[1]))
     assert lane.read([TP])[TP].written == (Span(0, 30),)
     set_back(spark, table, back_to, [rolled_away])
-    with pytest.raises(RowsMissingError, match="lacks orders:0:20-30"):
+    with pytest.raises(RowsMissingError, match="lacks p0:orders:20-30"):
         put(spark, lane, 30, 40)
     assert TableLedger(IcebergTable(table), lambda: spark).read([TP])[TP].written == (Span(0, 20),)
 
@@ -122,7 +122,7 @@ def test_nor_is_it_where_the_table_was_set_back_to_what_was_current_between_two_
     set_back(spark, table, back_to, [first, second, *rolled_away])
     add(spark, table, 60, 70)
     put(spark, lane, 70, 80)  # not odd: a snapshot that it never saw
-    with pytest.raises(RowsMissingError, match="lacks orders:0:10-20,orders:0:30-40,orders:0:50-60"):
+    with pytest.raises(RowsMissingError, match="lacks p0:orders:10-20,p0:orders:30-40,p0:orders:50-60"):
         lane.read([TP])
 
 

@@ -266,7 +266,7 @@ def test_a_table_that_was_rolled_back_is_named_and_repaired_by_a_backfill(restar
     world.roll_back(2)
     error = world.live()
     assert isinstance(error, RowsMissingError), error
-    assert f"{world.topic}:0:30-50, 20 offsets" in str(error)
+    assert f"p0:{world.topic}:30-50, 20 offsets" in str(error)
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert (world.pending_by_live_log(), world.offsets()) == ([(30, 50)], written_rows(0, 30))
     assert world.catch_up((30, 50)) is None
@@ -297,7 +297,7 @@ def test_what_a_rolled_back_table_lacks_is_not_shown_as_processed(services, rest
     assert numbers() == ("commit logs", 50, [])
     assert numbers("--table", world.table) == (world.table, 30, [[30, 50]])
     assert f"by the commit logs; for the table: kafka-liveness audit {world.group}" in shown()
-    assert f"{world.table} lacks {world.topic}:0:30-50, 20 committed offsets. Fix:" in shown(
+    assert f"{world.table} lacks p0:{world.topic}:30-50, 20 committed offsets. Fix:" in shown(
         "--table", world.table
     )
     ledger = TableLedger(IcebergTable(world.table), lambda: warm_spark)
@@ -368,7 +368,7 @@ def test_rows_that_are_rolled_back_while_a_live_run_is_idle_end_it(
     world.grow_to(50 + new)
     error = world.live()
     assert isinstance(error, RowsMissingError), error
-    assert f"{world.topic}:0:{lacks}" in str(error)
+    assert f"p0:{world.topic}:{lacks}" in str(error)
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     for span in world.pending_by_live_log():
         assert world.catch_up(span) is None
@@ -570,7 +570,7 @@ def test_the_sensor_tells_what_was_forgotten_until_it_is_done(restarted_broker):
     assert is_well(world.tick())
     world.commit_externally(120)
     events, exact = told(world.tick(), "neither in the table nor pending")
-    assert f"{world.topic}:0:70-120, 50 offsets, is neither in the table nor pending" in events[0]
+    assert f"p0:{world.topic}:70-120, 50 offsets, is neither in the table nor pending" in events[0]
     assert (exact.passed, exact.severity) == (False, dg.AssetCheckSeverity.ERROR)
     assert world.live() is None
     events, exact = told(world.tick(), "neither in the table nor pending")
@@ -589,7 +589,7 @@ def test_the_sensor_tells_a_table_that_lost_rows_and_a_topic_made_anew(restarted
     world.drop_table()
     _, exact = told(world.tick(), "")
     assert not exact.passed
-    assert f"the table lacks {world.topic}:0:0-50, 50 offsets" in exact.description
+    assert f"the table lacks p0:{world.topic}:0-50, 50 offsets" in exact.description
     assert world.live(offsets=kl.Offsets(on_missing_rows="crash_lag")) is None
     assert world.catch_up((0, 50)) is None
     world.recreate_topic(80)
@@ -637,7 +637,7 @@ def test_a_sink_that_says_what_it_holds_is_a_witness_too(restarted_broker):
     sink.held = sink.held[1:]
     error = world.live()
     assert isinstance(error, RowsMissingError), error
-    assert f"{world.topic}:0:0-70, 70 offsets" in str(error)
+    assert f"p0:{world.topic}:0-70, 70 offsets" in str(error)
 
 
 def test_without_a_witness_a_standing_partition_is_processed_again(restarted_broker):

@@ -82,7 +82,7 @@ def told(services, make_topic, produce, table, warm_spark):
         "batching": {"on_bad_record": "dead_letter"},
     }
     kafka = {"bootstrap_servers": services.bootstrap_servers}
-    return {"asset": asset, "kafka": kafka, "spark": services.spark_remote, "owed": f"{topic}:0:7-8"}
+    return {"asset": asset, "kafka": kafka, "spark": services.spark_remote, "owed": f"p0:{topic}:7-8"}
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ def test_dead_letters_are_those_of_a_run():
     assert "'x'" in letter.error
     alone = testing.run(numbers, ["x"], on_bad_record="dead_letter")
     assert (alone.rows, len(alone.dead_letters)) == ([], 1)
-    with pytest.raises(kl.SparkFailedError, match="Batch orders:0:0-3 could not be written to lake"):
+    with pytest.raises(kl.SparkFailedError, match="Batch p0:orders:0-3 could not be written to lake"):
         testing.run(asset(), records)
     with pytest.raises(kl.BadRecordError, match="More than max_dead_letters=1"):
         testing.run(

@@ -165,7 +165,7 @@ def test_a_hole_is_processed_like_anything_else(services, world, transaction, ta
         [event] = run("orders_job").asset_materializations_for_node("orders")
         assert (event.metadata["batches"].value, event.metadata["rows_written"].value) == (1, 0)
         assert w.live_log()[0] == 96
-        key = f"{w.topic}:3:70-83"
+        key = f"p3:{w.topic}:70-83"
         instance.add_dynamic_partitions("orders_crash_lag", [key])
         assert run("orders_crash_lag_job", partition_key=key).success
         assert instance.get_materialized_partitions(orders.crash_lag.key) == {key}

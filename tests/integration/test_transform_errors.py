@@ -107,7 +107,7 @@ def test_what_a_transform_did_is_told_by_its_name(made, table, transform, messag
     """The batch is named too, and the user's own error is the cause."""
     with pytest.raises(TransformError, match=message) as told:
         made(transform)()
-    assert "for orders:3:70-120 and 1 more. Nothing of the batch was written or committed" in str(told.value)
+    assert "for p3:orders:70-120 and 1 more. Nothing of the batch was written or committed" in str(told.value)
     assert (told.value.__cause__ is None) == ("returned" in str(told.value))
 
 
@@ -215,7 +215,7 @@ def test_a_record_that_spark_cannot_read_is_named(services, warm_spark, timestam
         UnreadableRecordError, match=rf"record at offset 6 of {topic}:1 .*9,223,372,036,854,775 ms"
     ) as told:
         write_table(warm_spark, table, ranges, transformed(*ranges))
-    assert f"write-off GROUP {topic}:1:6-7" in str(told.value)
+    assert f"write-off GROUP p1:{topic}:6-7" in str(told.value)
     assert isinstance(told.value.__cause__, PySparkException)
     with pytest.raises(UnreadableRecordError, match=rf"offset 6 of {topic}:1"):
         replace_rows(lambda r: written.append(r.rows.count()), ranges, transformed(*ranges))

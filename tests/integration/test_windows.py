@@ -453,7 +453,7 @@ def test_late_records_that_the_broker_has_deleted_are_named(made, dying):
     assert world.live(offsets=kl.Offsets(on_data_loss="write_off")) is None
     assert world.late(0) == [10]
     assert (
-        f"30 offsets ({world.topic}:0:70-100) may have late records that are not counted"
+        f"30 offsets (p0:{world.topic}:70-100) may have late records that are not counted"
         in world.newest_log()
     )
     assert "DATA LOSS" not in world.newest_log()
@@ -510,7 +510,7 @@ def test_an_hour_by_hand_that_is_not_complete_is_refused(world):
     before = world.snapshots()
     error = world.materialize(1)
     assert isinstance(error, IncompleteWindowError)
-    assert f"50 offsets are pending ({world.topic}:0:70-120), 0 are not read yet" in str(error)
+    assert f"50 offsets are pending (p0:{world.topic}:70-120), 0 are not read yet" in str(error)
     assert world.snapshots() == before
 
 
@@ -526,7 +526,7 @@ def test_an_hour_by_hand_with_old_dead_letters(made):
     assert world.completed_windows() == {}
     error = world.materialize(0)
     assert isinstance(error, IncompleteWindowError)
-    assert f"1 offsets are pending ({world.topic}:0:5-6)" in str(error)
+    assert f"1 offsets are pending (p0:{world.topic}:5-6)" in str(error)
     assert (
         f"dead letters among them need another transform, or `kafka-liveness write-off {world.group}`"
         in str(error)

@@ -414,7 +414,7 @@ def test_a_warehouse_that_cannot_be_written_leaves_no_namespace(services, refuse
     """
     (Path(services.warehouse) / table.split(".")[1]).write_text("a file where the folder should be")
     says = (
-        f"orders:3:0-5 could not be written to {table}: its store does not accept or return files "
+        f"p3:orders:0-5 could not be written to {table}: its store does not accept or return files "
         ".*Parent path is not"
     )
     refused(StorageError, says, table, "1 AS v")

@@ -22,7 +22,7 @@ _SENSOR = (
         old="= cluster.commits(group_id + CATCH_UP_SUFFIX, owing) if owing else {}",
         new="= {}",
         killed_by=f"{_GROUP_LOOKS}test_offsets_that_the_second_commit_log_has_as_done_are_not_pending",
-        invariant="assert ['orders:3:70-100'] == ['orders:3:80-90']",
+        invariant="assert ['p3:orders:70-100'] == ['p3:orders:80-90']",
     ),
     Mutant(
         name="the sensor reads the live commit log twice",
@@ -46,7 +46,7 @@ _SENSOR = (
         old="pending = observed.still_pending(missing(), paused=False)",
         new="pending = observed.still_pending(missing())",
         killed_by=f"{_GROUP_LOOKS}test_crash_lag_of_a_paused_partition_is_not_caught_up",
-        invariant="assert ['orders:3:70-100'] == []",
+        invariant="assert ['p3:orders:70-100'] == []",
     ),
     Mutant(
         name="the runs in progress are not queried again before a live run is requested",
@@ -64,7 +64,7 @@ _SENSOR = (
         old='not observed.pending\n            or self._count_in_progress(instance, "catch-up", orphaned)\n',
         new="not observed.pending\n",
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
-        invariant="assert ['orders:3:70-90'] == []",
+        invariant="assert ['p3:orders:70-90'] == []",
     ),
     Mutant(
         name="the wrong lane is queried before a catch-up run is requested",
@@ -72,7 +72,7 @@ _SENSOR = (
         old='or self._count_in_progress(instance, "catch-up", orphaned)',
         new='or self._count_in_progress(instance, "live", orphaned)',
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
-        invariant="assert ['orders:3:70-90'] == []",
+        invariant="assert ['p3:orders:70-90'] == []",
     ),
     Mutant(
         name="a departure gets its reason from the runs as they were before the members",
@@ -114,7 +114,7 @@ _SENSOR = (
         old="            self._observed = self._read_group(must_read_ledger=tells)\n",
         new="",
         killed_by=f"{_GROUP_LOOKS}test_a_range_that_is_caught_up_during_a_tick_does_not_become_a_partition",
-        invariant="Left contains one more item: 'orders:3:70-100@2'",
+        invariant="Left contains one more item: 'p3:orders:70-100@2'",
     ),
     Mutant(
         name="a check result is stored without a query of the table",
@@ -318,7 +318,7 @@ _WRITE = (
         old="is_last=attempt == self.max_attempts",
         new="is_last=attempt > self.max_attempts",
         killed_by=f"{_WRITES}test_a_last_commit_without_a_reply_is_the_storage_s_error",
-        invariant="WriteConflictError: orders:0:7-12 of lake.shop.orders was refused 2 times",
+        invariant="WriteConflictError: p0:orders:7-12 of lake.shop.orders was refused 2 times",
     ),
     Mutant(
         name="the ledger does not hear of a committed batch",
@@ -625,7 +625,7 @@ _LETTER = (
         old="most = self.max_dead_letters + letters.count(ranges)",
         new="most = self.max_dead_letters",
         killed_by=f"{_LETTERS}test_letters_of_an_earlier_attempt_do_not_count_again",
-        invariant="More than max_dead_letters=1 of orders:0:7-15",
+        invariant="More than max_dead_letters=1 of p0:orders:7-15",
     ),
     Mutant(
         name="a storage error is looked for in the records",
@@ -641,7 +641,7 @@ _LETTER = (
         old="    except (TransformError, SparkFailedError):\n        return {}\n",
         new="    except (TransformError, SparkFailedError):\n        pass\n",
         killed_by=f"{_LETTERS}test_a_transform_that_fails_without_records_blames_no_record",
-        invariant="More than max_dead_letters=3 of orders:0:7-15",
+        invariant="More than max_dead_letters=3 of p0:orders:7-15",
     ),
     Mutant(
         name="offsets of partitions that were handed over are reported as left out",
@@ -782,7 +782,7 @@ _REST = (
         old="oldest = min(pending, key=lambda key: failed[key])",
         new="oldest = pending[0]",
         killed_by=f"{_GROUP_LOOKS}test_a_partition_that_fails_does_not_keep_the_others_from_being_caught_up",
-        invariant="assert ['orders:3:70-90'] == ['orders:3:90-100']",
+        invariant="assert ['p3:orders:70-90'] == ['p3:orders:90-100']",
     ),
 )
 

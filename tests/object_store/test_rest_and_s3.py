@@ -183,7 +183,7 @@ def test_what_keeps_the_table_is_away_or_refuses(warm_spark, table, rows, shaky,
     put(warm_spark, table, orders(0, 10))
     same = table.replace("depot.", "shaky.")
     shaky[0].fails, shaky[1].fails = (lambda *_, status=status: status for status in (rest, s3))
-    with pytest.raises(StorageError, match=f"orders:3:0-20 could not be written to {same}: its .*{says}"):
+    with pytest.raises(StorageError, match=f"p3:orders:0-20 could not be written to {same}: its .*{says}"):
         put(warm_spark, same, orders(0, 20), by="second")
     with pytest.raises(StorageError, match=says):
         put(warm_spark, same.replace("orders", "others"), orders(0, 20), by="second")
@@ -202,7 +202,7 @@ def test_a_catalog_that_may_only_be_read(warm_spark, table, rows, shaky):
     shaky[0].fails = lambda method, _: 403 if method == "POST" else None
     for end in (10, 20):
         with pytest.raises(
-            StorageError, match=f"orders:3:0-{end} could not be .*catalog shaky refuses the request"
+            StorageError, match=f"p3:orders:0-{end} could not be .*catalog shaky refuses the request"
         ):
             put(warm_spark, same, orders(0, end), by="second")
     with pytest.raises(StorageError, match="catalog shaky refuses the request"):

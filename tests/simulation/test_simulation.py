@@ -55,10 +55,10 @@ def test_the_oracle_knows_what_a_run_reports_as_lost():
     partition.log_start += 10
     first, start = partition.log_start - 10, partition.log_start
     world.on_log_line(
-        run, planner.LOST_LINE, (f"orders:0:{first}-{first + 2}, orders:0:{start - 1}-{start}", 3)
+        run, planner.LOST_LINE, (f"p0:orders:{first}-{first + 2}, p0:orders:{start - 1}-{start}", 3)
     )
     assert (partition.lost.bit_count(), partition.wrongly_told) == (3, 0)
-    world.on_log_line(run, planner.LOST_LINE, (f"orders:0:{start}-{start + 5} and 2 more", 9))
+    world.on_log_line(run, planner.LOST_LINE, (f"p0:orders:{start}-{start + 5} and 2 more", 9))
     assert (partition.lost.bit_count(), partition.wrongly_told.bit_count()) == (8, 5)
 
 
