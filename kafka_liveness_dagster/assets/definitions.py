@@ -11,12 +11,13 @@ from typing import Any, cast
 import dagster as dg
 
 from kafka_liveness_dagster.assets.owners import claim_group
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes.maintenance import run_maintenance
 from kafka_liveness_dagster.lanes.runs import reprocess_windows, run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import topic_key
 from kafka_liveness_dagster.sensor.checks import GroupChecks
-from kafka_liveness_dagster.sensor.sensor import build_group_sensor
+from kafka_liveness_dagster.sensor.sensor import GroupSensor, build_group_sensor
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from kafka_liveness_dagster.settings.asset_arguments import JOB_ARGUMENTS, LIVE_ASSET_ONLY
 from kafka_liveness_dagster.settings.transform import TransformSignature
@@ -64,7 +65,7 @@ def live_description(settings: KafkaAssetSettings) -> str:
     )
 
 
-def crash_lag_description(settings: KafkaAssetSettings) -> str:
+def crash_lag_description(settings: KafkaAssetSettings, sensor: str) -> str:
     """Return the description of the crash lag asset in Markdown: its partitions, and the clicks for them."""
     return (
         f"Offset ranges that the live lane of {settings.name} left pending when it skipped ahead to the log "
@@ -75,19 +76,19 @@ def crash_lag_description(settings: KafkaAssetSettings) -> str:
         "- **Cause, event time and size of each:** its event in the *Events* tab. A failed partition has its "
         "error in the log of its run.\n"
         "- **To process one again:** select it; exactly the rows of its offsets are replaced.\n"
-        f"- **To add partitions:** the sensor `{settings.identifier}_sensor` does, and `kafka-liveness "
+        f"- **To add partitions:** the sensor `{sensor}` does, and `kafka-liveness "
         "replay` for records that are to be processed again. *Add a partition* in the dialog adds a name "
         "without records: its run fails, and nothing is written."
     )
 
 
-def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
+def windows_description(settings: KafkaAssetSettings, windows: Windows, sensor: str) -> str:
     """Return Markdown for the asset of windows: the meaning of its partitions, and the steps in the UI."""
     return (
         f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps "
         f"({windows.timezone}). It is materialized when **every record of it is in {settings.target}**, "
         "whichever lane wrote it: no offset of it is pending or unread.\n\n"
-        f"- **What adds partitions:** the sensor `{settings.identifier}_sensor`, "
+        f"- **What adds partitions:** the sensor `{sensor}`, "
         f"{windows.allowed_lateness_seconds:,g} s after the end at the earliest.\n"
         "- **Why a partition is missing:** *windows* in the events of the topic's asset has the "
         "reason. No window before the group's first record is marked.\n"
@@ -136,6 +137,7 @@ class KafkaAsset:
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
         self.settings = settings
+        self._shared_sensor: str | None = None
 
     @property
     def name(self) -> str:
@@ -184,7 +186,7 @@ class KafkaAsset:
             asset_checks=[self.checks],
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             schedules=[self.maintenance] if self.maintenance else [],
-            sensors=[self.sensor],
+            sensors=[] if self._shared_sensor else [self.sensor],
         )
 
     @cached_property
@@ -215,7 +217,7 @@ class KafkaAsset:
         return self._asset(
             crash_lag,
             name=self.settings.crash_lag_key.path[-1],
-            description=crash_lag_description(self.settings),
+            description=crash_lag_description(self.settings, self._sensor_name),
             partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
             backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
@@ -235,7 +237,7 @@ class KafkaAsset:
         return self._asset(
             window,
             name=windows.key.path[-1],
-            description=windows_description(self.settings, windows),
+            description=windows_description(self.settings, windows, self._sensor_name),
             partitions_def=windows.definition,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # such a run reprocesses ranges, like one of crash lag
@@ -273,20 +275,66 @@ class KafkaAsset:
 
     @cached_property
     def sensor(self) -> dg.SensorDefinition:
-        """The sensor of the consumer group: see :func:`build_group_sensor`."""
-        return build_group_sensor(
-            name=f"{self.identifier}_sensor",
-            group_id=self.group_id,
-            topics=self.topics,
-            live_job=self.live_job,
-            crash_lag=self.crash_lag,
-            crash_lag_job=self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
-            sensor=self.settings.sensor,
-            checks=self._group_checks,
-            table=self.settings.table,
-            windows=self.settings.windows,
-            resources=self.settings.resources,
-        )
+        """The sensor of the consumer group: see :func:`build_group_sensor`.
+
+        Raises:
+            InvalidSettingError: a shared sensor watches the group.
+        """
+        if self._shared_sensor:
+            raise InvalidSettingError(
+                f"Asset {self.identifier} has no sensor of its own: shared sensor {self._shared_sensor} "
+                f"watches group {self.group_id}. Two sensors would report each event twice. Fix: use one of "
+                "them"
+            )
+        return build_group_sensor(**self._sensor_arguments, name=self._own_sensor)
+
+    def check_unwatched(self, shared_sensor: str) -> None:
+        """Check that no sensor watches the group yet.
+
+        Raises:
+            InvalidSettingError: the asset's own sensor was built, or another shared sensor watches the group.
+        """
+        if self._shared_sensor and self._shared_sensor != shared_sensor:
+            raise InvalidSettingError(
+                f"Asset {self.identifier} belongs to shared sensor {self._shared_sensor}, and cannot belong "
+                f"to {shared_sensor} too. Two sensors would report each event twice. Fix: leave it out of one"
+            )
+        if "sensor" in vars(self):
+            raise InvalidSettingError(
+                f"Asset {self.identifier} has its own sensor {self._own_sensor} already, because its "
+                f"definitions or its sensor were read. With shared sensor {shared_sensor} each event would "
+                "be reported twice. Fix: call build_shared_sensor before you read definitions"
+            )
+
+    def watched_by(self, shared_sensor: str) -> GroupSensor:
+        """Return the ticks of the group for a shared sensor; the asset then has no sensor of its own."""
+        self._shared_sensor = shared_sensor
+        # Run keys of two groups must differ
+        prefix = f"{shared_sensor} {self.group_id}"
+        return GroupSensor.of(**self._sensor_arguments, name=shared_sensor, run_key_prefix=prefix)
+
+    @property
+    def _sensor_name(self) -> str:
+        return self._shared_sensor or self._own_sensor
+
+    @property
+    def _own_sensor(self) -> str:
+        return f"{self.identifier}_sensor"
+
+    @property
+    def _sensor_arguments(self) -> dict[str, Any]:
+        return {
+            "group_id": self.group_id,
+            "topics": self.topics,
+            "live_job": self.live_job,
+            "crash_lag": self.crash_lag,
+            "crash_lag_job": self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
+            "sensor": self.settings.sensor,
+            "checks": self._group_checks,
+            "table": self.settings.table,
+            "windows": self.settings.windows,
+            "resources": self.settings.resources,
+        }
 
     @property
     def _group_checks(self) -> GroupChecks:

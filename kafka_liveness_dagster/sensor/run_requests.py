@@ -91,6 +91,7 @@ class EventHook:
 
 
 _RECENT_RUNS = 20
+NOTHING_TO_START = "Nothing to start: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class RunRequests:
         elif in_progress:
             queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in observed.live_in_progress)
             why = _in_progress(in_progress, queued, self.max_live_runs)
-        return [], f"Nothing to start: {why}; lag {lag:,}, {pending} pending"
+        return [], f"{NOTHING_TO_START}{why}; lag {lag:,}, {pending} pending"
 
     def catch_up_run(
         self,
@@ -187,7 +188,7 @@ class RunRequests:
         self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
     ) -> int:
         """Return the number of runs in progress now, without ghosts."""
-        runs = instance.get_runs(in_progress_filter(self.group_id, lane))
+        runs = instance.get_runs(in_progress_filter([self.group_id], lane))
         return _without_orphaned((run.run_id for run in runs if is_active_in_lane(run)), ghosts)
 
 
