@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.assets.owners import claim_group
+from kafka_liveness_dagster.assets.owners import claim_group, shared_sensor_of
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes.maintenance import run_maintenance
 from kafka_liveness_dagster.lanes.runs import reprocess_windows, run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import topic_key
 from kafka_liveness_dagster.sensor.checks import GroupChecks
-from kafka_liveness_dagster.sensor.sensor import GroupSensor, build_group_sensor
+from kafka_liveness_dagster.sensor.sensor import build_group_sensor
 from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 from kafka_liveness_dagster.settings.asset_arguments import JOB_ARGUMENTS, LIVE_ASSET_ONLY
 from kafka_liveness_dagster.settings.transform import TransformSignature
@@ -137,7 +137,6 @@ class KafkaAsset:
 
     def __init__(self, settings: KafkaAssetSettings) -> None:
         self.settings = settings
-        self._shared_sensor: str | None = None
 
     @property
     def name(self) -> str:
@@ -186,7 +185,7 @@ class KafkaAsset:
             asset_checks=[self.checks],
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             schedules=[self.maintenance] if self.maintenance else [],
-            sensors=[] if self._shared_sensor else [self.sensor],
+            sensors=[] if shared_sensor_of(self) else [self.sensor],
         )
 
     @cached_property
@@ -258,7 +257,7 @@ class KafkaAsset:
     def checks(self) -> dg.AssetChecksDefinition:
         """The asset checks of the group: members, lag, crash lag, retention and exact offsets."""
         keys = self.settings.resources
-        return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
+        return group_checks(self).definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
 
     @cached_property
     def checks_job(self) -> Any:
@@ -280,79 +279,16 @@ class KafkaAsset:
         Raises:
             InvalidSettingError: a shared sensor watches the group.
         """
-        if self._shared_sensor:
+        if shared := shared_sensor_of(self):
             raise InvalidSettingError(
-                f"Asset {self.identifier} has no sensor of its own: shared sensor {self._shared_sensor} "
-                f"watches group {self.group_id}. Two sensors would report each event twice. Fix: use one of "
-                "them"
+                f"Asset {self.identifier} has no sensor of its own: shared sensor {shared} watches group "
+                f"{self.group_id}. Two sensors would report each event twice. Fix: use one of them"
             )
-        return build_group_sensor(**self._sensor_arguments, name=self._own_sensor)
-
-    def check_unwatched(self, shared_sensor: str) -> None:
-        """Check that no sensor watches the group yet.
-
-        Raises:
-            InvalidSettingError: the asset's own sensor was built, or another shared sensor watches the group.
-        """
-        if self._shared_sensor and self._shared_sensor != shared_sensor:
-            raise InvalidSettingError(
-                f"Asset {self.identifier} belongs to shared sensor {self._shared_sensor}, and cannot belong "
-                f"to {shared_sensor} too. Two sensors would report each event twice. Fix: leave it out of one"
-            )
-        if "sensor" in vars(self):
-            raise InvalidSettingError(
-                f"Asset {self.identifier} has its own sensor {self._own_sensor} already, because its "
-                f"definitions or its sensor were read. With shared sensor {shared_sensor} each event would "
-                "be reported twice. Fix: call build_shared_sensor before you read definitions"
-            )
-
-    def watched_by(self, shared_sensor: str) -> GroupSensor:
-        """Return the ticks of the group for a shared sensor; the asset then has no sensor of its own."""
-        self._shared_sensor = shared_sensor
-        # Run keys of two groups must differ
-        prefix = f"{shared_sensor} {self.group_id}"
-        return GroupSensor.of(**self._sensor_arguments, name=shared_sensor, run_key_prefix=prefix)
+        return build_group_sensor(**sensor_arguments(self), name=f"{self.identifier}_sensor")
 
     @property
     def _sensor_name(self) -> str:
-        return self._shared_sensor or self._own_sensor
-
-    @property
-    def _own_sensor(self) -> str:
-        return f"{self.identifier}_sensor"
-
-    @property
-    def _sensor_arguments(self) -> dict[str, Any]:
-        return {
-            "group_id": self.group_id,
-            "topics": self.topics,
-            "live_job": self.live_job,
-            "crash_lag": self.crash_lag,
-            "crash_lag_job": self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
-            "sensor": self.settings.sensor,
-            "checks": self._group_checks,
-            "table": self.settings.table,
-            "windows": self.settings.windows,
-            "resources": self.settings.resources,
-        }
-
-    @property
-    def _group_checks(self) -> GroupChecks:
-        return GroupChecks(
-            group_id=self.group_id,
-            topics=self.topics,
-            live=self.live.key,
-            crash_lag=self.crash_lag.key,
-            partitions_name=self._partitions_name,
-            max_lag=self.settings.sensor.max_lag,
-            max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
-            max_poll_records=self.settings.max_records,
-            max_live_runs=self.settings.sensor.max_live_runs,
-            ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
-            table=self.settings.table,
-            sla=self.settings.sla.service_level,
-            has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
-        )
+        return shared_sensor_of(self) or f"{self.identifier}_sensor"
 
     @property
     def _partitions_name(self) -> str:
@@ -425,3 +361,40 @@ class KafkaAsset:
             executor_def=dg.in_process_executor,
             tags=tags,
         )
+
+
+def group_checks(asset: KafkaAsset) -> GroupChecks:
+    """Return the checks of the asset's group."""
+    settings = asset.settings
+    return GroupChecks(
+        group_id=asset.group_id,
+        topics=asset.topics,
+        live=asset.live.key,
+        crash_lag=asset.crash_lag.key,
+        partitions_name=settings.crash_lag_key.to_python_identifier(),
+        max_lag=settings.sensor.max_lag,
+        max_crash_lag_age_seconds=settings.crash_lag.max_age_seconds,
+        max_poll_records=settings.max_records,
+        max_live_runs=settings.sensor.max_live_runs,
+        ghost_after_seconds=settings.sensor.ghost_after_seconds,
+        table=settings.table,
+        sla=settings.sla.service_level,
+        has_dead_letters=settings.batching.on_bad_record == "dead_letter",
+    )
+
+
+def sensor_arguments(asset: KafkaAsset) -> dict[str, Any]:
+    """Return the arguments of the asset's group for a sensor, without the sensor's name."""
+    settings = asset.settings
+    return {
+        "group_id": asset.group_id,
+        "topics": asset.topics,
+        "live_job": asset.live_job,
+        "crash_lag": asset.crash_lag,
+        "crash_lag_job": asset.crash_lag_job if settings.crash_lag.auto_catch_up else None,
+        "sensor": settings.sensor,
+        "checks": group_checks(asset),
+        "table": settings.table,
+        "windows": settings.windows,
+        "resources": settings.resources,
+    }

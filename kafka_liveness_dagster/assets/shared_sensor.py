@@ -11,8 +11,10 @@ from typing import Annotated, ClassVar
 import dagster as dg
 from pydantic import BeforeValidator, InstanceOf
 
-from kafka_liveness_dagster.assets.definitions import KafkaAsset
+from kafka_liveness_dagster.assets.definitions import KafkaAsset, sensor_arguments
+from kafka_liveness_dagster.assets.owners import claim_for_shared_sensor
 from kafka_liveness_dagster.core.names import display, join_some
+from kafka_liveness_dagster.sensor.sensor import GroupSensor
 from kafka_liveness_dagster.sensor.shared import SharedSensor
 from kafka_liveness_dagster.settings import types
 from kafka_liveness_dagster.settings.groups import Sensor
@@ -82,9 +84,12 @@ def build_shared_sensor(
     Raises:
         InvalidSettingError: the assets have different Kafka resources, or one has a sensor already.
     """
-    for asset in assets:
-        asset.check_unwatched(name)
-    groups = [asset.watched_by(name) for asset in assets]
+    claim_for_shared_sensor(assets, name)
+    groups = [
+        # The group is part of the run keys: two groups may have the same event at the same time
+        GroupSensor.of(**sensor_arguments(asset), name=name, run_key_prefix=f"{name} {asset.group_id}")
+        for asset in assets
+    ]
     shared = SharedSensor(groups)
     kafka_key = assets[0].settings.resources.kafka
     jobs = {job.name: job for group in groups for job in group.jobs}

@@ -48,7 +48,8 @@ class LastTick:
     ) -> LastTick:
         """Return the record of a tick that ended, from that of the tick before it."""
         is_same = before is not None and is_idle and (before.runs, before.kafka) == (runs, kafka)
-        return cls(now, before.changed_at if before and is_same else now, runs, kafka, is_idle)
+        changed_at = before.changed_at if before is not None and is_same else now
+        return cls(now, changed_at, runs=runs, kafka=kafka, is_idle=is_idle)
 
     def may_skip(self, now: float) -> bool:
         """Return whether the group needs no tick as long as its runs and its state in Kafka are the same."""

@@ -361,11 +361,10 @@ class GroupTick:
         cursor = self._cursor
         known = self._known
         must_observe = known is not None and known.must_observe
+        latest = None if known is None else known.latest
         self._is_due = must_observe or self._now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
         self._newest_storage_id = (
-            sensor.checks.latest_storage_id(self._instance, self._now, known=known.latest if known else None)
-            if sensor.checks
-            else 0
+            sensor.checks.latest_storage_id(self._instance, self._now, known=latest) if sensor.checks else 0
         )
         self._must_reevaluate = needs_reevaluation(
             self._newest_storage_id, cursor.checked_materialization, cursor.checks_stored_at, now=self._now

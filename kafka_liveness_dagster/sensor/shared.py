@@ -77,6 +77,13 @@ class _Outcome:
     ticks: dict[str, LastTick] = field(default_factory=dict)
     windows: dict[str, WindowProgress] = field(default_factory=dict)
 
+    def add_error(self, group_id: str, error: Exception, cursor: str | None) -> None:
+        """Add a failed tick of a group, with the group's cursor, from which its next tick goes on."""
+        self.errors[group_id] = error
+        self.statuses[group_id] = f"its tick failed: {summary_line(error)[:_MAX_ERROR_CHARS]}"
+        if cursor is not None:
+            self.cursors[group_id] = cursor
+
 
 class SharedSensor:
     """The groups of one sensor, all of one cluster."""
@@ -127,34 +134,35 @@ class SharedSensor:
                 found.windows[group_id] = memory.windows[group_id]
                 found.cursors[group_id] = before[group_id]
                 continue
+            known = KnownRecords(
+                runs.in_progress.get(group_id, ()), latest, must_observe=group_id in refreshed
+            )
             try:
                 with storage_errors(SKIP_MESSAGE):
-                    known = KnownRecords(
-                        runs.in_progress.get(group_id, ()), latest, must_observe=group_id in refreshed
-                    )
                     tick = group.tick(context, reads.cluster_of(group_id), before.get(group_id), known)
                     result = tick.run()
             except DagsterStorageError:
                 raise  # of all groups: each further one would wait for the storage too
-            except KafkaLivenessError as error:
-                context.log.error("Group %s: %s", group_id, error)  # noqa: TRY400 - the error explains itself
-                self._add_error(found, context.instance, group, error, before)
             except Exception as error:
-                context.log.exception("The tick of group %s failed", group_id)
-                self._add_error(found, context.instance, group, error, before)
-            else:
-                found.results.append(result)
-                found.cursors[group_id] = result.cursor or ""
-                found.windows[group_id] = tick.window_progress
-                found.ticks[group_id] = LastTick.after(
-                    last,
-                    now,
-                    runs=runs.fingerprint(group_id),
-                    kafka=reads.groups[group_id].fingerprint,
-                    is_idle=tick.is_idle,
-                )
-                if not tick.is_idle and result.skip_reason:
-                    found.statuses[group_id] = tick.status
+                if isinstance(error, KafkaLivenessError):
+                    context.log.error("Group %s: %s", group_id, error)  # noqa: TRY400 - the error explains itself
+                else:
+                    context.log.exception("The tick of group %s failed", group_id)
+                group.report_unknown_freshness(context.instance, error)
+                found.add_error(group_id, error, before.get(group_id))
+                continue
+            found.results.append(result)
+            found.cursors[group_id] = result.cursor or ""
+            found.windows[group_id] = tick.window_progress
+            found.ticks[group_id] = LastTick.after(
+                last,
+                now,
+                runs=runs.fingerprint(group_id),
+                kafka=reads.groups[group_id].fingerprint,
+                is_idle=tick.is_idle,
+            )
+            if not tick.is_idle:
+                found.statuses[group_id] = tick.status
         if len(found.errors) == len(self._groups):
             raise next(iter(found.errors.values()))
         return self._merge(found, runs, now)
@@ -223,26 +231,11 @@ class SharedSensor:
         for group in self._groups.values():
             group.report_unknown_freshness(instance, error)
 
-    @staticmethod
-    def _add_error(
-        found: _Outcome,
-        instance: dg.DagsterInstance,
-        group: GroupSensor,
-        error: Exception,
-        before: Mapping[str, str],
-    ) -> None:
-        """Keep the group's cursor, so that its next tick goes on from there."""
-        group.report_unknown_freshness(instance, error)
-        found.errors[group.group_id] = error
-        found.statuses[group.group_id] = f"its tick failed: {summary_line(error)[:_MAX_ERROR_CHARS]}"
-        if group.group_id in before:
-            found.cursors[group.group_id] = before[group.group_id]
-
     def _merge(self, found: _Outcome, runs: _Runs, now: float) -> dg.SensorResult:
         """Return the results of all groups as one, and keep their ticks in memory."""
         requests = [request for one in found.results for request in one.run_requests or ()]
         cursor = encode_group_cursors(found.cursors)
-        self._memory = _Memory(cursor, now, runs, found.ticks, found.windows)
+        self._memory = _Memory(cursor, now, runs, ticks=found.ticks, windows=found.windows)
         events: list[Any] = [event for one in found.results for event in one.asset_events]
         return dg.SensorResult(
             run_requests=requests,
