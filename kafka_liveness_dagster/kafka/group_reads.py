@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.kafka.admin import REQUEST_SECONDS, Cluster
-from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.kafka.errors import (
+    AccessRefusedError,
+    BrokerUnreachableError,
+    KafkaRefusedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,15 +55,45 @@ class FirstReads:
         return self.state, tuple(self.bounds.items())
 
 
+class SharedTopicIds:
+    """The ids of topics at one sensor tick, read when the first group needs one.
+
+    Args:
+        cluster: cluster of the topics.
+        topics: topics of all groups.
+    """
+
+    def __init__(self, cluster: Cluster, topics: Collection[str]) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._known: dict[str, str] | None = None
+
+    def read(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the ids of these topics.
+
+        Raises:
+            TopicNotFoundError: one of them is gone.
+        """
+        if self._known is None:
+            try:
+                self._known = self._cluster.topic_ids(self._topics)
+            except KafkaLivenessError:  # a topic of another group is gone: each group reads its own
+                self._known = {}
+        if self._known.keys() >= set(topics):
+            return {topic: self._known[topic] for topic in topics}
+        return self._cluster.topic_ids(topics)
+
+
 class GroupCluster(Cluster):
     """The cluster of one group, which returns each of its first reads once; then it reads by itself."""
 
-    def __init__(self, cluster: Cluster, first: FirstReads) -> None:
+    def __init__(self, cluster: Cluster, first: FirstReads, topic_ids: SharedTopicIds) -> None:
         self.__dict__.update(cluster.__dict__)  # the same client, and the same knowledge of partitions
         self._partitions: list[TopicPartition] | None = first.partitions
         self._bounds: dict[TopicPartition, tuple[int, int]] | None = first.bounds
         self._commits = dict(first.commits or {})
         self._description = first.description
+        self._topic_ids = topic_ids
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
         """Return all partitions of these topics, which are the group's."""
@@ -73,6 +107,10 @@ class GroupCluster(Cluster):
         if found is None or not found.keys() >= set(partitions):
             return super().log_bounds(partitions)
         return {tp: found[tp] for tp in partitions}
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return Kafka's id of each topic, from one request for the topics of all groups."""
+        return self._topic_ids.read(list(topics))
 
     def find_coordinator(self, group_id: str) -> None:
         """Do nothing: ``commits`` keeps no client whose request would wait for the coordinator."""
@@ -108,6 +146,8 @@ class GroupReads:
 
     def __init__(self, cluster: Cluster, topics: Mapping[str, Sequence[str]]) -> None:
         self._cluster = cluster
+        every = {topic for its_own in topics.values() for topic in its_own}
+        self._topic_ids = SharedTopicIds(cluster, every)
         self.groups: dict[str, FirstReads] = {}
         for group_id, found in cluster.partitions_of_groups(topics).items():
             self.groups[group_id] = (
@@ -115,8 +155,17 @@ class GroupReads:
             )
 
     def read_shared(self) -> None:
-        """Read the state of every group and the log bounds of every topic, in one request for a broker."""
-        states = self._cluster.group_states()
+        """Read the state of every group and the log bounds of every topic, in one request for a broker.
+
+        If the broker refuses the list of groups, each group is described.
+        """
+        try:
+            states = self._cluster.group_states()
+        except (AccessRefusedError, KafkaRefusedError):
+            self.read_descriptions(self.groups)
+            states = {
+                group_id: one.description.state for group_id, one in self.groups.items() if one.description
+            }
         for group_id, one in self.groups.items():
             one.state = states.get(group_id, "")
         self.read_log_bounds(self.groups)
@@ -170,7 +219,7 @@ class GroupReads:
         one = self.groups[group_id]
         if one.error is not None:
             raise one.error
-        return GroupCluster(self._cluster, one)
+        return GroupCluster(self._cluster, one, self._topic_ids)
 
     def _commits(
         self, group_id: str, end: float, *, keep: bool

@@ -28,7 +28,7 @@ from kafka_liveness_dagster.sensor.asset_events import (
 from kafka_liveness_dagster.sensor.checks import changed_evaluations, needs_reevaluation
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots, wait_for_process_exit
-from kafka_liveness_dagster.sensor.observation import GroupObservation
+from kafka_liveness_dagster.sensor.observation import GroupObservation, KnownRuns
 from kafka_liveness_dagster.sensor.run_requests import NOTHING_TO_START, EventHook, RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
@@ -39,7 +39,7 @@ from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
 from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -249,11 +249,15 @@ class KnownRecords:
 
     Attributes:
         in_progress: runs of the group in progress, read before Kafka.
+        recent: newest live runs of the group; None if they changed since they were read.
+        read_in_progress: returns the runs in progress as of the last second.
         latest: last materialization of each asset of the group.
         must_observe: whether the tick observes the topics and reads the table, before the minute is over.
     """
 
     in_progress: Sequence[dg.RunRecord]
+    recent: Sequence[dg.RunRecord] | None
+    read_in_progress: Callable[[], Sequence[dg.RunRecord]]
     latest: Mapping[dg.AssetKey, dg.EventLogRecord]
     must_observe: bool
 
@@ -287,7 +291,7 @@ class GroupTick:
         self._now = time.time()
         self._cursor = GroupCursor.decode(cursor).as_of(self._now)
         self._known = known
-        self._in_progress = None if known is None else known.in_progress
+        self._runs = None if known is None else KnownRuns(known.in_progress, known.recent)
         self._partition_keys: _PartitionKeys | None = None
         self._windows = WindowProgress()
         self._evaluations: Sequence[dg.AssetCheckEvaluation] = ()
@@ -329,9 +333,13 @@ class GroupTick:
             or self._event_runs
             or self._memory.forgotten_ranges
         )
-        newest = max(self._cursor.checked_materialization, self._newest_storage_id)
-        are_checks_stored = newest == self._next_cursor().checked_materialization
-        return not (is_at_work or has_acted or self.is_window_due) and are_checks_stored
+        is_checked = self._newest_storage_id <= self._cursor.checked_materialization
+        return not (is_at_work or has_acted or self.is_window_due) and (is_checked or bool(self._evaluations))
+
+    @property
+    def recent_runs(self) -> Sequence[dg.RunRecord]:
+        """The newest live runs, and all in progress, as the tick observed them."""
+        return self._observed.records
 
     @property
     def window_progress(self) -> WindowProgress:
@@ -427,6 +435,7 @@ class GroupTick:
             self._observed,
             self._now,
             orphaned=self._orphaned.live_runs(requests.max_live_runs),
+            read_in_progress=self._read_in_progress,
         )
 
     def _evaluate_checks(self) -> None:
@@ -486,6 +495,7 @@ class GroupTick:
             lambda: (self._partition_keys or self._read_partition_keys()).missing,
             now=self._now,
             orphaned=self._orphaned.catch_up_runs(),
+            read_in_progress=self._read_in_progress,
         )
 
     def _result(self) -> dg.SensorResult:
@@ -557,6 +567,10 @@ class GroupTick:
             started_at=cursor.started_at or int(self._now),
         )
 
+    @property
+    def _read_in_progress(self) -> Callable[[], Sequence[dg.RunRecord]] | None:
+        return None if self._known is None else self._known.read_in_progress
+
     def _read_partition_keys(self) -> _PartitionKeys:
         """Read all partition keys that ever existed.
 
@@ -571,7 +585,7 @@ class GroupTick:
     def _read_group(self, *, must_read_ledger: bool = True) -> GroupObservation:
         sensor = self._sensor
         # Used once, because a second read needs the runs of that moment
-        in_progress, self._in_progress = self._in_progress, None
+        runs, self._runs = self._runs, None
         return GroupObservation.read(
             self._cluster,
             self._instance,
@@ -580,7 +594,7 @@ class GroupTick:
             recent_runs=3 * sensor.requests.max_live_runs,
             ledger=self._table,
             must_read_ledger=must_read_ledger,
-            in_progress=in_progress,
+            known_runs=runs,
         )
 
 

@@ -8,7 +8,8 @@ copy of a tick: each is that of ``sensor.sensor``. The error of one group fails 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -23,7 +24,7 @@ from kafka_liveness_dagster.sensor.dead_runs import wait_for_process_exit
 from kafka_liveness_dagster.sensor.sensor import SKIP_MESSAGE, KnownRecords
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Mapping, Sequence
 
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_reads import GroupReads
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _MAX_NEW_RUNS = 200  # in one query; with more of them since the last tick, every group counts as changed
 _MAX_ERROR_CHARS = 200
+_IN_PROGRESS_SECONDS = 1.0  # age of the runs in progress when a run is requested
+_RECENT_RUNS_SECONDS = 600.0
+MAX_TICKS_SECONDS = 20.0  # of the groups' ticks; Dagster ends a tick after 60 s, and stores nothing of it
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,56 @@ class _Runs:
         return self.newest.get(group_id, 0), ids
 
 
+class _RunsInProgress:
+    """The runs of all groups in progress, read again if they are older than a second."""
+
+    def __init__(self, instance: dg.DagsterInstance, group_ids: Sequence[str]) -> None:
+        self._instance = instance
+        self._group_ids = group_ids
+        self._read_at = -_IN_PROGRESS_SECONDS
+        self._known: dict[str, list[dg.RunRecord]] = {}
+
+    def read(self, group_id: str) -> Sequence[dg.RunRecord]:
+        if time.monotonic() - self._read_at >= _IN_PROGRESS_SECONDS:
+            self._known = _runs_in_progress(self._instance, self._group_ids)
+            self._read_at = time.monotonic()
+        return self._known.get(group_id, ())
+
+
+def _runs_in_progress(
+    instance: dg.DagsterInstance, group_ids: Sequence[str]
+) -> dict[str, list[dg.RunRecord]]:
+    found: dict[str, list[dg.RunRecord]] = {}
+    for record in instance.get_run_records(in_progress_filter(group_ids)):
+        found.setdefault(record.dagster_run.tags[GROUP_TAG], []).append(record)
+    return found
+
+
+@dataclass(frozen=True)
+class _GroupMemory:
+    """The last tick of a group, and what it read that may be used again.
+
+    Attributes:
+        last: decides whether the group needs a tick.
+        windows: progress of its windows.
+        recent: newest live runs.
+        recent_at: time when they were read.
+    """
+
+    last: LastTick
+    windows: WindowProgress
+    recent: Sequence[dg.RunRecord]
+    recent_at: float
+
+    def recent_runs(self, runs: Hashable, now: float) -> Sequence[dg.RunRecord] | None:
+        """Return the newest live runs; None if a run was added or has ended since they were read.
+
+        A run that has ended changes only when a person deletes it.
+        """
+        is_same = self.last.runs == runs and now - self.recent_at <= _RECENT_RUNS_SECONDS
+        return self.recent if is_same else None
+
+
 @dataclass(frozen=True)
 class _Memory:
     """The last ticks of all groups, and the cursor that the sensor returned then."""
@@ -62,27 +116,118 @@ class _Memory:
     cursor: str | None = None
     at: float = 0.0
     runs: _Runs = field(default_factory=_Runs)
-    ticks: Mapping[str, LastTick] = field(default_factory=dict)
-    windows: Mapping[str, WindowProgress] = field(default_factory=dict)
+    memories: Mapping[str, _GroupMemory] = field(default_factory=dict)
+
+    def ticked_at(self, group_id: str) -> float:
+        """Return the time of a group's last tick; 0 before the first."""
+        return self.memories[group_id].last.ticked_at if group_id in self.memories else 0.0
 
 
 @dataclass
-class _Outcome:
-    """What one tick of the sensor found, group by group."""
+class _Round:
+    """One tick of the sensor, group by group.
 
-    results: list[dg.SensorResult] = field(default_factory=list)
+    Attributes:
+        before: cursors of the groups.
+        latest: last materializations of the groups' assets.
+        refreshed: idle groups whose turn it is.
+    """
+
+    context: dg.SensorEvaluationContext
+    reads: GroupReads
+    runs: _Runs
+    _: KW_ONLY
+    memory: _Memory
+    now: float
+    before: Mapping[str, str]
+    latest: Mapping[dg.AssetKey, dg.EventLogRecord]
+    refreshed: Collection[str]
+    in_progress: _RunsInProgress
+    memories: dict[str, _GroupMemory] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
-    statuses: dict[str, str] = field(default_factory=dict)
-    cursors: dict[str, str] = field(default_factory=dict)
-    ticks: dict[str, LastTick] = field(default_factory=dict)
-    windows: dict[str, WindowProgress] = field(default_factory=dict)
+    _results: list[dg.SensorResult] = field(default_factory=list)
+    _statuses: dict[str, str] = field(default_factory=dict)
+    _cursors: dict[str, str] = field(default_factory=dict)
 
-    def add_error(self, group_id: str, error: Exception, cursor: str | None) -> None:
-        """Add a failed tick of a group, with the group's cursor, from which its next tick goes on."""
-        self.errors[group_id] = error
-        self.statuses[group_id] = f"its tick failed: {summary_line(error)[:_MAX_ERROR_CHARS]}"
-        if cursor is not None:
-            self.cursors[group_id] = cursor
+    def skip(self, group_id: str) -> None:
+        """Keep the memory and the cursor of a group that needs no tick."""
+        self.memories[group_id] = self.memory.memories[group_id]
+        self._keep_cursor(group_id)
+
+    def tick(self, group: GroupSensor) -> None:
+        """Run the tick of a group; its error is logged, and its next tick goes on from the same cursor.
+
+        Raises:
+            DagsterStorageError: the storage failed, which it would do for each further group.
+        """
+        group_id = group.group_id
+        if self._results and time.monotonic() - self.now > MAX_TICKS_SECONDS:
+            self._statuses[group_id] = f"its tick waits: those of other groups took {MAX_TICKS_SECONDS:.0f} s"
+            self._keep_cursor(group_id)
+            return
+        log = self.context.log
+        try:
+            with storage_errors(SKIP_MESSAGE):
+                self._run(group)
+        except DagsterStorageError:
+            raise
+        except Exception as error:
+            if isinstance(error, KafkaLivenessError):
+                log.error("Group %s: %s", group_id, error)  # noqa: TRY400 - the error explains itself
+            else:
+                log.exception("The tick of group %s failed", group_id)
+            group.report_unknown_freshness(self.context.instance, error)
+            self.errors[group_id] = error
+            self._statuses[group_id] = f"its tick failed: {summary_line(error)[:_MAX_ERROR_CHARS]}"
+            self._keep_cursor(group_id)
+
+    def merged(self) -> dg.SensorResult:
+        """Return the results of all groups as one."""
+        results = self._results
+        requests = [request for one in results for request in one.run_requests or ()]
+        events: list[Any] = [event for one in results for event in one.asset_events]
+        count = len(self.memories.keys() | self._statuses.keys())
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else skip_reason(count, self._statuses),
+            dynamic_partitions_requests=[
+                request for one in results for request in one.dynamic_partitions_requests or ()
+            ],
+            asset_events=events,
+            cursor=encode_group_cursors(self._cursors),
+        )
+
+    def _run(self, group: GroupSensor) -> None:
+        group_id = group.group_id
+        seen = self.runs.fingerprint(group_id)
+        before = self.memory.memories.get(group_id)
+        recent = None if before is None else before.recent_runs(seen, self.now)
+        known = KnownRecords(
+            self.runs.in_progress.get(group_id, ()),
+            recent,
+            partial(self.in_progress.read, group_id),
+            self.latest,
+            must_observe=group_id in self.refreshed,
+        )
+        tick = group.tick(self.context, self.reads.cluster_of(group_id), self.before.get(group_id), known)
+        result = tick.run()
+        last = LastTick.after(
+            None if before is None else before.last,
+            self.now,
+            runs=seen,
+            kafka=self.reads.groups[group_id].fingerprint,
+            is_idle=tick.is_idle,
+        )
+        recent_at = self.now if before is None or recent is None else before.recent_at
+        self.memories[group_id] = _GroupMemory(last, tick.window_progress, tick.recent_runs, recent_at)
+        self._results.append(result)
+        self._cursors[group_id] = result.cursor or ""
+        if not last.is_idle:
+            self._statuses[group_id] = tick.status
+
+    def _keep_cursor(self, group_id: str) -> None:
+        if group_id in self.before:
+            self._cursors[group_id] = self.before[group_id]
 
 
 class SharedSensor:
@@ -124,59 +269,39 @@ class SharedSensor:
         except KafkaLivenessError as error:  # of all groups
             self._report_unknown_freshness(context.instance, error)
             raise
-        latest = self._latest_materializations(context.instance, chosen)
-        before = decode_group_cursors(context.cursor)
-        found = _Outcome()
-        for group_id, group in self._groups.items():
-            last = memory.ticks.get(group_id)
-            if group_id not in chosen and last is not None:
-                found.ticks[group_id] = last
-                found.windows[group_id] = memory.windows[group_id]
-                found.cursors[group_id] = before[group_id]
-                continue
-            known = KnownRecords(
-                runs.in_progress.get(group_id, ()), latest, must_observe=group_id in refreshed
-            )
-            try:
-                with storage_errors(SKIP_MESSAGE):
-                    tick = group.tick(context, reads.cluster_of(group_id), before.get(group_id), known)
-                    result = tick.run()
-            except DagsterStorageError:
-                raise  # of all groups: each further one would wait for the storage too
-            except Exception as error:
-                if isinstance(error, KafkaLivenessError):
-                    context.log.error("Group %s: %s", group_id, error)  # noqa: TRY400 - the error explains itself
-                else:
-                    context.log.exception("The tick of group %s failed", group_id)
-                group.report_unknown_freshness(context.instance, error)
-                found.add_error(group_id, error, before.get(group_id))
-                continue
-            found.results.append(result)
-            found.cursors[group_id] = result.cursor or ""
-            found.windows[group_id] = tick.window_progress
-            found.ticks[group_id] = LastTick.after(
-                last,
-                now,
-                runs=runs.fingerprint(group_id),
-                kafka=reads.groups[group_id].fingerprint,
-                is_idle=tick.is_idle,
-            )
-            if not tick.is_idle:
-                found.statuses[group_id] = tick.status
-        if len(found.errors) == len(self._groups):
-            raise next(iter(found.errors.values()))
-        return self._merge(found, runs, now)
+        this_round = _Round(
+            context,
+            reads,
+            runs,
+            memory=memory,
+            now=now,
+            before=decode_group_cursors(context.cursor),
+            latest=self._latest_materializations(context.instance, chosen),
+            refreshed=refreshed,
+            in_progress=_RunsInProgress(context.instance, list(self._groups)),
+        )
+        # Those that got no tick for the longest time first: the others may have to wait for the next tick
+        for group_id in sorted(self._groups, key=memory.ticked_at):
+            if group_id in chosen:
+                this_round.tick(self._groups[group_id])
+            else:
+                this_round.skip(group_id)
+        if len(this_round.errors) == len(self._groups):
+            raise next(iter(this_round.errors.values()))
+        result = this_round.merged()
+        self._memory = _Memory(result.cursor, now, runs, memories=this_round.memories)
+        return result
 
     def _choose_and_read(
         self, reads: GroupReads, runs: _Runs, memory: _Memory, now: float
     ) -> tuple[set[str], set[str]]:
         """Read what the chosen groups need, and return them, and those of them whose turn it was."""
         quiet = {
-            group_id: last
-            for group_id, last in memory.ticks.items()
-            if last.may_skip(now)
-            and last.runs == runs.fingerprint(group_id)
-            and not self._is_window_due(group_id, memory)
+            group_id: one.last
+            for group_id, one in memory.memories.items()
+            if one.last.may_skip(now)
+            and one.last.runs == runs.fingerprint(group_id)
+            and not self._is_window_due(group_id, one.windows)
         }
         refreshed = set(groups_to_refresh(quiet, now, now - memory.at))
         early = [group_id for group_id in self._groups if group_id not in quiet or group_id in refreshed]
@@ -194,15 +319,13 @@ class SharedSensor:
         reads.read_descriptions([*early, *late])
         return {*early, *late}, refreshed
 
-    def _is_window_due(self, group_id: str, memory: _Memory) -> bool:
+    def _is_window_due(self, group_id: str, progress: WindowProgress) -> bool:
         windows = self._groups[group_id].windows
-        return windows is not None and windows.is_due(memory.windows[group_id], time.time())
+        return windows is not None and windows.is_due(progress, time.time())
 
     def _read_runs(self, instance: dg.DagsterInstance, last: _Runs) -> _Runs:
         """Read the runs in progress, and the newest run of each group if there is a newer one than before."""
-        by_group: dict[str, list[dg.RunRecord]] = {}
-        for record in instance.get_run_records(in_progress_filter(list(self._groups))):
-            by_group.setdefault(record.dagster_run.tags[GROUP_TAG], []).append(record)
+        in_progress = _runs_in_progress(instance, list(self._groups))
         every = dg.RunsFilter(tags={GROUP_TAG: list(self._groups)})
         newest_of_all = max((one.storage_id for one in instance.get_run_records(every, limit=1)), default=0)
         newest = dict(last.newest)
@@ -212,7 +335,7 @@ class SharedSensor:
                 newest = dict.fromkeys(self._groups, newest_of_all)
             for record in reversed(records):
                 newest[record.dagster_run.tags[GROUP_TAG]] = record.storage_id
-        return _Runs(by_group, newest, newest_of_all)
+        return _Runs(in_progress, newest, newest_of_all)
 
     def _latest_materializations(
         self, instance: dg.DagsterInstance, group_ids: Collection[str]
@@ -230,19 +353,3 @@ class SharedSensor:
     def _report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
         for group in self._groups.values():
             group.report_unknown_freshness(instance, error)
-
-    def _merge(self, found: _Outcome, runs: _Runs, now: float) -> dg.SensorResult:
-        """Return the results of all groups as one, and keep their ticks in memory."""
-        requests = [request for one in found.results for request in one.run_requests or ()]
-        cursor = encode_group_cursors(found.cursors)
-        self._memory = _Memory(cursor, now, runs, ticks=found.ticks, windows=found.windows)
-        events: list[Any] = [event for one in found.results for event in one.asset_events]
-        return dg.SensorResult(
-            run_requests=requests,
-            skip_reason=None if requests else skip_reason(len(self._groups), found.statuses),
-            dynamic_partitions_requests=[
-                request for one in found.results for request in one.dynamic_partitions_requests or ()
-            ],
-            asset_events=events,
-            cursor=cursor,
-        )

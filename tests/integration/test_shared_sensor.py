@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from types import SimpleNamespace
 
@@ -204,6 +205,22 @@ def test_a_group_without_a_change_is_not_read(worlds, instance, clock, reads):
     assert first.group in reads, "it ended since"
 
 
+def test_a_broker_that_refuses_the_list_of_groups(worlds, instance, clock, monkeypatch, reads):
+    """Each group is described instead."""
+
+    def refused(cluster):
+        raise kl.KafkaRefusedError("listing the groups")
+
+    monkeypatch.setattr(Cluster, "group_states", refused)
+    desk = Desk(worlds, instance, clock)
+    assert desk.settle().skip_message == "Nothing to start in 2 groups, of which 2 idle"
+    reads.clear()
+    desk.tick()
+    assert reads == []
+    worlds[0].grow_to(3)
+    assert [one.job_name for one in desk.tick().run_requests] == ["asset_0_job"]
+
+
 def test_a_commit_of_another_client_is_found_within_a_minute(worlds, instance, clock, services, reads):
     """Nothing else changes: no member joins, and no record arrives."""
     first, _ = worlds
@@ -232,6 +249,19 @@ def test_a_cursor_that_was_not_stored_is_not_trusted(worlds, instance, clock, re
         told = desk.tick()
         assert {world.group for world in worlds} <= set(reads)
         assert told.asset_events, "observed, as at a first tick"
+
+
+def test_groups_that_are_left_out_by_a_long_tick_come_first_in_the_next_one(
+    worlds, instance, clock, monkeypatch
+):
+    """Dagster ends a tick after 60 s, and would store nothing of it."""
+    monkeypatch.setattr(shared, "MAX_TICKS_SECONDS", -1.0)
+    for world in worlds:
+        world.grow_to(10)
+    desk = Desk(worlds, instance, clock)
+    requested = [[one.job_name for one in desk.tick().run_requests] for _ in range(3)]
+    assert requested == [["asset_0_job"], ["asset_1_job"], ["asset_0_job"]]
+    assert {world.group for world in worlds} == set(json.loads(desk.cursor))
 
 
 def clients():
