@@ -51,11 +51,6 @@ def test_it_takes_the_place_of_the_assets_own_sensors():
     assert "`groups_sensor`" in orders.crash_lag.descriptions_by_key[orders.crash_lag.key]
 
 
-def test_the_page_shows_a_sensor_that_loads(example):
-    shown = example("shared")
-    assert [one.name for one in shown.defs.get_repository_def().sensor_defs] == ["groups_sensor"]
-
-
 def test_an_event_job_of_two_assets_is_listed_once():
     hook = kl.Sensor(on_event=lambda _: None, event_jobs=[page])
     both = [asset("orders_e", sensor=hook), asset("payments_e", sensor=hook)]

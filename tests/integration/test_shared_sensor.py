@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from types import SimpleNamespace
+from uuid import uuid4
 
 import dagster as dg
 import psutil
@@ -262,6 +263,28 @@ def test_groups_that_are_left_out_by_a_long_tick_come_first_in_the_next_one(
     requested = [[one.job_name for one in desk.tick().run_requests] for _ in range(3)]
     assert requested == [["asset_0_job"], ["asset_1_job"], ["asset_0_job"]]
     assert {world.group for world in worlds} == set(json.loads(desk.cursor))
+
+
+def test_the_page_shows_a_sensor_that_watches_its_assets(services, example, instance):
+    """With topics of our own: those of the page are anybody's."""
+    shown = example("shared")
+    assert [one.name for one in shown.defs.get_repository_def().sensor_defs] == ["groups_sensor"]
+    topics = [f"shop_{uuid4().hex[:8]}" for _ in range(2)]
+    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(topic, 1) for topic in topics]).values():
+        created.result()
+    sensor = kl.build_shared_sensor([shown.pipeline(topic) for topic in topics], name="our_sensor")
+    kafka = kl.KafkaLivenessResource(bootstrap_servers=services.bootstrap_servers)
+    with dg.build_sensor_context(instance, resources={"kafka": kafka, "spark": NO_SPARK}) as context:
+        told = wait_for(lambda: evaluated(sensor, context))
+    assert told.skip_message == "Nothing to start in 2 groups, of which 2 idle"
+    assert [f"{topic}-etl" for topic in topics] == list(json.loads(told.cursor))
+
+
+def evaluated(sensor, context):
+    """A tick; None until the broker answers for the topics."""
+    told = sensor.evaluate_tick(context)
+    return None if "failed" in (told.skip_message or "") else told
 
 
 def clients():
