@@ -200,6 +200,18 @@ def _times(
         f"{rounds} rounds, interleaved, after a first tick of each group of at most {max(first):.2f} s"
     )
     table.note(f"threads {threads} -> {process.num_threads()}; a tick may take {TICK_LIMIT_SECONDS} s")
+    if peer and shared:
+        ratios = {
+            name: quartiles(
+                [
+                    own / (other - start)
+                    for own, other in zip(found[f"{name}, {_SHARED}"], found[f"{name}, {_TOOL}"], strict=True)
+                ]
+            )[1]
+            for name in sets
+        }
+        told = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in ratios.items())
+        table.note(f"{_SHARED} / tool without start: {told}")
     if peer:
         table.note(
             f"the tool: a new Java process for each run ({start:.2f} s for --version alone), queried for "

@@ -117,10 +117,12 @@ class _Memory:
     at: float = 0.0
     runs: _Runs = field(default_factory=_Runs)
     memories: Mapping[str, _GroupMemory] = field(default_factory=dict)
+    failed_at: Mapping[str, float] = field(default_factory=dict)
 
     def ticked_at(self, group_id: str) -> float:
-        """Return the time of a group's last tick; 0 before the first."""
-        return self.memories[group_id].last.ticked_at if group_id in self.memories else 0.0
+        """Return the time of a group's last tick, which may have failed; 0 before the first."""
+        known = self.memories.get(group_id)
+        return self.failed_at.get(group_id, 0.0) if known is None else known.last.ticked_at
 
 
 @dataclass
@@ -161,7 +163,7 @@ class _Round:
             DagsterStorageError: the storage failed, which it would do for each further group.
         """
         group_id = group.group_id
-        if self._results and time.monotonic() - self.now > MAX_TICKS_SECONDS:
+        if (self._results or self.errors) and time.monotonic() - self.now > MAX_TICKS_SECONDS:
             self._statuses[group_id] = f"its tick waits: those of other groups took {MAX_TICKS_SECONDS:.0f} s"
             self._keep_cursor(group_id)
             return
@@ -289,7 +291,8 @@ class SharedSensor:
         if len(this_round.errors) == len(self._groups):
             raise next(iter(this_round.errors.values()))
         result = this_round.merged()
-        self._memory = _Memory(result.cursor, now, runs, memories=this_round.memories)
+        failed_at = dict.fromkeys(this_round.errors, now)
+        self._memory = _Memory(result.cursor, now, runs, memories=this_round.memories, failed_at=failed_at)
         return result
 
     def _choose_and_read(

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import close_clients
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.sensor import shared
+from kafka_liveness_dagster.sensor.observation import GroupObservation
 from tests.integration.kafka_group import NO_SPARK, KafkaGroup, join
 from tests.waiting import wait_for
 
@@ -263,6 +264,47 @@ def test_groups_that_are_left_out_by_a_long_tick_come_first_in_the_next_one(
     requested = [[one.job_name for one in desk.tick().run_requests] for _ in range(3)]
     assert requested == [["asset_0_job"], ["asset_1_job"], ["asset_0_job"]]
     assert {world.group for world in worlds} == set(json.loads(desk.cursor))
+
+
+def test_a_group_that_fails_does_not_come_first_again(worlds, instance, clock, monkeypatch):
+    """Otherwise a few that fail slowly would leave no time for the others."""
+    monkeypatch.setattr(shared, "MAX_TICKS_SECONDS", -1.0)
+    worlds[0].topic = "nowhere"
+    worlds[1].grow_to(10)
+    desk = Desk(worlds, instance, clock)
+    first = desk.tick()
+    assert f"{worlds[1].group}: its tick waits: those of other groups took" in first.skip_message
+    assert [one.job_name for one in desk.tick().run_requests] == ["asset_1_job"]
+
+
+@pytest.fixture
+def fail_first(worlds, monkeypatch):
+    """Let each read of the first group raise this error."""
+    read = GroupObservation.read.__func__
+
+    def fail(error):
+        def failing(cls, cluster, instance, group_id, *args, **settings):
+            if group_id == worlds[0].group:
+                raise error
+            return read(cls, cluster, instance, group_id, *args, **settings)
+
+        monkeypatch.setattr(GroupObservation, "read", classmethod(failing))
+
+    return fail
+
+
+def test_an_unexpected_error_of_one_group(worlds, instance, clock, fail_first, capfd):
+    """It is logged with its trace, and the other goes on."""
+    fail_first(ZeroDivisionError("a defect"))
+    worlds[1].grow_to(10)
+    assert [one.job_name for one in Desk(worlds, instance, clock).tick().run_requests] == ["asset_1_job"]
+    assert "ZeroDivisionError: a defect" in capfd.readouterr().err
+
+
+def test_an_error_of_dagsters_storage_is_one_of_all_groups(worlds, instance, clock, fail_first):
+    fail_first(kl.DagsterStorageError("full"))
+    with pytest.raises(kl.DagsterStorageError, match="full"):
+        Desk(worlds, instance, clock).tick()
 
 
 def test_the_page_shows_a_sensor_that_watches_its_assets(services, example, instance):

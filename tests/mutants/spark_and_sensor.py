@@ -51,7 +51,7 @@ _SENSOR = (
     Mutant(
         name="the runs in progress are not queried again before a live run is requested",
         file="sensor/run_requests.py",
-        old='            in_progress = self._count_in_progress(instance, "live", orphaned)\n',
+        old='            in_progress = self._count_in_progress(instance, "live", orphaned, read_in_progress)\n',
         new="",
         killed_by=(
             f"{_GROUP_LOOKS}test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another"
@@ -61,7 +61,7 @@ _SENSOR = (
     Mutant(
         name="the runs in progress are not queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='not observed.pending\n            or self._count_in_progress(instance, "catch-up", orphaned)\n',
+        old='not observed.pending\n            or self._count_in_progress(instance, "catch-up", orphaned, read_in_progress)\n',
         new="not observed.pending\n",
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['orders:3:70-90'] == []",
@@ -69,8 +69,8 @@ _SENSOR = (
     Mutant(
         name="the wrong lane is queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='or self._count_in_progress(instance, "catch-up", orphaned)',
-        new='or self._count_in_progress(instance, "live", orphaned)',
+        old='or self._count_in_progress(instance, "catch-up", orphaned, read_in_progress)',
+        new='or self._count_in_progress(instance, "live", orphaned, read_in_progress)',
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['orders:3:70-90'] == []",
     ),
