@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
 REFRESH_SECONDS = 50.0
-"""Time in which every idle group gets a tick, also without a change. It is less than ``MAX_IDLE_SECONDS``,
-because a sensor's ticks may be late."""
+"""Time in which every group is observed, so that an idle one gets a tick without a change. It is less than
+``MAX_IDLE_SECONDS``, because a sensor's ticks may be late."""
 MAX_IDLE_SECONDS = 60.0
 """Longest time without a tick of an idle group. An external commit is the only input that this delays."""
 SETTLE_SECONDS = 3.0
@@ -57,20 +57,20 @@ class LastTick:
         return is_settled and 0 <= now - self.ticked_at < MAX_IDLE_SECONDS
 
 
-def groups_to_refresh(
-    last_ticks: Mapping[str, LastTick], now: float, seconds_since_last_tick: float
+def groups_to_observe(
+    observed_at: Mapping[str, float], now: float, seconds_since_last_tick: float
 ) -> list[str]:
-    """Return the idle groups whose turn it is, those with the oldest ticks.
+    """Return the groups whose turn it is to be observed, those with the oldest observations.
 
-    Each sensor tick refreshes a part of the groups. Otherwise all of them would be due in the same tick.
+    Each sensor tick observes a part of the groups. Otherwise all of them would be due in the same tick.
     """
     share = min(1.0, max(0.0, seconds_since_last_tick) / REFRESH_SECONDS)
-    oldest = sorted(last_ticks, key=lambda group: last_ticks[group].ticked_at)
-    # A group that has just been ticked is not refreshed, however few groups there are
+    oldest = sorted(observed_at, key=lambda group: observed_at[group])
+    # A group that has just been observed has no turn, however few groups there are
     return [
         group
         for group in oldest[: math.ceil(share * len(oldest))]
-        if now - last_ticks[group].ticked_at >= REFRESH_SECONDS / 2
+        if now - observed_at[group] >= REFRESH_SECONDS / 2
     ]
 
 

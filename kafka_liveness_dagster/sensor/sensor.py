@@ -337,6 +337,11 @@ class GroupTick:
         return not (is_at_work or has_acted or self.is_window_due) and (is_checked or bool(self._evaluations))
 
     @property
+    def has_observed(self) -> bool:
+        """Whether the tick observed the topics without an event, as once a minute."""
+        return self._is_due
+
+    @property
     def recent_runs(self) -> Sequence[dg.RunRecord]:
         """The newest live runs, and all in progress, as the tick observed them."""
         return self._observed.records

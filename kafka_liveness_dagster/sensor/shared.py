@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
-from kafka_liveness_dagster.core.shared_ticks import LastTick, groups_to_refresh, skip_reason
+from kafka_liveness_dagster.core.shared_ticks import LastTick, groups_to_observe, skip_reason
 from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import DagsterStorageError, storage_errors
 from kafka_liveness_dagster.runs.tags import GROUP_TAG, in_progress_filter
@@ -93,12 +93,14 @@ class _GroupMemory:
         windows: progress of its windows.
         recent: newest live runs.
         recent_at: time when they were read.
+        observed_at: time of the last observation of its topics.
     """
 
     last: LastTick
     windows: WindowProgress
     recent: Sequence[dg.RunRecord]
     recent_at: float
+    observed_at: float
 
     def recent_runs(self, runs: Hashable, now: float) -> Sequence[dg.RunRecord] | None:
         """Return the newest live runs; None if a run was added or has ended since they were read.
@@ -132,7 +134,7 @@ class _Round:
     Attributes:
         before: cursors of the groups.
         latest: last materializations of the groups' assets.
-        refreshed: idle groups whose turn it is.
+        observed: groups whose turn it is to be observed.
     """
 
     context: dg.SensorEvaluationContext
@@ -143,7 +145,7 @@ class _Round:
     now: float
     before: Mapping[str, str]
     latest: Mapping[dg.AssetKey, dg.EventLogRecord]
-    refreshed: Collection[str]
+    observed: Collection[str]
     in_progress: _RunsInProgress
     memories: dict[str, _GroupMemory] = field(default_factory=dict)
     errors: dict[str, Exception] = field(default_factory=dict)
@@ -209,7 +211,7 @@ class _Round:
             recent,
             partial(self.in_progress.read, group_id),
             self.latest,
-            must_observe=group_id in self.refreshed,
+            must_observe=group_id in self.observed,
         )
         tick = group.tick(self.context, self.reads.cluster_of(group_id), self.before.get(group_id), known)
         result = tick.run()
@@ -221,7 +223,10 @@ class _Round:
             is_idle=tick.is_idle,
         )
         recent_at = self.now if before is None or recent is None else before.recent_at
-        self.memories[group_id] = _GroupMemory(last, tick.window_progress, tick.recent_runs, recent_at)
+        observed_at = self.now if before is None or tick.has_observed else before.observed_at
+        self.memories[group_id] = _GroupMemory(
+            last, tick.window_progress, tick.recent_runs, recent_at=recent_at, observed_at=observed_at
+        )
         self._results.append(result)
         self._cursors[group_id] = result.cursor or ""
         if not last.is_idle:
@@ -267,7 +272,7 @@ class SharedSensor:
         runs = self._read_runs(context.instance, memory.runs)
         try:
             reads = GroupReads(cluster, {one.group_id: one.topics for one in self._groups.values()})
-            chosen, refreshed = self._choose_and_read(reads, runs, memory, now=now)
+            chosen, observed = self._choose_and_read(reads, runs, memory, now=now)
         except KafkaLivenessError as error:  # of all groups
             self._report_unknown_freshness(context.instance, error)
             raise
@@ -279,7 +284,7 @@ class SharedSensor:
             now=now,
             before=decode_group_cursors(context.cursor),
             latest=self._latest_materializations(context.instance, chosen),
-            refreshed=refreshed,
+            observed=observed,
             in_progress=_RunsInProgress(context.instance, list(self._groups)),
         )
         # Those that got no tick for the longest time first: the others may have to wait for the next tick
@@ -298,7 +303,7 @@ class SharedSensor:
     def _choose_and_read(
         self, reads: GroupReads, runs: _Runs, memory: _Memory, now: float
     ) -> tuple[set[str], set[str]]:
-        """Read what the chosen groups need, and return them, and those of them whose turn it was."""
+        """Read what the chosen groups need, and return them, and those of them to observe."""
         quiet = {
             group_id: one.last
             for group_id, one in memory.memories.items()
@@ -306,21 +311,25 @@ class SharedSensor:
             and one.last.runs == runs.fingerprint(group_id)
             and not self._is_window_due(group_id, one.windows)
         }
-        refreshed = set(groups_to_refresh(quiet, now, now - memory.at))
-        early = [group_id for group_id in self._groups if group_id not in quiet or group_id in refreshed]
+        observed = set(
+            groups_to_observe(
+                {group_id: one.observed_at for group_id, one in memory.memories.items()}, now, now - memory.at
+            )
+        )
+        early = [group_id for group_id in self._groups if group_id not in quiet or group_id in observed]
         at_work = [group_id for group_id in early if runs.in_progress.get(group_id)]
         reads.read_commits(early, at_work)
         reads.read_shared()
         late = [
             group_id
             for group_id, last in quiet.items()
-            if group_id not in refreshed and reads.groups[group_id].fingerprint != last.kafka
+            if group_id not in observed and reads.groups[group_id].fingerprint != last.kafka
         ]
         if late:
             reads.read_commits(late, at_work)
             reads.read_log_bounds(late)
         reads.read_descriptions([*early, *late])
-        return {*early, *late}, refreshed
+        return {*early, *late}, observed
 
     def _is_window_due(self, group_id: str, progress: WindowProgress) -> bool:
         windows = self._groups[group_id].windows

@@ -9,7 +9,7 @@ from kafka_liveness_dagster.core.shared_ticks import (
     REFRESH_SECONDS,
     SETTLE_SECONDS,
     LastTick,
-    groups_to_refresh,
+    groups_to_observe,
     skip_reason,
 )
 
@@ -47,32 +47,29 @@ def test_a_change_begins_anew(change):
     assert still.may_skip(110.0) is still.is_idle
 
 
-def test_every_group_is_refreshed_within_a_minute_and_few_in_one_tick():
-    """A hundred groups that were ticked at the same moment, as after a start of the code server."""
-    ticks = {f"g{n}": LastTick(0.0, 0.0, runs=n, kafka=n, is_idle=True) for n in range(100)}
+def test_every_group_is_observed_within_a_minute_and_few_in_one_tick():
+    """A hundred groups that were observed at the same moment, as after a start of the code server."""
+    at = {f"g{n}": 0.0 for n in range(100)}
     sizes, now = [], 0.0
     for _ in range(60):
         now += PACE
-        chosen = groups_to_refresh(ticks, now, PACE)
+        chosen = groups_to_observe(at, now, PACE)
         sizes.append(len(chosen))
-        for name in chosen:
-            ticks[name] = after(ticks[name], now, runs=ticks[name].runs, kafka=ticks[name].kafka)
-        late = [name for name, one in ticks.items() if now - one.ticked_at > MAX_IDLE_SECONDS]
-        assert now < 2 * REFRESH_SECONDS or not late
+        at |= dict.fromkeys(chosen, now)
+        assert now < 2 * REFRESH_SECONDS or max(now - one for one in at.values()) < MAX_IDLE_SECONDS
     assert max(sizes) == 10
     assert sum(sizes[-12:]) >= 100
 
 
-def test_a_group_that_was_just_ticked_is_not_refreshed():
-    assert groups_to_refresh({"orders": SETTLED}, 101.0, PACE) == []
-    assert groups_to_refresh({"orders": SETTLED}, 130.0, PACE) == ["orders"]
-    assert groups_to_refresh({}, 130.0, PACE) == []
+def test_a_group_that_was_just_observed_is_left_out():
+    assert groups_to_observe({"orders": 100.0}, 101.0, PACE) == []
+    assert groups_to_observe({"orders": 100.0}, 130.0, PACE) == ["orders"]
+    assert groups_to_observe({}, 130.0, PACE) == []
 
 
-def test_after_a_pause_all_are_refreshed():
-    later = LastTick(110.0, 0.0, runs=0, kafka=0, is_idle=True)
-    assert groups_to_refresh({"b": later, "a": SETTLED}, 1_000.0, 890.0) == ["a", "b"]
-    assert groups_to_refresh({"a": SETTLED}, 1_000.0, -1.0) == []
+def test_after_a_pause_all_are_observed():
+    assert groups_to_observe({"b": 110.0, "a": 100.0}, 1_000.0, 890.0) == ["a", "b"]
+    assert groups_to_observe({"a": 100.0}, 1_000.0, -1.0) == []
 
 
 def test_the_reason_names_a_few_groups():
