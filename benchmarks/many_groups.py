@@ -10,7 +10,9 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 from uuid import uuid4
 
 import dagster as dg
@@ -30,6 +32,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.sensor import shared
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.assets.definitions import KafkaAsset
 
+TICK_SECONDS = 5  # between two rounds of Dagster's daemon
 COMMITTED, LOG_END = 7, 12
 OWED, DONE = Span(2, 5), Span(2, 3)
 _RUNS = 5  # that Dagster knows of each group
@@ -90,6 +94,49 @@ class WatchedGroup:
     def run_id(self) -> str:
         """The newest live run's."""
         return str(uuid4())
+
+
+class SharedGroups:
+    """Several groups that one sensor watches, with the sensor's cursor.
+
+    Their assets are others than those with a sensor each: one asset cannot have both.
+    """
+
+    def __init__(self, groups: list[WatchedGroup], name: str) -> None:
+        self.group = groups[0]
+        self.sensor = kl.build_shared_sensor([one.asset for one in groups], name=name)
+        self.cursor: str | None = None
+        self._ahead = 0.0
+
+    def tick(self) -> float:
+        """Evaluate the sensor as Dagster's code server does; seconds."""
+        began = time.perf_counter()
+        with dg.build_sensor_context(
+            self.group.instance,
+            cursor=self.cursor,
+            resources={"kafka": self.group.kafka, "spark": self.group.spark},
+            sensor_name=self.sensor.name,
+        ) as context:
+            told = self.sensor.evaluate_tick(context)
+        seconds = time.perf_counter() - began
+        for request in told.dynamic_partitions_requests or ():
+            self.group.instance.add_dynamic_partitions(
+                request.partitions_def_name or "", list(request.partition_keys)
+            )
+        self.cursor = told.cursor
+        return seconds
+
+    def minute(self) -> list[float]:
+        """The ticks of a minute, one each 5 s; the sensor's clock is set ahead instead of waiting."""
+        found = []
+        for _ in range(60 // TICK_SECONDS):
+            self._ahead += TICK_SECONDS
+            with mock.patch.object(shared, "time", SimpleNamespace(time=time.time, monotonic=self._now)):
+                found.append(self.tick())
+        return found
+
+    def _now(self) -> float:
+        return time.monotonic() + self._ahead
 
 
 @contextmanager

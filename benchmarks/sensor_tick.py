@@ -7,6 +7,9 @@ after the other in one process, as a code server does with one worker. The peer 
 Requests are counted by librdkafka's own protocol log. Then one group that has had up to 100,000 crash lag
 partitions: their keys are never removed.
 
+The same groups are also watched by one sensor (``kl.build_shared_sensor``), with one tick for all of them.
+For idle groups there is a table of one sensor's ticks in a minute, one each 5 s.
+
     python -m benchmarks.sensor_tick --write benchmarks/RESULTS.md
 """
 
@@ -31,7 +34,17 @@ from rich.console import Console
 
 import kafka_liveness_dagster as kl
 from benchmarks import kafka_tools
-from benchmarks.many_groups import WatchedGroup, broker, caught_up, crash, have_done, make_topic, watched
+from benchmarks.many_groups import (
+    TICK_SECONDS,
+    SharedGroups,
+    WatchedGroup,
+    broker,
+    caught_up,
+    crash,
+    have_done,
+    make_topic,
+    watched,
+)
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, quartiles, spread
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
@@ -47,6 +60,7 @@ KEYS = (10, 1_000, 100_000)
 _NEW_TICK = "=== the next tick"
 _SENT = re.compile(r"Sent (\w+?)Request ")
 _TICK, _LOOK, _TOOL, _JAVA = "a tick", "the read", "kafka-consumer-groups", "Java's start"
+_SHARED = "one sensor"
 
 
 @click.command()
@@ -56,8 +70,11 @@ _TICK, _LOOK, _TOOL, _JAVA = "a tick", "the read", "kafka-consumer-groups", "Jav
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
+@click.option("--many-only", is_flag=True, help="Only the many groups, with a sensor each and one sensor.")
 @click.option("--count", hidden=True, help="Tick the first group of this topic three times and end.")
-def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count: str | None) -> None:
+def main(
+    partitions: int, rounds: int, *, peer: bool, write: Path | None, many_only: bool, count: str | None
+) -> None:
     """Measure the ticks of 1 to 100 group sensors, and of one group on 10 to 10,000 partitions.
 
     Starts a broker of its own and stops it; takes two to four minutes.
@@ -78,7 +95,19 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
             for group in every:
                 crash(group, servers, partitions)
         many = {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
-        tables = [_times(console, servers, many, rounds, "many groups", peer=peer)]
+        shared = {name: _shared(groups, f"after_a_crash_{len(groups)}") for name, groups in many.items()}
+        tables = [_times(console, servers, many, rounds, "many groups", peer=peer, shared=shared)]
+        with console.status(f"{max(GROUPS)} groups on {partitions} partitions, idle"):
+            topic = make_topic(servers, partitions)
+            every = [watched(topic, number, kafka, instance) for number in range(max(GROUPS))]
+            for group in every:
+                caught_up(group, servers, partitions)
+        idle = {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
+        tables.append(_idle(console, servers, idle, rounds, peer=peer))
+        if many_only:
+            for table in tables:
+                show(console, table)
+            return
         large = {}
         for size in GROWTH:
             with console.status(f"one group on {size:,} partitions"):
@@ -99,16 +128,28 @@ def main(partitions: int, rounds: int, *, peer: bool, write: Path | None, count:
 
 
 def _times(
-    console: Console, servers: str, sets: dict[str, list[WatchedGroup]], rounds: int, what: str, *, peer: bool
+    console: Console,
+    servers: str,
+    sets: dict[str, list[WatchedGroup]],
+    rounds: int,
+    what: str,
+    *,
+    peer: bool,
+    shared: dict[str, SharedGroups] | None = None,
 ) -> Table:
     """How long a round of ticks takes, and Kafka's own tool, for each set of groups."""
     process = psutil.Process()
+    shared = shared or {}
     threads = process.num_threads()
+    first_shared = [one.tick() for one in shared.values()]
+    threads_shared = process.num_threads()
     first = [group.tick() for groups in sets.values() for group in groups if group.cursor is None]
     ways: dict[str, Callable[[], float]] = {}
     for name, groups in sets.items():
         ways[f"{name}, {_TICK}"] = partial(_sum, [group.tick for group in groups])
         ways[f"{name}, {_LOOK}"] = partial(_sum, [group.look for group in groups])
+        if name in shared:
+            ways[f"{name}, {_SHARED}"] = partial(_median, shared[name].minute)
         if peer:
             both = [group.asset.group_id + log for group in groups for log in ("", CATCH_UP_SUFFIX)]
             rows = 2 * sum(len(group.kafka.cluster().partitions(group.asset.topics)) for group in groups)
@@ -123,6 +164,7 @@ def _times(
             _TICK,
             "quartiles",
             "of that, the read",
+            *([_SHARED] if shared else []),
             _TOOL,
             "the tool without Java's start",
             "tick / tool without start",
@@ -142,12 +184,35 @@ def _times(
             slower += [name] if beside > 1 else []
         middle, quarters = spread(ticks, ".3f")
         table.add(
-            name, f"{middle} s", f"{quarters} s", f"{quartiles(found[f'{name}, {_LOOK}'])[1]:.3f} s", *cells
+            name,
+            f"{middle} s",
+            f"{quarters} s",
+            f"{quartiles(found[f'{name}, {_LOOK}'])[1]:.3f} s",
+            *([f"{quartiles(found[f'{name}, {_SHARED}'])[1]:.3f} s"] if shared else []),
+            *cells,
+        )
+    if shared:
+        table.note(
+            f"{_SHARED}: one tick for all groups, the median of a minute's ticks, {TICK_SECONDS} s of its "
+            f"clock apart, after a first tick of at most {max(first_shared):.2f} s; "
+            f"threads {threads} -> {threads_shared} with it alone"
         )
     table.note(
         f"{rounds} rounds, interleaved, after a first tick of each group of at most {max(first):.2f} s"
     )
     table.note(f"threads {threads} -> {process.num_threads()}; a tick may take {TICK_LIMIT_SECONDS} s")
+    if peer and shared:
+        ratios = {
+            name: quartiles(
+                [
+                    own / (other - start)
+                    for own, other in zip(found[f"{name}, {_SHARED}"], found[f"{name}, {_TOOL}"], strict=True)
+                ]
+            )[1]
+            for name in sets
+        }
+        told = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in ratios.items())
+        table.note(f"{_SHARED} / tool without start: {told}")
     if peer:
         table.note(
             f"the tool: a new Java process for each run ({start:.2f} s for --version alone), queried for "
@@ -163,6 +228,74 @@ def _times(
         )
         table.note(f"verdict: without Java's start, {verdict}")
     return table
+
+
+def _shared(groups: list[WatchedGroup], name: str) -> SharedGroups:
+    """The same groups under one sensor."""
+    topic, kafka, instance = groups[0].asset.topics[0], groups[0].kafka, groups[0].instance
+    return SharedGroups([watched(topic, number, kafka, instance) for number in range(len(groups))], name)
+
+
+def _idle(
+    console: Console, servers: str, sets: dict[str, list[WatchedGroup]], rounds: int, *, peer: bool
+) -> Table:
+    """A minute of one sensor on idle groups, a round of ticks with a sensor each, and Kafka's own tool."""
+    process = psutil.Process()
+    threads = process.num_threads()
+    ways: dict[str, Callable[[], list[float]]] = {}
+    for name, groups in sets.items():
+        shared = _shared(groups, f"idle_{len(groups)}")
+        for _ in range(2):  # until the groups have settled, and have their turns at different times
+            shared.minute()
+        ways[f"{name}, {_SHARED}"] = shared.minute
+    threads_shared = process.num_threads()
+    for name, groups in sets.items():
+        ticks = [group.tick for group in groups]
+        _sum(ticks)
+        ways[f"{name}, {_TICK}"] = partial(_sums, ticks)
+        if peer:
+            names = [group.asset.group_id for group in groups]
+            rows = sum(len(group.kafka.cluster().partitions(group.asset.topics)) for group in groups)
+            ways[f"{name}, {_TOOL}"] = partial(
+                _sums, [partial(kafka_tools.describe, servers, names, expected_rows=rows)]
+            )
+    if peer:
+        ways[_JAVA] = partial(_sums, [partial(kafka_tools.java_start, servers)])
+    found = interleaved(console, "idle groups", ways, rounds)
+    table = Table(
+        "one round of ticks: idle groups",
+        (
+            "groups x partitions",
+            "a sensor each",
+            f"{_SHARED}, median of a minute's ticks",
+            "mean",
+            "longest",
+            "the tool without Java's start",
+        ),
+    )
+    start = statistics.median(one for [one] in found[_JAVA]) if peer else 0.0
+    for name in sets:
+        minutes = [one for minute in found[f"{name}, {_SHARED}"] for one in minute]
+        cells = [f"{statistics.median(one for [one] in found[f'{name}, {_TICK}']):.3f} s"]
+        cells += [f"{of(minutes):.3f} s" for of in (statistics.median, statistics.mean, max)]
+        tool = (
+            f"{statistics.median(one for [one] in found[f'{name}, {_TOOL}']) - start:.2f} s" if peer else ""
+        )
+        table.add(name, *cells, tool)
+    table.note(
+        f"{rounds} rounds, interleaved. {_SHARED}: a tick each {TICK_SECONDS} s of the sensor's clock. Each "
+        "group has a whole tick in a minute; the other ticks find no change, and read no commits"
+    )
+    table.note(f"threads {threads} -> {threads_shared} with {_SHARED} alone -> {process.num_threads()}")
+    return table
+
+
+def _median(call: Callable[[], list[float]]) -> float:
+    return statistics.median(call())
+
+
+def _sums(calls: Sequence[Callable[[], float]]) -> list[float]:
+    return [_sum(calls)]
 
 
 def _sum(calls: Sequence[Callable[[], float]]) -> float:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.assets.component import KafkaAssetComponent
     from kafka_liveness_dagster.assets.decorator import kafka_asset
     from kafka_liveness_dagster.assets.definitions import KafkaAsset
+    from kafka_liveness_dagster.assets.shared_sensor import build_shared_sensor
     from kafka_liveness_dagster.core.bad_records import BadRecordError
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.batch_size import SlowRecordError
@@ -188,6 +189,7 @@ __all__ = [
     "UnreadableRecordError",
     "WriteConflictError",
     "build_group_sensor",
+    "build_shared_sensor",
     "from_json",
     "kafka_asset",
     "merge_ledger_texts",
@@ -217,6 +219,7 @@ _HOMES = {
         "assets.decorator": "kafka_asset",
         "assets.component": "KafkaAssetComponent",
         "assets.definitions": "KafkaAsset",
+        "assets.shared_sensor": "build_shared_sensor",
         "embedded.state": (
             "JarsError JavaNotFoundError PortTakenError ServiceNotStartedError ServicesDownError"
         ),

@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.assets.definitions import group_checks
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata, OwnerState
 from kafka_liveness_dagster.core.departures import GroupSnapshot, GroupState, Run, RunFate
 from kafka_liveness_dagster.core.events import LeaveReason
@@ -95,7 +96,7 @@ def test_how_long_is_known_of_all_that_one_run_jumped_over(instance):
     instance.report_runless_asset_event(event)
     for left in (both, both[1:], both[:1]):
         waiting = [f"{at}:70-120" for at in left]
-        judged = asset._group_checks.evaluate(owing(*left), instance, waiting, time.time() + 3_600)
+        judged = group_checks(asset).evaluate(owing(*left), instance, waiting, time.time() + 3_600)
         (age,) = (one for one in judged if one.check_name == "crash_lag_age")
         assert not age.passed
         assert "the oldest for 3,600 s, longer than 60 s" in age.description

@@ -63,7 +63,7 @@ class Vigil(threading.Thread):
         self.instance, self.has_ended = instance, None
 
     def run(self):
-        self.has_ended = wait_for_process_exit(self.instance, GROUP, LONG)
+        self.has_ended = wait_for_process_exit(self.instance, [GROUP], LONG)
 
     def begin(self):
         before = pidfds()
@@ -85,13 +85,13 @@ def test_a_tick_notices_the_death_of_a_live_run_at_once(instance, watched, child
     child.kill()
     assert vigil.end() is True
     assert pidfds() == 0
-    assert wait_for_process_exit(instance, GROUP, LONG) is True, "it is gone, and nobody has said so yet"
+    assert wait_for_process_exit(instance, [GROUP], LONG) is True, "it is gone, and nobody has said so yet"
 
 
 def test_a_tick_ends_in_its_round(instance, watched, child):
     """All is well: the group is looked at, and the next round of the daemon finds the sensor ready."""
     watched(proc.process(child.pid))
-    assert wait_for_process_exit(instance, GROUP, AT_ONCE) is False
+    assert wait_for_process_exit(instance, [GROUP], AT_ONCE) is False
     assert WATCH_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
     assert kl.Sensor().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
 
@@ -106,13 +106,13 @@ def test_a_tick_ends_in_its_round(instance, watched, child):
 def test_nobody_waits_for_a_process_that_cannot_be_seen(instance, watched, process):
     """Its pid would be somebody else's here."""
     watched(process)
-    assert wait_for_process_exit(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, [GROUP], LONG) is False
 
 
 def test_nobody_waits_without_a_live_run(instance, watched, child):
     """Another group's is none."""
     watched(proc.process(child.pid), "payments-etl")
-    assert wait_for_process_exit(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, [GROUP], LONG) is False
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_nobody_waits_without_a_live_run(instance, watched, child):
 def test_nobody_waits_where_the_daemon_has_no_thread_to_spare(instance, watched, child):
     """All other sensors would wait too."""
     watched(proc.process(child.pid))
-    assert wait_for_process_exit(instance, GROUP, LONG) is False
+    assert wait_for_process_exit(instance, [GROUP], LONG) is False
 
 
 def test_only_two_ticks_wait_at_once(instance, watched, child):
@@ -132,5 +132,5 @@ def test_only_two_ticks_wait_at_once(instance, watched, child):
             vigil.begin()
             ended.callback(vigil.end)
         ended.callback(child.kill)
-        assert wait_for_process_exit(instance, GROUP, LONG) is False
-    assert wait_for_process_exit(instance, GROUP, AT_ONCE) is True, "their places are free again"
+        assert wait_for_process_exit(instance, [GROUP], LONG) is False
+    assert wait_for_process_exit(instance, [GROUP], AT_ONCE) is True, "their places are free again"

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from pyspark.sql.types import StringType, StructType
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.assets.definitions import group_checks
 from kafka_liveness_dagster.audit.certificate import GroupCertificate
 from kafka_liveness_dagster.cli import forgive, status_output
 from kafka_liveness_dagster.cli.audit_command import certificate_as_text as audit_shown
@@ -236,7 +237,7 @@ def test_checks(asset):
     }
     numbers = {}
     with dg.DagsterInstance.ephemeral() as instance:
-        for one in asset._group_checks.evaluate(look(instance), instance, ["p3:orders:70-120"], time.time()):
+        for one in group_checks(asset).evaluate(look(instance), instance, ["p3:orders:70-120"], time.time()):
             numbers[one.check_name] = {*one.metadata}
     group = {"group"}
     assert numbers == {

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import dagster as dg
 
-from kafka_liveness_dagster.assets.owners import claim_group
+from kafka_liveness_dagster.assets.owners import claim_group, shared_sensor_of
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes.maintenance import run_maintenance
 from kafka_liveness_dagster.lanes.runs import reprocess_windows, run_catch_up, run_live
 from kafka_liveness_dagster.runs.tags import LIVE_PRIORITY, MAX_BATCH_SECONDS, NO_RETRIES, lane_tags
@@ -64,7 +65,7 @@ def live_description(settings: KafkaAssetSettings) -> str:
     )
 
 
-def crash_lag_description(settings: KafkaAssetSettings) -> str:
+def crash_lag_description(settings: KafkaAssetSettings, sensor: str) -> str:
     """Return the description of the crash lag asset in Markdown: its partitions, and the clicks for them."""
     return (
         f"Offset ranges that the live lane of {settings.name} left pending when it skipped ahead to the log "
@@ -76,19 +77,19 @@ def crash_lag_description(settings: KafkaAssetSettings) -> str:
         "- **Cause, event time and size of each:** its event in the *Events* tab. A failed partition has its "
         "error in the log of its run.\n"
         "- **To process one again:** select it; exactly the rows of its offsets are replaced.\n"
-        f"- **To add partitions:** the sensor `{settings.identifier}_sensor` does, and `kafka-liveness "
+        f"- **To add partitions:** the sensor `{sensor}` does, and `kafka-liveness "
         "replay` for records that are to be processed again. *Add a partition* in the dialog adds a name "
         "without records: its run fails, and nothing is written."
     )
 
 
-def windows_description(settings: KafkaAssetSettings, windows: Windows) -> str:
+def windows_description(settings: KafkaAssetSettings, windows: Windows, sensor: str) -> str:
     """Return Markdown for the asset of windows: the meaning of its partitions, and the steps in the UI."""
     return (
         f"Each partition is {_DURATION_UNITS[windows.every]}, by the records' own timestamps "
         f"({windows.timezone}). It is materialized when **every record of it is in {settings.target}**, "
         "whichever lane wrote it: no offset of it is pending or unread.\n\n"
-        f"- **What adds partitions:** the sensor `{settings.identifier}_sensor`, "
+        f"- **What adds partitions:** the sensor `{sensor}`, "
         f"{windows.allowed_lateness_seconds:,g} s after the end at the earliest.\n"
         "- **Why a partition is missing:** *windows* in the events of the topic's asset has the "
         "reason. No window before the group's first record is marked.\n"
@@ -185,7 +186,7 @@ class KafkaAsset:
             asset_checks=[self.checks],
             jobs=[self.live_job, self.crash_lag_job, self.checks_job],
             schedules=[self.maintenance] if self.maintenance else [],
-            sensors=[self.sensor],
+            sensors=[] if shared_sensor_of(self) else [self.sensor],
         )
 
     @cached_property
@@ -216,7 +217,7 @@ class KafkaAsset:
         return self._asset(
             crash_lag,
             name=self.settings.crash_lag_key.path[-1],
-            description=crash_lag_description(self.settings),
+            description=crash_lag_description(self.settings, self._sensor_name),
             partitions_def=dg.DynamicPartitionsDefinition(name=self._partitions_name),
             backfill_policy=self.settings.crash_lag.backfill_policy or dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # a backfill's runs carry no tags to limit them by
@@ -236,7 +237,7 @@ class KafkaAsset:
         return self._asset(
             window,
             name=windows.key.path[-1],
-            description=windows_description(self.settings, windows),
+            description=windows_description(self.settings, windows, self._sensor_name),
             partitions_def=windows.definition,
             backfill_policy=dg.BackfillPolicy.single_run(),
             pool=self._partitions_name,  # such a run reprocesses ranges, like one of crash lag
@@ -257,7 +258,7 @@ class KafkaAsset:
     def checks(self) -> dg.AssetChecksDefinition:
         """The asset checks of the group: members, lag, crash lag, retention and exact offsets."""
         keys = self.settings.resources
-        return self._group_checks.definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
+        return group_checks(self).definition(f"{self.identifier}_checks", keys.kafka, keys.spark)
 
     @cached_property
     def checks_job(self) -> Any:
@@ -274,38 +275,21 @@ class KafkaAsset:
 
     @cached_property
     def sensor(self) -> dg.SensorDefinition:
-        """The sensor of the consumer group: see :func:`build_group_sensor`."""
-        return build_group_sensor(
-            name=f"{self.identifier}_sensor",
-            group_id=self.group_id,
-            topics=self.topics,
-            live_job=self.live_job,
-            crash_lag=self.crash_lag,
-            crash_lag_job=self.crash_lag_job if self.settings.crash_lag.auto_catch_up else None,
-            sensor=self.settings.sensor,
-            checks=self._group_checks,
-            table=self.settings.table,
-            windows=self.settings.windows,
-            resources=self.settings.resources,
-        )
+        """The sensor of the consumer group: see :func:`build_group_sensor`.
+
+        Raises:
+            InvalidSettingError: a shared sensor watches the group.
+        """
+        if shared := shared_sensor_of(self):
+            raise InvalidSettingError(
+                f"Asset {self.identifier} has no sensor of its own: shared sensor {shared} watches group "
+                f"{self.group_id}. Two sensors would report each event twice. Fix: use one of them"
+            )
+        return build_group_sensor(**sensor_arguments(self), name=f"{self.identifier}_sensor")
 
     @property
-    def _group_checks(self) -> GroupChecks:
-        return GroupChecks(
-            group_id=self.group_id,
-            topics=self.topics,
-            live=self.live.key,
-            crash_lag=self.crash_lag.key,
-            partitions_name=self._partitions_name,
-            max_lag=self.settings.sensor.max_lag,
-            max_crash_lag_age_seconds=self.settings.crash_lag.max_age_seconds,
-            max_poll_records=self.settings.max_records,
-            max_live_runs=self.settings.sensor.max_live_runs,
-            ghost_after_seconds=self.settings.sensor.ghost_after_seconds,
-            table=self.settings.table,
-            sla=self.settings.sla.service_level,
-            has_dead_letters=self.settings.batching.on_bad_record == "dead_letter",
-        )
+    def _sensor_name(self) -> str:
+        return shared_sensor_of(self) or f"{self.identifier}_sensor"
 
     @property
     def _partitions_name(self) -> str:
@@ -378,3 +362,40 @@ class KafkaAsset:
             executor_def=dg.in_process_executor,
             tags=tags,
         )
+
+
+def group_checks(asset: KafkaAsset) -> GroupChecks:
+    """Return the checks of the asset's group."""
+    settings = asset.settings
+    return GroupChecks(
+        group_id=asset.group_id,
+        topics=asset.topics,
+        live=asset.live.key,
+        crash_lag=asset.crash_lag.key,
+        partitions_name=settings.crash_lag_key.to_python_identifier(),
+        max_lag=settings.sensor.max_lag,
+        max_crash_lag_age_seconds=settings.crash_lag.max_age_seconds,
+        max_poll_records=settings.max_records,
+        max_live_runs=settings.sensor.max_live_runs,
+        ghost_after_seconds=settings.sensor.ghost_after_seconds,
+        table=settings.table,
+        sla=settings.sla.service_level,
+        has_dead_letters=settings.batching.on_bad_record == "dead_letter",
+    )
+
+
+def sensor_arguments(asset: KafkaAsset) -> dict[str, Any]:
+    """Return the arguments of the asset's group for a sensor, without the sensor's name."""
+    settings = asset.settings
+    return {
+        "group_id": asset.group_id,
+        "topics": asset.topics,
+        "live_job": asset.live_job,
+        "crash_lag": asset.crash_lag,
+        "crash_lag_job": asset.crash_lag_job if settings.crash_lag.auto_catch_up else None,
+        "sensor": settings.sensor,
+        "checks": group_checks(asset),
+        "table": settings.table,
+        "windows": settings.windows,
+        "resources": settings.resources,
+    }

@@ -1,5 +1,7 @@
 """Refuse two assets of this process that share a consumer group, or the rows of a topic in one table.
 
+Refuse two sensors of one group likewise.
+
 Never reads Kafka or the table: runs check those.
 """
 
@@ -12,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
 
 
@@ -53,6 +57,37 @@ def claim_group(declared: DeclaredAsset) -> None:
             "table, or its own topics."
         )
     _claimed_assets[_group_key(asset)] = declared
+
+
+_shared_sensors: weakref.WeakKeyDictionary[DeclaredAsset, str] = weakref.WeakKeyDictionary()
+
+
+def claim_for_shared_sensor(declared: Sequence[DeclaredAsset], name: str) -> None:
+    """Reserve these assets for a shared sensor, all or none; they then have no sensor of their own.
+
+    Raises:
+        InvalidSettingError: the own sensor of an asset was built, or another shared sensor watches its group.
+    """
+    for asset in declared:
+        described = _describe_asset(asset.settings)
+        other = shared_sensor_of(asset)
+        if other not in {None, name}:
+            raise InvalidSettingError(
+                f"Asset {described} belongs to shared sensor {other}, and cannot belong to {name} too. Two "
+                "sensors would report each event twice. Fix: leave it out of one"
+            )
+        if "sensor" in vars(asset):  # the cached property was read
+            raise InvalidSettingError(
+                f"Asset {described} has a sensor of its own already, because its definitions were read. With "
+                f"shared sensor {name} each event would be reported twice. Fix: call build_shared_sensor "
+                "before you read definitions"
+            )
+    _shared_sensors.update(dict.fromkeys(declared, name))
+
+
+def shared_sensor_of(declared: DeclaredAsset) -> str | None:
+    """Return the name of the shared sensor that watches the asset's group; None without one."""
+    return _shared_sensors.get(declared)
 
 
 def settings_of_group(group_id: str) -> KafkaAssetSettings | None:

@@ -85,17 +85,18 @@ def commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
     ``AdminClient.list_consumer_group_offsets`` of confluent-kafka 2.16.1 ends the process (SIGSEGV) when the
     broker answers NOT_COORDINATOR, which every cluster does when a coordinator moves.
     """
-
-    def make() -> Consumer:
-        return create_client(Consumer, settings.committer_config(group_id, "kafka-liveness/reader"))
-
     return _cached_client(
         _cached_readers,
         (group_id, settings),
         settings.security.certificates_fingerprint,
-        create=make,
+        create=lambda: new_commit_reader(group_id, settings),
         max_clients=MAX_OPEN_READERS,
     )
+
+
+def new_commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
+    """Return a consumer like ``commit_reader``, which is closed when its last user drops it."""
+    return create_client(Consumer, settings.committer_config(group_id, "kafka-liveness/reader"))
 
 
 def close_clients(settings: KafkaSettings | None = None) -> None:

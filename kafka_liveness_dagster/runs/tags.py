@@ -25,6 +25,8 @@ from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.storage import call_with_retries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kafka_liveness_dagster.core.process_status import Process
 
 MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
@@ -76,12 +78,13 @@ def instance_id_tag(group_id: str) -> str:
     return f"{_HIDDEN}instance_id-{crc32(group_id.encode()):08x}"
 
 
-def in_progress_filter(group_id: str, lane: Literal["live", "catch-up"] | None = None) -> dg.RunsFilter:
-    """Return the filter for runs of a group, or of one of its lanes, that are queued, starting or running."""
+def in_progress_filter(
+    group_ids: Sequence[str], lane: Literal["live", "catch-up"] | None = None
+) -> dg.RunsFilter:
+    """Return the filter for runs of groups, or of one lane, that are queued, starting or running."""
     at_work = [status for status in dg.DagsterRunStatus if status not in _FINISHED_STATUSES]
-    return dg.RunsFilter(
-        tags={GROUP_TAG: group_id} if lane is None else lane_tags(group_id, lane), statuses=at_work
-    )
+    tags: dict[str, str | list[str]] = {GROUP_TAG: list(group_ids)}
+    return dg.RunsFilter(tags=tags if lane is None else {**tags, LANE_TAG: lane}, statuses=at_work)
 
 
 def fence_report_of(run: dg.DagsterRun) -> FenceReport | None:

@@ -18,7 +18,6 @@ import dagster as dg
 
 from kafka_liveness_dagster.core import health
 from kafka_liveness_dagster.core.bad_records import PendingDeadLetters
-from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.freshness import (
     NO_SERVICE_LEVEL,
     Position,
@@ -221,13 +220,13 @@ class GroupChecks:
         records = instance.event_log_storage.get_latest_asset_check_execution_by_key([*keys])
         return any(_is_outdated(instance, records.get(key), outcome) for key, outcome in keys.items())
 
-    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
+    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: Exception) -> None:
         """Store that the freshness is unknown, once, because a tick that fails evaluates no check.
 
         Else the last result, perhaps a passed one, would stay for as long as no broker responds.
         """
         if self.sla.is_set and self._is_stored_fresh(instance):
-            reason = f"unknown: {str(error).splitlines()[0]}"
+            reason = f"unknown: {str(error).partition(chr(10))[0] or type(error).__name__}"
             verdict = Verdict(Severity.WARNING, reason)
             instance.report_runless_asset_event(self._evaluation(FRESHNESS, verdict, None))
 
@@ -240,19 +239,29 @@ class GroupChecks:
                 return event.asset_check_evaluation_data.passed
         return None
 
-    def latest_storage_id(self, instance: dg.DagsterInstance, now: float) -> int:
+    def latest_storage_id(
+        self,
+        instance: dg.DagsterInstance,
+        now: float,
+        known: Mapping[dg.AssetKey, dg.EventLogRecord] | None = None,
+    ) -> int:
         """Return the storage id of the last materialization of either asset; 0 before the first.
 
         After a new materialization Dagster ignores earlier checks. One of this very second is left to the
         next tick, because checks stored in the same second may count as older.
+
+        Args:
+            instance: Dagster instance, with the materializations.
+            now: current time in seconds since the epoch.
+            known: last materializations, if the caller has just read them.
         """
-        known = [
-            one
-            for asset in (self.live, self.crash_lag)
-            for one in instance.fetch_materializations(asset, limit=1).records
-        ]
+        both = (self.live, self.crash_lag)
+        if known is None:
+            found = [one for asset in both for one in instance.fetch_materializations(asset, limit=1).records]
+        else:
+            found = [known[asset] for asset in both if asset in known]
         return max(
-            (one.storage_id for one in known if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS), default=0
+            (one.storage_id for one in found if one.timestamp < now - _TIMESTAMP_TOLERANCE_SECONDS), default=0
         )
 
     def evaluate(

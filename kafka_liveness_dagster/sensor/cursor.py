@@ -7,6 +7,7 @@ their ranges are texts such as ``orders:3:70-120``.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -232,6 +233,22 @@ class GroupCursor(BaseModel, frozen=True):
     def encode(self) -> str:
         """Return the cursor as Dagster stores it."""
         return self.model_dump_json(exclude_defaults=True)
+
+
+def decode_group_cursors(cursor: str | None) -> dict[str, str]:
+    """Return the cursor of each group from that of a shared sensor; none from a cursor of another version."""
+    try:
+        found = json.loads(cursor) if cursor else {}
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {group_id: json.dumps(one) for group_id, one in found.items() if isinstance(one, dict)}
+
+
+def encode_group_cursors(cursors: Mapping[str, str]) -> str:
+    """Return the cursor of a shared sensor: an object with the cursor of each group under the group's id."""
+    return json.dumps({group_id: json.loads(one) for group_id, one in cursors.items()}, separators=(",", ":"))
 
 
 def _window_fields(told: WindowProgress) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import heartbeat_of, in_progress_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kafka_liveness_dagster.core.orphaned_runs import Absence
     from kafka_liveness_dagster.core.process_status import Process
@@ -158,16 +158,16 @@ _slots = threading.BoundedSemaphore(_MAX_WATCHING)
 
 
 def wait_for_process_exit(
-    instance: dg.DagsterInstance, group_id: str, seconds: float = WATCH_SECONDS
+    instance: dg.DagsterInstance, group_ids: Sequence[str], seconds: float = WATCH_SECONDS
 ) -> bool:
-    """Watch a group's live runs that work on this host, until a process ends or the time is over.
+    """Watch the groups' live runs that work on this host, until a process ends or the time is over.
 
     Does nothing if no process is known to be on this host, or if the daemon has too few threads. The same if
     the system has no pidfd (only Linux has it), or if two other ticks of this code server are waiting.
 
     Args:
         instance: Dagster instance, with the runs and the daemon's settings.
-        group_id: the live lane's group.
+        group_ids: groups of live lanes.
         seconds: longest wait.
 
     Returns:
@@ -180,7 +180,7 @@ def wait_for_process_exit(
     try:
         signs = (
             heartbeat_of(record.dagster_run)
-            for record in instance.get_run_records(in_progress_filter(group_id, "live"))
+            for record in instance.get_run_records(in_progress_filter(group_ids, "live"))
         )
         return _wait_for_any_exit([sign.process for sign in signs if sign.process], seconds)
     finally:

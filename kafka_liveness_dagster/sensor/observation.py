@@ -183,6 +183,27 @@ _STATES = {
 
 
 @dataclass(frozen=True)
+class KnownRuns:
+    """The runs of a group that a caller read before.
+
+    Attributes:
+        in_progress: runs in progress now.
+        recent: newest live runs of an earlier read, since which no run was added or ended; None without one.
+    """
+
+    in_progress: Sequence[dg.RunRecord]
+    recent: Sequence[dg.RunRecord] | None = None
+
+    @property
+    def current_recent(self) -> Sequence[dg.RunRecord] | None:
+        """The newest live runs, with the current records of those in progress; None without them."""
+        if self.recent is None:
+            return None
+        current = {record.dagster_run.run_id: record for record in self.in_progress}
+        return [current.get(record.dagster_run.run_id, record) for record in self.recent]
+
+
+@dataclass(frozen=True)
 class GroupObservation:
     """A group, with its newest live runs in Dagster and all that are in progress, newest first.
 
@@ -205,6 +226,7 @@ class GroupObservation:
         recent_runs: int = 0,
         ledger: ReadableLedger | None = None,
         must_read_ledger: bool = True,
+        known_runs: KnownRuns | None = None,
     ) -> GroupObservation:
         """Read a group, with Dagster before Kafka.
 
@@ -219,6 +241,7 @@ class GroupObservation:
             ledger: ledger of the table.
             must_read_ledger: whether to read it even if this package committed last and nothing is pending.
                 Then it could only show lost rows, which the next tick that must read it finds.
+            known_runs: runs of the group, if the caller has just read them.
 
         Raises:
             BrokerUnreachableError: no broker responded, so the state of the group is unknown.
@@ -226,21 +249,25 @@ class GroupObservation:
             TableMismatchError: the group's commits are about another table than the ledger.
             GroupMismatchError: the table contains rows of these topics that another group wrote.
         """
-        in_progress = split_by_lane(instance.get_run_records(in_progress_filter(group_id)))
-        recent = instance.get_run_records(
-            dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
-        )
-        records = merge_newest_first(recent, in_progress["live"])
+        if known_runs is None:
+            known_runs = KnownRuns(instance.get_run_records(in_progress_filter([group_id])))
+        by_lane = split_by_lane(known_runs.in_progress)
+        recent = known_runs.current_recent
+        if recent is None:
+            recent = instance.get_run_records(
+                dg.RunsFilter(tags=dict(lane_tags(group_id, "live"))), limit=max(recent_runs, _RECENT_RUNS)
+            )
+        records = merge_newest_first(recent, by_lane["live"])
         partitions, group = _read_states(cluster, group_id, topics, ledger=ledger, must_ask=must_read_ledger)
         members = mark_other_instances(
             instance, map(_member_snapshot, group.members), group.members, records=records
         )
         seen = GroupSnapshot(_group_state(group), members, partitions, runs=runs_by_short_id(records))
-        seen = replace(seen, catch_up=runs_by_short_id(in_progress["catch-up"]))
+        seen = replace(seen, catch_up=runs_by_short_id(by_lane["catch-up"]))
         return cls(
-            refresh_runs(instance, seen, (*records, *in_progress["catch-up"])),
+            refresh_runs(instance, seen, (*records, *by_lane["catch-up"])),
             records,
-            in_progress["catch-up"],
+            by_lane["catch-up"],
         )
 
     @cached_property

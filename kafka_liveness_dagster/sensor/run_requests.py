@@ -35,7 +35,7 @@ from kafka_liveness_dagster.runs.tags import (
     is_active_in_lane,
     lane_tags,
 )
-from kafka_liveness_dagster.sensor.observation import run_fate
+from kafka_liveness_dagster.sensor.observation import run_fate, split_by_lane
 
 if TYPE_CHECKING:
     import logging
@@ -91,6 +91,7 @@ class EventHook:
 
 
 _RECENT_RUNS = 20
+NOTHING_TO_START = "Nothing to start: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,13 @@ class RunRequests:
     max_live_runs: int
 
     def live_run(
-        self, instance: dg.DagsterInstance, observed: GroupObservation, now: float, orphaned: Collection[str]
+        self,
+        instance: dg.DagsterInstance,
+        observed: GroupObservation,
+        now: float,
+        orphaned: Collection[str],
+        *,
+        read_in_progress: Callable[[], Sequence[dg.RunRecord]] | None = None,
     ) -> tuple[list[dg.RunRequest], str]:
         """Return the request for a live run if one is needed, or the reason why none is.
 
@@ -117,6 +124,7 @@ class RunRequests:
             observed: the group now.
             now: current time in seconds since the epoch.
             orphaned: runs in progress that do not block a successor.
+            read_in_progress: reads the group's runs in progress; None reads them from Dagster.
         """
         seen = observed.snapshot
         wants = partial(
@@ -131,7 +139,7 @@ class RunRequests:
         )
         wanted = wants(in_progress=in_progress)
         if wanted and not delayed:  # a run may have been launched since the observation
-            in_progress = self._count_in_progress(instance, "live", orphaned)
+            in_progress = self._count_in_progress(instance, "live", orphaned, read_in_progress)
             wanted = wants(in_progress=in_progress)
         if wanted and not delayed:
             tags = {
@@ -149,7 +157,7 @@ class RunRequests:
         elif in_progress:
             queued = sum(run.status is dg.DagsterRunStatus.QUEUED for run in observed.live_in_progress)
             why = _in_progress(in_progress, queued, self.max_live_runs)
-        return [], f"Nothing to start: {why}; lag {lag:,}, {pending} pending"
+        return [], f"{NOTHING_TO_START}{why}; lag {lag:,}, {pending} pending"
 
     def catch_up_run(
         self,
@@ -158,6 +166,8 @@ class RunRequests:
         missing: Callable[[], Sequence[str]],
         now: float,
         orphaned: Collection[str],
+        *,
+        read_in_progress: Callable[[], Sequence[dg.RunRecord]] | None = None,
     ) -> list[dg.RunRequest]:
         """Return the run of the oldest missing partition, unless a catch-up run works or it fails repeatedly.
 
@@ -166,7 +176,7 @@ class RunRequests:
         if (
             self.crash_lag_job_name is None
             or not observed.pending
-            or self._count_in_progress(instance, "catch-up", orphaned)
+            or self._count_in_progress(instance, "catch-up", orphaned, read_in_progress)
         ):
             return []
         tags = lane_tags(self.group_id, "catch-up")
@@ -184,10 +194,17 @@ class RunRequests:
         ]
 
     def _count_in_progress(
-        self, instance: dg.DagsterInstance, lane: Literal["live", "catch-up"], ghosts: Collection[str]
+        self,
+        instance: dg.DagsterInstance,
+        lane: Literal["live", "catch-up"],
+        ghosts: Collection[str],
+        read_in_progress: Callable[[], Sequence[dg.RunRecord]] | None,
     ) -> int:
         """Return the number of runs in progress now, without ghosts."""
-        runs = instance.get_runs(in_progress_filter(self.group_id, lane))
+        if read_in_progress is None:
+            runs = instance.get_runs(in_progress_filter([self.group_id], lane))
+        else:
+            runs = [record.dagster_run for record in split_by_lane(read_in_progress())[lane]]
         return _without_orphaned((run.run_id for run in runs if is_active_in_lane(run)), ghosts)
 
 

@@ -35,8 +35,8 @@ from kafka_liveness_dagster.sensor.dead_runs import (
     wait_for_process_exit,
 )
 from kafka_liveness_dagster.sensor.kept_instance import KeptInstanceSensor
-from kafka_liveness_dagster.sensor.observation import GroupObservation
-from kafka_liveness_dagster.sensor.run_requests import EventHook, RunRequests
+from kafka_liveness_dagster.sensor.observation import GroupObservation, KnownRuns
+from kafka_liveness_dagster.sensor.run_requests import NOTHING_TO_START, EventHook, RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
 from kafka_liveness_dagster.sensor.windows import WindowMaterializer
@@ -46,7 +46,7 @@ from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
 from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 OBSERVE_INTERVAL_SECONDS = 60.0
 """Shortest time between two observations of the topic."""
-_SKIP_MESSAGE = (
+SKIP_MESSAGE = (
     "a sensor writes and commits none. This tick started no run and added no partition; the next tick "
     "continues from the same cursor"
 )
@@ -94,41 +94,27 @@ def build_group_sensor(
         windows: windows of an asset with ``complete_every``; needs ``table``.
         resources: keys of both resources; Spark's is needed with ``table``.
     """
-    own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
-    watched = _GroupSensor(
+    watched = GroupSensor.of(
         name=name,
         group_id=group_id,
-        topics=tuple(topics),
-        requests=RunRequests(
-            group_id=group_id,
-            live_job_name=live_job.name,
-            crash_lag_job_name=getattr(crash_lag_job, "name", None),
-            max_live_runs=sensor.max_live_runs,
-        ),
+        topics=topics,
+        live_job=live_job,
         crash_lag=crash_lag,
-        ghost_after_seconds=sensor.ghost_after_seconds,
-        fail_ghost_runs=sensor.fail_ghost_runs,
-        event_hook=EventHook(
-            name, sensor.on_event, sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None
-        ),
+        crash_lag_job=crash_lag_job,
+        sensor=sensor,
         checks=checks,
-        metrics=GroupMetrics(group_id),
-        windows=WindowMaterializer(windows=windows, group_id=group_id, target=table)
-        if windows and table
-        else None,
+        table=table,
+        windows=windows,
+        resources=resources,
     )
 
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        with storage_errors(_SKIP_MESSAGE):
-            wait_for_process_exit(context.instance, group_id)
+        with storage_errors(SKIP_MESSAGE):
+            wait_for_process_exit(context.instance, [group_id])
             kafka = getattr(context.resources, resources.kafka)
             try:
                 kafka.create_missing_topics(topics, context.log.info)
-                return watched.tick(
-                    context,
-                    kafka.cluster(),
-                    TableLedgerReader.from_resources(table, context.resources, resources.spark),
-                )
+                return watched.tick(context, kafka.cluster(), context.cursor).run()
             except ServicesDownError as error:
                 watched.report_unknown_freshness(context.instance, error)
                 # A person caused it, so it is a skip: a failure would log a page of traceback every 5 s
@@ -140,10 +126,10 @@ def build_group_sensor(
     return KeptInstanceSensor(
         name=name,
         evaluation_fn=group_sensor,
-        jobs=[*own, *sensor.event_jobs],
+        jobs=watched.jobs,
         minimum_interval_seconds=sensor.minimum_interval_seconds,
         default_status=sensor.default_status,
-        required_resource_keys={resources.kafka, *([resources.spark] if table else [])},
+        required_resource_keys=watched.resource_keys,
         description=(
             f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
         ),
@@ -167,7 +153,9 @@ class _PartitionKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GroupSensor:
+class GroupSensor:
+    """The settings of one group's ticks, in a sensor of its own or in a shared one."""
+
     name: str
     group_id: str
     topics: tuple[str, ...]
@@ -179,14 +167,78 @@ class _GroupSensor:
     checks: GroupChecks | None
     metrics: GroupMetrics
     windows: WindowMaterializer | None
+    table: str | None
+    resources: ResourceKeys
+    jobs: Sequence[Any]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        name: str,
+        group_id: str,
+        topics: Sequence[str],
+        live_job: Any,
+        crash_lag: dg.AssetsDefinition,
+        crash_lag_job: Any,
+        sensor: Sensor,
+        checks: GroupChecks | None,
+        table: str | None,
+        windows: Windows | None,
+        resources: ResourceKeys,
+        run_key_prefix: str | None = None,
+    ) -> GroupSensor:
+        """Return the ticks of one group: see :func:`build_group_sensor`.
+
+        ``run_key_prefix`` is the sensor's name, unless the sensor has several groups.
+        """
+        own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
+        return cls(
+            name=name,
+            group_id=group_id,
+            topics=tuple(topics),
+            requests=RunRequests(
+                group_id=group_id,
+                live_job_name=live_job.name,
+                crash_lag_job_name=getattr(crash_lag_job, "name", None),
+                max_live_runs=sensor.max_live_runs,
+            ),
+            crash_lag=crash_lag,
+            ghost_after_seconds=sensor.ghost_after_seconds,
+            fail_ghost_runs=sensor.fail_ghost_runs,
+            event_hook=EventHook(
+                run_key_prefix or name,
+                sensor.on_event,
+                sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None,
+            ),
+            checks=checks,
+            metrics=GroupMetrics(group_id),
+            windows=WindowMaterializer(windows=windows, group_id=group_id, target=table)
+            if windows and table
+            else None,
+            table=table,
+            resources=resources,
+            jobs=[*own, *sensor.event_jobs],
+        )
+
+    @property
+    def resource_keys(self) -> set[str]:
+        """The keys of the resources that a tick needs."""
+        return {self.resources.kafka, *([self.resources.spark] if self.table else [])}
 
     def tick(
-        self, context: dg.SensorEvaluationContext, cluster: Cluster, table: TableLedgerReader | None
-    ) -> dg.SensorResult:
+        self,
+        context: dg.SensorEvaluationContext,
+        cluster: Cluster,
+        cursor: str | None,
+        known: KnownRecords | None = None,
+    ) -> GroupTick:
+        """Return a tick to run; ``known`` has records that were read for several groups together."""
         set_up()
-        return _Tick(self, context, cluster, table).run()
+        table = TableLedgerReader.from_resources(self.table, context.resources, self.resources.spark)
+        return GroupTick(self, context, cluster, table, cursor=cursor, known=known)
 
-    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: KafkaLivenessError) -> None:
+    def report_unknown_freshness(self, instance: dg.DagsterInstance, error: Exception) -> None:
         """Store that the freshness is unknown, because this tick evaluates no check."""
         if self.checks is not None:
             self.checks.report_unknown_freshness(instance, error)
@@ -198,22 +250,45 @@ class _GroupSensor:
         return cast("dg.DynamicPartitionsDefinition", self.crash_lag.partitions_def)
 
 
-class _Tick:
+@dataclass(frozen=True)
+class KnownRecords:
+    """Records of Dagster that a shared sensor read for several groups together.
+
+    Attributes:
+        in_progress: runs of the group in progress, read before Kafka.
+        recent: newest live runs of the group; None if they changed since they were read.
+        read_in_progress: returns the runs in progress as of the last second.
+        latest: last materialization of each asset of the group.
+        must_observe: whether the tick observes the topics and reads the table, before the minute is over.
+    """
+
+    in_progress: Sequence[dg.RunRecord]
+    recent: Sequence[dg.RunRecord] | None
+    read_in_progress: Callable[[], Sequence[dg.RunRecord]]
+    latest: Mapping[dg.AssetKey, dg.EventLogRecord]
+    must_observe: bool
+
+
+class GroupTick:
     """One evaluation of the sensor, as steps that share their findings.
 
     Args:
-        sensor: settings of the sensor.
+        sensor: settings of the group.
         context: context of Dagster's evaluation.
         cluster: cluster of the group.
         table: reads the table's ledger; None for a group without a table.
+        cursor: cursor of the group.
+        known: records of Dagster that were read before; None without.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - one call
         self,
-        sensor: _GroupSensor,
+        sensor: GroupSensor,
         context: dg.SensorEvaluationContext,
         cluster: Cluster,
         table: TableLedgerReader | None,
+        cursor: str | None,
+        known: KnownRecords | None,
     ) -> None:
         self._sensor = sensor
         self._instance = context.instance
@@ -221,7 +296,9 @@ class _Tick:
         self._cluster = cluster
         self._table = table
         self._now = time.time()
-        self._cursor = GroupCursor.decode(context.cursor).as_of(self._now)
+        self._cursor = GroupCursor.decode(cursor).as_of(self._now)
+        self._known = known
+        self._runs = None if known is None else KnownRuns(known.in_progress, known.recent)
         self._partition_keys: _PartitionKeys | None = None
         self._windows = WindowProgress()
         self._evaluations: Sequence[dg.AssetCheckEvaluation] = ()
@@ -242,6 +319,57 @@ class _Tick:
         self._request_catch_up_run()
         return self._result()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a later tick could act only on a change; for a tick that was run.
+
+        Changes are those of the group's state, of log bounds, of runs and of commits.
+        """
+        observed = self._observed
+        seen = observed.snapshot
+        is_at_work = bool(
+            seen.members
+            or observed.live_in_progress
+            or observed.catch_up
+            or any(one.lag or one.pending_offsets for one in seen.partitions)
+            or any(gone.reason.needs_successor for gone in seen.owners_without_member)
+        )
+        has_acted = bool(
+            self._events
+            or self._live_runs
+            or self._catch_up_runs
+            or self._event_runs
+            or self._memory.forgotten_ranges
+        )
+        is_checked = self._newest_storage_id <= self._cursor.checked_materialization
+        return not (is_at_work or has_acted or self.is_window_due) and (is_checked or bool(self._evaluations))
+
+    @property
+    def has_observed(self) -> bool:
+        """Whether the tick observed the topics without an event, as once a minute."""
+        return self._is_due
+
+    @property
+    def recent_runs(self) -> Sequence[dg.RunRecord]:
+        """The newest live runs, and all in progress, as the tick observed them."""
+        return self._observed.records
+
+    @property
+    def window_progress(self) -> WindowProgress:
+        """The progress of the windows after the tick."""
+        return self._windows
+
+    @property
+    def status(self) -> str:
+        """Why the tick requests no live run, with lag and pending offsets."""
+        return self._why_no_live_run.removeprefix(NOTHING_TO_START)
+
+    @property
+    def is_window_due(self) -> bool:
+        """Whether the end of a window has passed by now, so that a tick must process it."""
+        windows = self._sensor.windows
+        return windows is not None and windows.is_due(self._windows, time.time())
+
     def _find_coordinators(self) -> None:
         group_id = self._sensor.group_id
         both = (group_id, group_id + CATCH_UP_SUFFIX)
@@ -252,9 +380,12 @@ class _Tick:
         """Decide what to report without an event: the observation, checks, and complete windows."""
         sensor = self._sensor
         cursor = self._cursor
-        self._is_due = self._now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
+        known = self._known
+        must_observe = known is not None and known.must_observe
+        latest = None if known is None else known.latest
+        self._is_due = must_observe or self._now - cursor.observed_at >= OBSERVE_INTERVAL_SECONDS
         self._newest_storage_id = (
-            sensor.checks.latest_storage_id(self._instance, self._now) if sensor.checks else 0
+            sensor.checks.latest_storage_id(self._instance, self._now, known=latest) if sensor.checks else 0
         )
         self._must_reevaluate = needs_reevaluation(
             self._newest_storage_id, cursor.checked_materialization, cursor.checks_stored_at, now=self._now
@@ -327,6 +458,7 @@ class _Tick:
             self._observed,
             self._now,
             orphaned=self._orphaned.live_runs(requests.max_live_runs),
+            read_in_progress=self._read_in_progress,
         )
 
     def _evaluate_checks(self) -> None:
@@ -386,6 +518,7 @@ class _Tick:
             lambda: (self._partition_keys or self._read_partition_keys()).missing,
             now=self._now,
             orphaned=self._orphaned.catch_up_runs(),
+            read_in_progress=self._read_in_progress,
         )
 
     def _result(self) -> dg.SensorResult:
@@ -456,6 +589,10 @@ class _Tick:
             started_at=cursor.started_at or int(self._now),
         )
 
+    @property
+    def _read_in_progress(self) -> Callable[[], Sequence[dg.RunRecord]] | None:
+        return None if self._known is None else self._known.read_in_progress
+
     def _read_partition_keys(self) -> _PartitionKeys:
         """Read all partition keys that ever existed.
 
@@ -469,6 +606,8 @@ class _Tick:
 
     def _read_group(self, *, must_read_ledger: bool = True) -> GroupObservation:
         sensor = self._sensor
+        # Used once, because a second read needs the runs of that moment
+        runs, self._runs = self._runs, None
         return GroupObservation.read(
             self._cluster,
             self._instance,
@@ -477,6 +616,7 @@ class _Tick:
             recent_runs=3 * sensor.requests.max_live_runs,
             ledger=self._table,
             must_read_ledger=must_read_ledger,
+            known_runs=runs,
         )
 
 

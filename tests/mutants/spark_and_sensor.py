@@ -51,8 +51,8 @@ _SENSOR = (
     Mutant(
         name="the runs in progress are not queried again before a live run is requested",
         file="sensor/run_requests.py",
-        old='            in_progress = self._count_in_progress(instance, "live", orphaned)\n',
-        new="",
+        old='self._count_in_progress(instance, "live", orphaned, read_in_progress)',
+        new="in_progress",
         killed_by=(
             f"{_GROUP_LOOKS}test_a_live_run_that_started_after_the_observation_leaves_no_room_for_another"
         ),
@@ -61,16 +61,16 @@ _SENSOR = (
     Mutant(
         name="the runs in progress are not queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='not observed.pending\n            or self._count_in_progress(instance, "catch-up", orphaned)\n',
-        new="not observed.pending\n",
+        old='or self._count_in_progress(instance, "catch-up", orphaned, read_in_progress)',
+        new="or False",
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['p3:orders:70-90'] == []",
     ),
     Mutant(
         name="the wrong lane is queried before a catch-up run is requested",
         file="sensor/run_requests.py",
-        old='or self._count_in_progress(instance, "catch-up", orphaned)',
-        new='or self._count_in_progress(instance, "live", orphaned)',
+        old='or self._count_in_progress(instance, "catch-up", orphaned, read_in_progress)',
+        new='or self._count_in_progress(instance, "live", orphaned, read_in_progress)',
         killed_by=f"{_GROUP_LOOKS}test_one_partition_is_caught_up_at_a_time",
         invariant="assert ['p3:orders:70-90'] == []",
     ),
@@ -786,8 +786,53 @@ _REST = (
     ),
 )
 
+_SHARED_SENSOR_TESTS = "tests/integration/test_shared_sensor.py::"
+_SHARED_SENSOR = (
+    Mutant(
+        name="a shared sensor does not notice new records of an idle group",
+        file="sensor/shared.py",
+        old="reads.groups[group_id].fingerprint != last.kafka",
+        new="not reads.groups",
+        killed_by=f"{_SHARED_SENSOR_TESTS}test_a_group_without_a_change_is_not_read",
+        invariant="assert [] == ['asset_1_job']",
+    ),
+    Mutant(
+        name="a shared sensor does not notice runs of an idle group",
+        file="sensor/shared.py",
+        old="and one.last.runs == runs.fingerprint(group_id)",
+        new="and one.last.runs",
+        killed_by=f"{_SHARED_SENSOR_TESTS}test_a_group_without_a_change_is_not_read",
+        invariant="assert 'etl-",
+    ),
+    Mutant(
+        name="a shared sensor trusts its memory with any cursor",
+        file="sensor/shared.py",
+        old="self._memory if context.cursor == self._memory.cursor else _Memory()",
+        new="self._memory",
+        killed_by=f"{_SHARED_SENSOR_TESTS}test_a_cursor_that_was_not_stored_is_not_trusted",
+        invariant="Error",
+    ),
+    Mutant(
+        name="idle groups of a shared sensor are read only when they change",
+        file="core/shared_ticks.py",
+        old="math.ceil(share * len(oldest))",
+        new="0",
+        killed_by="tests/core/test_shared_ticks.py::test_a_group_that_was_just_observed_is_left_out",
+        invariant="assert [] == ['orders']",
+    ),
+    Mutant(
+        name="groups that fail come first at the next tick of a shared sensor",
+        file="sensor/shared.py",
+        old="return self.failed_at.get(group_id, 0.0) if known is None",
+        new="return 0.0 if known is None",
+        killed_by=f"{_SHARED_SENSOR_TESTS}test_a_group_that_fails_does_not_come_first_again",
+        invariant="assert [] == ['asset_1_job']",
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_SENSOR,
+    *_SHARED_SENSOR,
     *_CONNECTION,
     *_WRITE,
     *_TABLE_OF_A_TICK,
