@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.proto.base_pb2 import ExecutePlanRequest
 
 from kafka_liveness_dagster.spark.connect import session as sessions
 from kafka_liveness_dagster.spark.connect.connection import SparkConnection, connection_of
@@ -98,11 +99,11 @@ def test_no_stream_is_opened_on_a_closed_channel(monkeypatch, end, error):
         order.append("opened")
         return iter(())
 
-    line.intercept_unary_stream(continuation, None, None)
+    line.intercept_unary_stream(continuation, None, ExecutePlanRequest())
     threads[0].join(SECONDS)
     assert order == ["opened", "closed"]
     with pytest.raises(error):
-        line.intercept_unary_stream(continuation, None, None)
+        line.intercept_unary_stream(continuation, None, ExecutePlanRequest())
     assert order == ["opened", "closed"]
 
 

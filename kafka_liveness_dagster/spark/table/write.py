@@ -14,6 +14,7 @@ Never appends rows of offsets that the table has, and never commits to Kafka.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -356,7 +357,8 @@ class WriteAttempt:
         of.may_go_on()
         if shape is None:
             return self._create_table(frame, summary)
-        found = diff_schema(frame, shape.columns, table.name)
+        shape, found = self._diff_schema(frame, shape)
+        self.columns = shape.columns
         frame = require_rows_in_ranges(schema.with_missing_columns(frame, found), ranges)
         written, counted = with_sums(frame)
         replaced: tuple[OffsetRange, ...] | None = merge_ranges(ranges)
@@ -367,6 +369,7 @@ class WriteAttempt:
             schema.dry_run_write(table, frame, found, columns=shape.columns)
             of.may_go_on()
             schema.evolve_schema(table, session, found)
+            table.forget_shape(session)
         merge = commits.Merge(written, table, ranges, summary=summary, may_go_on=of.may_go_on)
 
         def execute() -> int:
@@ -401,6 +404,21 @@ class WriteAttempt:
             schema.set_sort_order(of.table, of.session, of.layout)
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return of.table.count_rows(of.session, of.ranges)
+
+    def _diff_schema(self, frame: DataFrame, shape: TableShape) -> tuple[TableShape, SchemaDiff]:
+        """Return the table's shape, and the differences between rows and table.
+
+        A kept shape is read again before the table is changed or the rows are refused for it.
+        """
+        of = self.write
+        if shape.is_kept:
+            with suppress(TableSchemaError):
+                found = diff_schema(frame, shape.columns, of.table.name)
+                if not found.changes_table:
+                    return shape, found
+            of.table.forget_shape(of.session)
+            shape = of.table.writable_shape(of.session) or shape
+        return shape, diff_schema(frame, shape.columns, of.table.name)
 
     def _with_other_rows(
         self, written: DataFrame, snapshot_id: int, shape: TableShape, found: SchemaDiff
