@@ -9,6 +9,7 @@ import pytest
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
 from kafka_liveness_dagster.core.partition_state import RowsMissingError
+from kafka_liveness_dagster.core.table_layout import TableLayout
 from kafka_liveness_dagster.spark.errors import TableSchemaError
 from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
@@ -27,9 +28,10 @@ def session(warm_spark, services):
     found.stop()
 
 
-@pytest.fixture
-def write(session, table):
+@pytest.fixture(params=["overwrite", "append"])
+def write(request, session, table):
     """Write the next five offsets with these columns; the first call creates the table."""
+    layout = TableLayout(snapshots=request.param)
     ledger = TableLedger(IcebergTable(table), lambda: session, group_id="orders-etl")
     count = iter(range(0, 1_000, 5))
 
@@ -40,7 +42,8 @@ def write(session, table):
             before()
             return session.range(at, at + 5, 1, 1).selectExpr(*KEY, *columns)
 
-        return write_table(session, table, [OffsetRange(*TP, at, at + 5)], make, ledger=ledger)
+        ranges = [OffsetRange(*TP, at, at + 5)]
+        return write_table(session, table, ranges, make, ledger=ledger, layout=layout)
 
     return batch
 

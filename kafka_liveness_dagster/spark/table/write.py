@@ -287,8 +287,13 @@ class TableWrite:
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
-        """Return whether rows do not fit because another writer changed the columns during the attempt."""
-        if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
+        """Return whether rows do not fit because another writer changed the columns.
+
+        The change was made during the attempt, or since the columns were read for an earlier batch. Spark
+        has several errors for a MERGE with other columns; all are raised before it writes.
+        """
+        is_analysis = self._attempt.is_shape_kept and isinstance(error, AnalysisException)
+        if not is_analysis and not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
             return False
         self.table.refresh(self.session)
         now = self.table.shape(self.session)
@@ -318,6 +323,7 @@ class WriteAttempt:
         has_existing_rows: whether the table has rows of these offsets, so that they cannot be appended.
         name: name of the attempt in the summary of its snapshot.
         columns: columns of the table at the begin of the attempt; None without a table.
+        is_shape_kept: whether an earlier batch read these columns.
         ledger_record: record of the attempt in the ledger; None without a ledger, and before ``prepare``.
     """
 
@@ -327,6 +333,7 @@ class WriteAttempt:
     _: KW_ONLY
     name: str = field(default_factory=lambda: uuid4().hex)
     columns: StructType | None = field(default=None, init=False)
+    is_shape_kept: bool = field(default=False, init=False)
     ledger_record: LedgerRecord | None = field(default=None, init=False)
     _is_new: bool = False
 
@@ -358,7 +365,7 @@ class WriteAttempt:
         if shape is None:
             return self._create_table(frame, summary)
         shape, found = self._diff_schema(frame, shape)
-        self.columns = shape.columns
+        self.columns, self.is_shape_kept = shape.columns, shape.is_kept
         frame = require_rows_in_ranges(schema.with_missing_columns(frame, found), ranges)
         written, counted = with_sums(frame)
         replaced: tuple[OffsetRange, ...] | None = merge_ranges(ranges)
