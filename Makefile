@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 PACKAGE := kafka_liveness_dagster
 DAGSTER_HOME := $(CURDIR)/.kafka_liveness/dagster
-BENCH := live_throughput time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions reader_tasks crash_lag_page
+BENCH := live_throughput steady_commits time_to_fresh crash_to_fresh drain_crash_lag planner sensor_tick run_overhead records audit ledger_cost snapshots small_commits idle partitions reader_tasks crash_lag_page
 
 # Tests start hundreds of Python processes: each would compile all that it imports anew
 export PYTHONDONTWRITEBYTECODE :=

@@ -1,5 +1,6 @@
-"""The code location of `crash_to_fresh`, and the asset of `idle`, as a user has it, with its sensor on.
+"""The code location of `crash_to_fresh`, and the asset of `idle` and `steady_commits`, as a user has it.
 
+Its sensor is on.
 Not for users. It imports no more than a user's would, so neither pyspark nor confluent_kafka, nor the other
 files of the benchmarks.
 """
@@ -16,7 +17,9 @@ import kafka_liveness_dagster as kl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TOPIC, TABLE, IDLE = (f"KAFKA_LIVENESS_BENCH_{name}" for name in ("TOPIC", "TABLE", "IDLE"))
+TOPIC, TABLE, IDLE, INTERVAL = (
+    f"KAFKA_LIVENESS_BENCH_{name}" for name in ("TOPIC", "TABLE", "IDLE", "INTERVAL")
+)
 _topic = os.environ.get(TOPIC, "orders")
 
 
@@ -28,6 +31,7 @@ _topic = os.environ.get(TOPIC, "orders")
     max_batch_seconds=120,
     enable_parallel_rebalance=True,
     idle_seconds=float(os.environ.get(IDLE, "600")),
+    batching=kl.Batching(commit_interval_seconds=float(os.environ.get(INTERVAL, "0"))),
     sensor=kl.Sensor(default_status=dg.DefaultSensorStatus.RUNNING),
 )
 def orders(batch: DataFrame) -> DataFrame:

@@ -67,12 +67,25 @@ class Ways:
     def live_run(self) -> Iterator[Resting]:
         """A run worker that is kept alive by a long `idle_seconds`."""
         topic, table = self._work()
+        with self.live_run_of(topic, table) as run:
+            yield run
+
+    @contextmanager
+    def live_run_of(
+        self, topic: str, table: IcebergTable, commit_interval_seconds: float = 0.0
+    ) -> Iterator[Resting]:
+        """A run worker of a topic, after its first batch."""
         home = self._services.home / f"dagster-{topic}"
         home.mkdir()
         (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
         told = [sys.executable, "-m", "dagster", "job", "execute", "-m", resting.__name__, "-j", resting.JOB]
         instance = dg.DagsterInstance.from_config(str(home))
-        with self._child(told, {**self._env(topic, table, _KEPT_ALIVE), "DAGSTER_HOME": str(home)}) as child:
+        env = {
+            **self._env(topic, table, _KEPT_ALIVE),
+            crashing.INTERVAL: str(commit_interval_seconds),
+            "DAGSTER_HOME": str(home),
+        }
+        with self._child(told, env) as child:
             _await("batch", child, lambda: instance.get_latest_materialization_event(_ASSET) is not None)
             yield Resting({"run worker": _tree(child)})
         instance.dispose()

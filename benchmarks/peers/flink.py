@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psutil
+
 from benchmarks import peers
 from kafka_liveness_dagster.embedded.processes import last_lines
 from kafka_liveness_dagster.embedded.spark import CATALOG
@@ -37,6 +39,11 @@ class Flink:
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process, self._log = process, log
+
+    @property
+    def process(self) -> psutil.Process:
+        """The process of the cluster."""
+        return psutil.Process(self._process.pid)
 
     def write(self, topic: str, table: IcebergTable, interval_ms: int) -> float:
         """Write a topic until the log end, and return the seconds from the submission to the job's end."""

@@ -32,6 +32,10 @@ _NEW_TABLE_PROPERTIES = {  # docs/table.md has the reason for each of them
     "write.parquet.page-row-limit": "5000",
     "write.metadata.delete-after-commit.enabled": "true",  # else each batch's commit leaves a metadata file
     "write.metadata.compression-codec": "gzip",  # each commit rewrites the summaries of all snapshots
+    # Each overwrite reads all manifests, to find files of its offsets. Each commit adds a manifest, and by
+    # default Iceberg merges them at 100. With 20 a small batch took 9 % less CPU time in Spark: the
+    # mean of four rounds of 100 batches, from 17 % less to 4 % more
+    "commit.manifest.min-count-to-merge": "20",
     "commit.retry.num-retries": "10",  # writers of other ranges commit at the same time
 }
 _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``

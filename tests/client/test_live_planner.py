@@ -54,7 +54,7 @@ class RecordedCalls:
             CatchUpCommitMetadata(120, origin=GroupOrigin(0)),
         )
         self.pending, self.owned, self.in_table = {}, {}, 70
-        self.data_listener = SimpleNamespace(on_caught_up=lambda _ends: None)
+        self.data_listener = SimpleNamespace(on_caught_up=lambda _ends: None, has_new_data=False)
 
     def log_bounds(self, partitions):
         return dict.fromkeys(partitions, self.bounds)
@@ -275,6 +275,44 @@ def test_a_batch_that_was_planned_a_moment_ago_needs_no_confirmation(steps, lane
     steps.owns, steps.verify_ownership = lambda _: True, pytest.fail
     live.confirm(batch, lambda: None)
     assert steps.owned[AT].position == 120
+
+
+# --- the wait for a full batch ------------------------------------------------------------------------------
+
+EACH_SECOND = BatchRequest(500, min_records=500, max_wait_seconds=1.0)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The planner's clock, which only the test moves."""
+    found = SimpleNamespace(now=1_000.0)
+    monkeypatch.setattr(planner, "time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
+
+
+def test_records_wait_from_the_read_of_the_log_ends_before_they_came(steps, lane, clock):
+    """The time in which the run commits the batch before is part of their wait."""
+    steps.owned[AT] = OwnedPartition(70, 70, assignment_id=1)
+    live = lane()
+    clock.now += 1.0
+    assert live.plan(EACH_SECOND).ranges == (OffsetRange("orders", 3, 70, 120),)
+    steps.bounds = (0, 130)
+    clock.now += 0.4
+    assert live.plan(EACH_SECOND) is None
+    clock.now += 0.6
+    assert live.plan(EACH_SECOND).ranges == (OffsetRange("orders", 3, 120, 130),)
+
+
+def test_records_of_an_idle_lane_wait_from_their_signal(steps, lane, clock):
+    """An idle lane reads the log ends rarely, so the last read may be seconds before the records came."""
+    steps.owned[AT] = OwnedPartition(120, 120, assignment_id=1)
+    live = lane()
+    clock.now += 4.0
+    steps.bounds, steps.data_listener.has_new_data = (0, 130), True
+    assert live.plan(EACH_SECOND) is None
+    steps.data_listener.has_new_data = False
+    clock.now += 1.0
+    assert live.plan(EACH_SECOND).ranges == (OffsetRange("orders", 3, 120, 130),)
 
 
 # --- text of other clients ----------------------------------------------------------------------------------

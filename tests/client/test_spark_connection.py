@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.proto.base_pb2 import ExecutePlanRequest
 
 from kafka_liveness_dagster.spark.connect import session as sessions
 from kafka_liveness_dagster.spark.connect.connection import SparkConnection, connection_of
@@ -98,11 +99,11 @@ def test_no_stream_is_opened_on_a_closed_channel(monkeypatch, end, error):
         order.append("opened")
         return iter(())
 
-    line.intercept_unary_stream(continuation, None, None)
+    line.intercept_unary_stream(continuation, None, ExecutePlanRequest())
     threads[0].join(SECONDS)
     assert order == ["opened", "closed"]
     with pytest.raises(error):
-        line.intercept_unary_stream(continuation, None, None)
+        line.intercept_unary_stream(continuation, None, ExecutePlanRequest())
     assert order == ["opened", "closed"]
 
 
@@ -136,3 +137,23 @@ def test_a_session_ends_in_seconds_on_a_server_that_is_silent(server, monkeypatc
     close(session)
     assert server.reached.is_set()
     assert connection_of(session).is_aborted, "the connection is still open"
+
+
+@pytest.mark.parametrize(
+    ("send", "is_noticed"),
+    [
+        (lambda session: session.conf.set("spark.wap.id", "1"), True),
+        (lambda session: session.conf.unset("spark.wap.id"), True),
+        (lambda session: session.sql("SET spark.wap.id = 1"), True),
+        (lambda session: session.conf.get("spark.sql.timestampType"), False),
+        (lambda session: session.range(5).collect(), False),
+        (lambda session: session.range(5).schema, False),
+        (lambda session: session.range(5).writeTo("lake.shop.orders").append(), False),
+    ],
+    ids=["set", "unset", "SQL", "get", "query", "analysis", "write"],
+)
+def test_a_request_that_may_change_a_setting_is_noticed(session, send, is_noticed):
+    """Batches read the settings that put rows aside only after such a request."""
+    before = connection_of(session).settings_version
+    send(session)
+    assert (connection_of(session).settings_version is not before) == is_noticed

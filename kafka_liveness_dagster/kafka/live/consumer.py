@@ -9,6 +9,7 @@ owner of its partition plans it again, unless it is committed.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -411,7 +412,7 @@ class LivenessConsumer(BatchConsumer, GroupView):
             if batch is not None or asked_at >= give_up_at:
                 return batch
             with suppress(BrokerUnreachableError):  # the next attempt waits for the broker
-                self._wait_for_data(give_up_at)
+                self._wait_for_data(min(give_up_at, self._due_at(max_wait_seconds)))
 
     def on_recovered(self, callback: OnRecovered) -> None:
         """Register a callback that repeats side effects which the dead writer of recovered ranges may lack.
@@ -517,6 +518,11 @@ class LivenessConsumer(BatchConsumer, GroupView):
     def _has_pending_records(self) -> bool:
         lane = self._session.planner
         return lane is not None and lane.data_pending_since is not None and self.has_time_for_batch()
+
+    def _due_at(self, max_wait_seconds: float | None) -> float:
+        """Return when the pending records are a batch, however few they are; without such records never."""
+        since = None if self._session.planner is None else self._session.planner.data_pending_since
+        return math.inf if since is None or max_wait_seconds is None else since + max_wait_seconds
 
     def _wait_for_data(self, deadline: float) -> None:
         """Wait until the log ends are to be read again: after a short time, or at a signal."""

@@ -192,7 +192,7 @@ class LivePlanner:
         catch_up_log: opens the catch-up commit log before it is written.
 
     Attributes:
-        data_pending_since: time by ``time.monotonic`` at which offsets were first read that are in no batch
+        data_pending_since: time by ``time.monotonic`` after which the oldest offset came that is in no batch
             yet; None without such offsets.
     """
 
@@ -264,13 +264,17 @@ class LivePlanner:
 
     def plan(self, request: BatchRequest) -> Batch | None:
         """Return the next ranges of the owned partitions, now planned; None if there are too few offsets."""
-        self._planned_at = now = time.monotonic()
+        now = time.monotonic()
+        # New offsets came after the last read of the log ends, perhaps while a batch was committed. A signal
+        # of the listener has just come
+        came_after = now if self.member.data_listener.has_new_data else self._planned_at
+        self._planned_at = now
         owned = {tp: o for tp, o in dict(self.member.owned).items() if not o.is_paused}
         bounds = self._cluster.log_bounds(owned)
         self._check_positions(owned, bounds)
         pending = {tp: (Span(o.position, bounds[tp][1]),) for tp, o in owned.items()}
         records = sum(span.size for (span,) in pending.values())
-        self.data_pending_since = (self.data_pending_since or now) if records else None
+        self.data_pending_since = (self.data_pending_since or came_after) if records else None
         self.member.data_listener.on_caught_up({} if records else {tp: o.position for tp, o in owned.items()})
         if not request.is_satisfied(records, now - (self.data_pending_since or now)):
             return None

@@ -52,6 +52,8 @@ them.
 """
 _NO_RESPONSE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _SILENT_SECONDS = 5.0
+_SETTERS = ("set", "unset")
+_SETS_NOTHING = "write_operation_v2"
 
 
 class SumsReceiver(Protocol):
@@ -86,6 +88,8 @@ class SparkConnection(
         self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
         # True after this process ended the session by itself, or a transform or sink called `spark.stop()`
         self.is_released = False
+        # Another object after each request that may change a setting of the session
+        self.settings_version = object()
         self.add_interceptor(self)
 
     def toChannel(self) -> grpc.Channel:  # noqa: N802 - pyspark's name
@@ -205,19 +209,29 @@ class SparkConnection(
         """Pass on a call. Caller: gRPC, for each request with one response. Affects: ``silent_seconds``."""
         method = details.method.rpartition("/")[2]
         limit = _CONTROL_CALL_SECONDS.get(method)
+        changes_settings = method == "Config" and request.operation.WhichOneof("op_type") in _SETTERS
+        self._note_settings(may_have_changed=changes_settings)
         self.is_released = self.is_released or method == "ReleaseSession"
         with self._pending_response(of_work=limit is None):
             asked = details if limit is None else details._replace(timeout=limit)
             answered = run_off_main_thread(lambda: continuation(asked, request))
+            self._note_settings(may_have_changed=changes_settings)  # settings read meanwhile may be old
             self._on_response(answered.exception())
         return answered
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Pass on a stream. Caller: gRPC, for each operation. Affects: ``silent_seconds``."""
+        may_change = _may_change_settings(request)
+        self._note_settings(may_have_changed=may_change)
         with self._pending_response():
             return self._iterate_responses(
-                run_off_main_thread(lambda: self._open_stream(continuation, details, request))
+                run_off_main_thread(lambda: self._open_stream(continuation, details, request)),
+                may_change_settings=may_change,
             )
+
+    def _note_settings(self, *, may_have_changed: bool) -> None:
+        if may_have_changed:
+            self.settings_version = object()
 
     def _open_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         """Open a stream, but not on a closed channel: gRPC 1.85 would end the process with SIGSEGV."""
@@ -227,7 +241,7 @@ class SparkConnection(
                 raise ValueError("the Spark session has ended and its channel is closed")
             return continuation(details, request)
 
-    def _iterate_responses(self, answers: Any) -> Iterator[Any]:
+    def _iterate_responses(self, answers: Any, *, may_change_settings: bool) -> Iterator[Any]:
         while True:
             with self._pending_response():
                 try:
@@ -236,6 +250,7 @@ class SparkConnection(
                     self._on_response(error)
                     raise
                 self._on_response(None)
+            self._note_settings(may_have_changed=may_change_settings)
             if one is None:
                 return
             for told in getattr(one, "observed_metrics", ()):
@@ -268,6 +283,17 @@ class SparkConnection(
             self._silent_since = isinstance(error, grpc.RpcError) and error.code() in _NO_RESPONSE
             if not self._silent_since:
                 self._pending_since = time.monotonic()
+
+
+def _may_change_settings(request: Any) -> bool:
+    """Return whether an operation may change settings of its session, as the SQL command SET does.
+
+    A query and a write with pyspark's ``writeTo`` cannot. A reattached operation may be any.
+    """
+    if request.DESCRIPTOR.name != "ExecutePlanRequest":
+        return True
+    plan = request.plan
+    return bool(plan.HasField("command") and plan.command.WhichOneof("command_type") != _SETS_NOTHING)
 
 
 def connection_of(session: SparkSession) -> SparkConnection:

@@ -100,7 +100,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){2,}")
 _INSIDE_ANOTHER = re.compile(r"(branch|tag|snapshot_id|at_timestamp)_.+|changes|position_deletes")
 _PLANNED = re.compile(r"\bsnapshotId=(\d+)\b")
 _CHECK_EVERY_SECONDS = 60.0
+
+
+class _KeptShape(NamedTuple):
+    shape: TableShape
+    until: float
+
+
 _checked_at: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
+_kept_shapes: WeakKeyDictionary[SparkSession, dict[str, _KeptShape]] = WeakKeyDictionary()  # by table
+# Version and text of a session's settings
+_wap_settings: WeakKeyDictionary[SparkSession, tuple[object, str]] = WeakKeyDictionary()
 _VIEW = "a view"
 _WAP_SETTINGS = ("spark.wap.branch", "spark.wap.id")
 _WAP_ENABLED = "write.wap.enabled"
@@ -113,10 +123,12 @@ class TableShape(NamedTuple):
     Attributes:
         columns: columns of the table, without metadata columns.
         is_by_kafka_partition: whether each file has offsets of a single Kafka partition.
+        is_kept: whether an earlier batch read them, at most a minute before.
     """
 
     columns: StructType
     is_by_kafka_partition: bool
+    is_kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,17 +189,33 @@ class IcebergTable:
     def writable_shape(self, session: SparkSession) -> TableShape | None:
         """Return ``shape`` of a table that batches can be written to.
 
-        The table's properties are read at most once a minute. If another writer writes files with other
+        The shape and the table's properties are read at most once a minute, because each costs a request.
+        If another writer changes the columns in between, Spark refuses the rows or writes nulls into new
+        columns. After a refusal ``refresh`` drops the kept shape. If another writer writes files with other
         properties in between, a MERGE replaces the rows in these files.
 
         Raises:
             TableSchemaError: as for ``shape``; or the table's properties are unsuitable. With them Iceberg or
                 Spark would refuse a later batch, or let two writers of the same offsets commit.
         """
+        kept = _kept_shapes.setdefault(session, {})
+        if (found := kept.get(self.name)) is not None and time.monotonic() < found.until:
+            return found.shape
         shape = self.shape(session)
+        if shape is None:
+            return None
+        self._check_properties(session, shape)
+        kept[self.name] = _KeptShape(shape._replace(is_kept=True), time.monotonic() + _CHECK_EVERY_SECONDS)
+        return shape
+
+    def forget_shape(self, session: SparkSession) -> None:
+        """Drop the kept shape, so that the next batch reads the columns."""
+        _kept_shapes.setdefault(session, {}).pop(self.name, None)
+
+    def _check_properties(self, session: SparkSession, shape: TableShape) -> None:
         checked = _checked_at.setdefault(session, {})
-        if shape is None or time.monotonic() < checked.get(self.name, 0.0):
-            return shape
+        if time.monotonic() < checked.get(self.name, 0.0):
+            return
         bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)
         if found := [*refused_properties(self.properties(session), bounds, shape.columns.names)]:
             raise TableSchemaError(
@@ -196,14 +224,13 @@ class IcebergTable:
                 f"TBLPROPERTIES ({format_set_properties(found)})"
             )
         checked[self.name] = time.monotonic() + _CHECK_EVERY_SECONDS
-        return shape
 
     def check_main(self, session: SparkSession, *, is_new: bool = False) -> None:
         """Check that a write goes to the main branch, where readers find its rows.
 
         With the table's ``write.wap.enabled`` and a setting of the session, Iceberg writes to another branch,
-        or stages the rows, and reports success. The check is one request. It queries the table only if the
-        session has such a setting.
+        or stages the rows, and reports success. The check is one request, and none while this client has sent
+        nothing that may change a setting. It queries the table only if the session has such a setting.
 
         Args:
             session: session of the write.
@@ -212,10 +239,7 @@ class IcebergTable:
         Raises:
             TableSchemaError: the write would not go to the main branch.
         """
-        told = session.client.get_config_with_defaults(*((name, None) for name in _WAP_SETTINGS))
-        settings = " and ".join(
-            f"{name}={value!r}" for name, value in zip(_WAP_SETTINGS, told, strict=True) if value
-        )
+        settings = _describe_wap_settings(session)
         if not settings:
             return
         of_the_server = "remove the setting from the Spark server and from the transform"
@@ -262,6 +286,7 @@ class IcebergTable:
 
     def refresh(self, session: SparkSession) -> None:
         """Drop cached metadata of the table, because a caching catalog would return the old snapshot."""
+        self.forget_shape(session)
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:
@@ -348,6 +373,20 @@ class IcebergTable:
             if "# Detailed View Information" in told
             else f"a table of format {told.get('Provider', '?')}"
         )
+
+
+def _describe_wap_settings(session: SparkSession) -> str:
+    """Return the session's settings for other branches as text; empty if there are none.
+
+    Only requests of this client change the settings of its session, so the text is kept until the next one.
+    """
+    version = connection_of(session).settings_version
+    read = _wap_settings.get(session)
+    if read is None or read[0] is not version:
+        told = session.client.get_config_with_defaults(*((name, None) for name in _WAP_SETTINGS))
+        found = (f"{name}={value!r}" for name, value in zip(_WAP_SETTINGS, told, strict=True) if value)
+        read = _wap_settings[session] = version, " and ".join(found)
+    return read[1]
 
 
 def _partitions_by_kafka(partition: StructField) -> bool:

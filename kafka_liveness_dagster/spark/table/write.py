@@ -14,6 +14,7 @@ Never appends rows of offsets that the table has, and never commits to Kafka.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -286,8 +287,13 @@ class TableWrite:
         )
 
     def _has_schema_changed(self, error: PySparkException) -> bool:
-        """Return whether rows do not fit because another writer changed the columns during the attempt."""
-        if not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
+        """Return whether rows do not fit because another writer changed the columns.
+
+        The change was made during the attempt, or since the columns were read for an earlier batch. Spark
+        has several errors for a MERGE with other columns; all are raised before it writes.
+        """
+        is_analysis = self._attempt.is_shape_kept and isinstance(error, AnalysisException)
+        if not is_analysis and not (error.getCondition() or "").startswith(_DOES_NOT_FIT):
             return False
         self.table.refresh(self.session)
         now = self.table.shape(self.session)
@@ -317,6 +323,7 @@ class WriteAttempt:
         has_existing_rows: whether the table has rows of these offsets, so that they cannot be appended.
         name: name of the attempt in the summary of its snapshot.
         columns: columns of the table at the begin of the attempt; None without a table.
+        is_shape_kept: whether an earlier batch read these columns.
         ledger_record: record of the attempt in the ledger; None without a ledger, and before ``prepare``.
     """
 
@@ -326,6 +333,7 @@ class WriteAttempt:
     _: KW_ONLY
     name: str = field(default_factory=lambda: uuid4().hex)
     columns: StructType | None = field(default=None, init=False)
+    is_shape_kept: bool = field(default=False, init=False)
     ledger_record: LedgerRecord | None = field(default=None, init=False)
     _is_new: bool = False
 
@@ -356,7 +364,8 @@ class WriteAttempt:
         of.may_go_on()
         if shape is None:
             return self._create_table(frame, summary)
-        found = diff_schema(frame, shape.columns, table.name)
+        shape, found = self._diff_schema(frame, shape)
+        self.columns, self.is_shape_kept = shape.columns, shape.is_kept
         frame = require_rows_in_ranges(schema.with_missing_columns(frame, found), ranges)
         written, counted = with_sums(frame)
         replaced: tuple[OffsetRange, ...] | None = merge_ranges(ranges)
@@ -367,6 +376,7 @@ class WriteAttempt:
             schema.dry_run_write(table, frame, found, columns=shape.columns)
             of.may_go_on()
             schema.evolve_schema(table, session, found)
+            table.forget_shape(session)
         merge = commits.Merge(written, table, ranges, summary=summary, may_go_on=of.may_go_on)
 
         def execute() -> int:
@@ -401,6 +411,21 @@ class WriteAttempt:
             schema.set_sort_order(of.table, of.session, of.layout)
         failpoint(Failpoint.AFTER_TABLE_COMMIT)
         return of.table.count_rows(of.session, of.ranges)
+
+    def _diff_schema(self, frame: DataFrame, shape: TableShape) -> tuple[TableShape, SchemaDiff]:
+        """Return the table's shape, and the differences between rows and table.
+
+        A kept shape is read again before the table is changed or the rows are refused for it.
+        """
+        of = self.write
+        if shape.is_kept:
+            with suppress(TableSchemaError):
+                found = diff_schema(frame, shape.columns, of.table.name)
+                if not found.changes_table:
+                    return shape, found
+            of.table.forget_shape(of.session)
+            shape = of.table.writable_shape(of.session) or shape
+        return shape, diff_schema(frame, shape.columns, of.table.name)
 
     def _with_other_rows(
         self, written: DataFrame, snapshot_id: int, shape: TableShape, found: SchemaDiff
