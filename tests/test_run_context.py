@@ -222,7 +222,7 @@ def test_a_run_from_the_ui_has_the_assets_budget(instance, lane, max_batch_secon
         max_batch_seconds=max_batch_seconds,
     )(lambda batch: batch)
     kafka = AskedForBudget()
-    spark = SimpleNamespace(open_ahead=lambda: None)
+    spark = SimpleNamespace(open_ahead=lambda: None, next_session_id="")
     defs = dg.Definitions.merge(made.definitions, dg.Definitions(resources={"kafka": kafka, "spark": spark}))
     partition = None
     if lane == "orders_crash_lag":

@@ -52,7 +52,8 @@ def _module_of(folder: Path) -> str | None:
     """Return the module of the project's definitions; None if the folder is no Dagster project."""
     try:
         tool: Any = tomllib.loads((folder / _FILE).read_text(encoding="utf-8")).get("tool", {})
-        dagster, dg = tool.get("dagster", {}), tool.get("dg", {}).get("project", {})
+        dagster = tool.get("dagster", {})
+        dg = tool.get("dg", {}).get("project", {})
         root = dg.get("root_module")
         module = dagster.get("module_name") or dg.get("code_location_target_module")
         module = module or (f"{root}.definitions" if root else None)

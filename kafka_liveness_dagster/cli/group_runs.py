@@ -117,7 +117,9 @@ def _crash_lag(instance: dg.DagsterInstance, group_id: str, observed: GroupObser
     return {
         "crash_lag_asset": name,
         "partitions_to_backfill": len(pending),
-        "pending_reasons": tuple(find_pending_reasons(instance, asset, group_id, pending, keys)),
+        "pending_reasons": tuple(
+            find_pending_reasons(instance, asset, group_id, keys=pending, existing=keys)
+        ),
         "backfill_command": materialize_command(Path.cwd(), name, pending, keys),
     }
 

@@ -28,6 +28,7 @@ def find_pending_reasons(
     instance: dg.DagsterInstance,
     asset: dg.AssetKey,
     group_id: str,
+    *,
     keys: Sequence[str],
     existing: Sequence[str],
 ) -> list[PendingReason]:

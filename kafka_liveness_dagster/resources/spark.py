@@ -53,12 +53,14 @@ class SparkConnectResource(ResourceWithSecrets):
         ),
     )
     _session: SparkSession | None = PrivateAttr(default=None)
-    _next_session_id: str = PrivateAttr(default_factory=lambda: str(uuid4()))
+    _next_session_id: str | None = PrivateAttr(default=None)
     _opening_session: Future[SparkSession | None] | None = PrivateAttr(default=None)
 
     @property
     def next_session_id(self) -> str:
         """The id of the session that this resource opens next, unless the address names another one."""
+        # Not before it is needed: equal resources of two components have to stay equal
+        self._next_session_id = self._next_session_id or str(uuid4())
         return self._next_session_id
 
     def session(self) -> SparkSession:
@@ -100,7 +102,8 @@ class SparkConnectResource(ResourceWithSecrets):
             with suppress(Exception):  # Dagster's storage may fail at this moment
                 dg.get_dagster_logger().warning(sentence)
 
-        session_id, self._next_session_id = self._next_session_id, str(uuid4())
+        session_id = self.next_session_id
+        self._next_session_id = None
         return connect(
             address, timeout_seconds=self.connect_timeout_seconds, session_id=session_id, report=say
         )

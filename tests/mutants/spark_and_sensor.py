@@ -755,7 +755,7 @@ _REST = (
     Mutant(
         name="a changed check result is stored ten minutes later",
         file="sensor/checks.py",
-        old="must_repeat or outcomes != stored or now",
+        old="must_repeat or outcomes != stored.outcomes or now",
         new="must_repeat or now",
         killed_by=f"{_CHECKS}test_a_changed_result_is_stored_at_once",
         invariant="assert 0 == 2",

@@ -202,14 +202,14 @@ def believe_what_was_written(proof, left_out):
 
 
 SHELL_MUTANTS = [
-    SimulatedMutant(Timeouts, "rebalance_timeout_ms", count_from_poll, "gives up in time", first_seed=19_351),
-    SimulatedMutant(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_482),
+    SimulatedMutant(Timeouts, "rebalance_timeout_ms", count_from_poll, "gives up in time", first_seed=12_840),
+    SimulatedMutant(Member, "leave", leave_at_once, "closed inside of its own callback", HANDOVERS, 1_212),
     SimulatedMutant(Watchdog, "_raise_fence", leave_whoever_is_there, "comes to an end", SLOW_LOGS, 100),
     SimulatedMutant(
         Watchdog, "_raise_fence", leave_with_the_fence_held, "each other's locks", SLOW_LOGS, 5_020
     ),
     SimulatedMutant(
-        LivenessConsumer, "check_batch", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 9_450
+        LivenessConsumer, "check_batch", forget_what_was_cancelled, "SparkCancelledError", BACK_SOON, 540
     ),
     SimulatedMutant(Pipeline, "_commit_oldest", commit_before_writing, "in the table or owed"),
     SimulatedMutant(CatchUpCommitLog, "require_pending", refuse_what_is_forgotten, "when all is caught up"),
@@ -220,13 +220,13 @@ SHELL_MUTANTS = [
         "the catch-up commit log covers nothing",
         first_seed=200,
     ),
-    SimulatedMutant(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 9_450),
+    SimulatedMutant(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 540),
     SimulatedMutant(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
     SimulatedMutant(
         Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first_seed=200
     ),
     SimulatedMutant(
-        Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 2_800
+        Member, "commit_start_positions", settle_with_an_old_look, "never goes back", SLOW_LOOKS, 4_000
     ),
     SimulatedMutant(
         Member, "commit_start_positions", own_before_committing, "begins where the live commit log says"

@@ -365,7 +365,8 @@ class WriteAttempt:
         if shape is None:
             return self._create_table(frame, summary)
         shape, found = self._diff_schema(frame, shape)
-        self.columns, self.is_shape_kept = shape.columns, shape.is_kept
+        self.columns = shape.columns
+        self.is_shape_kept = shape.is_kept
         frame = require_rows_in_ranges(schema.with_missing_columns(frame, found), ranges)
         written, counted = with_sums(frame)
         replaced: tuple[OffsetRange, ...] | None = merge_ranges(ranges)
