@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_liveness_dagster.core.bad_records import BadRecordError, bisect_failing_offsets, split_in_half
+from kafka_liveness_dagster.core.bad_records import (
+    BadRecordError,
+    bisect_failing_offsets,
+    join_reasons,
+    split_in_half,
+)
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import GroupOrigin
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
@@ -110,6 +115,20 @@ def test_the_error_names_them():
     assert told.endswith("offset 74 of orders:3 and 2 more fail alone, with X: no. They are owed")
     assert str(BadRecordError(bad[:2], "", "So.")).endswith("offset 71 of orders:3 fail alone. So.")
     assert BadRecordError(bad, "", "").offsets == tuple(bad)
+
+
+@pytest.mark.parametrize(
+    ("errors", "text"),
+    [
+        ([], ""),
+        (["X: no"] * 3, "X: no"),
+        (["X: no", "Y: b", "Y: b"], "2 times Y: b; 1 time X: no"),
+        ([*"aaabbcde"], "3 times a; 2 times b; 1 time c; 2 times other errors"),
+    ],
+)
+def test_the_most_frequent_errors_are_named_with_their_number(errors, text):
+    """One line of the run's log, however many records fail."""
+    assert join_reasons(errors) == text
 
 
 def test_a_batch_says_what_of_it_is_done_and_what_is_owed():

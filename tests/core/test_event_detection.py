@@ -20,6 +20,7 @@ from kafka_liveness_dagster.core.events import (
     MemberLeft,
     RebalanceCompleted,
     RebalanceStarted,
+    crashed_runs,
     event_identity,
 )
 from kafka_liveness_dagster.core.fencing import FenceReason, FenceReport
@@ -480,3 +481,19 @@ def test_a_range_without_a_partition_is_named_with_its_size():
         str(CrashLagFound("p0:orders:70-1070", 1_000))
         == "crash lag p0:orders:70-1070, 1,000 offsets, is pending"
     )
+
+
+@pytest.mark.parametrize(
+    ("event", "crashed"),
+    [
+        (MemberLeft("0badcafe", LeaveReason.CRASHED, ()), ["0badcafe"]),
+        (MemberLeft("0badcafe", LeaveReason.CRASHED, (), is_back=True), []),
+        (MemberLeft("0badcafe", LeaveReason.GRACEFUL, ()), []),
+        (GhostFound("0badcafe", 5.0, gone=True), ["0badcafe"]),
+        (GhostFound("0badcafe", 600.0), []),
+        (GroupEmptied(), []),
+    ],
+)
+def test_a_run_has_crashed_only_if_its_end_is_certain(event, crashed):
+    """The sensor ends the Spark session of a crashed run; one that may be at work keeps it."""
+    assert crashed_runs([event]) == crashed
