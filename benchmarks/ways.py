@@ -154,6 +154,7 @@ class _Open:
     """The Spark resource of a run whose session is open, and stays so."""
 
     opened: SparkSession
+    next_session_id = ""
 
     def links(self) -> dict[str, Any]:
         """None: nobody looks at the run's page."""

@@ -269,6 +269,9 @@ class GroupWithTable:
             result = asset.sensor.evaluate_tick(context)
         for added in result.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
+        for event in result.asset_events:
+            if isinstance(event, dg.AssetCheckEvaluation):  # else the next tick stores them again
+                self.instance.report_runless_asset_event(event)
         self.cursor = result.cursor
         return result
 

@@ -145,7 +145,7 @@ def test_a_group_that_crashes_disturbs_no_other(worlds, instance, clock):
     told = desk.tick()
     assert [one.job_name for one in told.run_requests] == ["asset_1_job"]
     (added,) = told.dynamic_partitions_requests
-    assert list(added.partition_keys) == [f"{crashed.topic}:3:70-120"]
+    assert list(added.partition_keys) == [f"p3:{crashed.topic}:70-120"]
     assert len(texts(told, crashed)) == len(texts(told, other)) == 1
     crashed.grow_to(130)
     desk.run(1)
