@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import dagster as dg
+import psutil
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
-from kafka_liveness_dagster.embedded import services
+from kafka_liveness_dagster.embedded import services, state
 from kafka_liveness_dagster.embedded.jars import jars_folder
 from kafka_liveness_dagster.embedded.spark import CATALOG
 from kafka_liveness_dagster.spark.connect.session import connect
@@ -67,6 +68,11 @@ class Lake:
         """The package's resource for this broker."""
         quiet = {"log_level": "0"}  # else its clients tell at the end that the broker is gone
         return kl.KafkaLivenessResource(bootstrap_servers=self.servers, extra=quiet)
+
+    @property
+    def spark_process(self) -> psutil.Process:
+        """The benchmark's own Spark server."""
+        return psutil.Process(state.read_state(self.home)["spark"].pid)
 
     def options(self, reader: str = "") -> dict[str, str]:
         """What the package gives Spark's Kafka source, for a peer to have the same.

@@ -117,13 +117,13 @@ class SharedGroups:
             resources={"kafka": self.group.kafka, "spark": self.group.spark},
             sensor_name=self.sensor.name,
         ) as context:
-            told = self.sensor.evaluate_tick(context)
+            result = self.sensor.evaluate_tick(context)
         seconds = time.perf_counter() - began
-        for request in told.dynamic_partitions_requests or ():
+        for request in result.dynamic_partitions_requests or ():
             self.group.instance.add_dynamic_partitions(
                 request.partitions_def_name or "", list(request.partition_keys)
             )
-        self.cursor = told.cursor
+        self.cursor = result.cursor
         return seconds
 
     def minute(self) -> list[float]:

@@ -147,7 +147,7 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
             jump_events,
         ),
         *(looks[0], min(looks[1:]), page, piece, piece_events, rest, inside, rest_events, megabytes),
-        *(_megabytes(psutil.Process()), _megabytes(_spark())),
+        *(_megabytes(psutil.Process()), _megabytes(services.spark_process)),
     )
     return dict(zip(_ROWS, values, strict=True))
 
@@ -186,14 +186,6 @@ def _page(services: Lake, topic: str, table: str, asset: kl.KafkaAsset) -> float
         seconds = time.perf_counter() - began
     assert told.data["assetNodeOrError"]["partitionKeysByDimension"][0]["partitionKeys"], told  # noqa: S101
     return seconds
-
-
-def _spark() -> psutil.Process:
-    """The benchmark's own server."""
-    home = os.environ["KAFKA_LIVENESS_HOME"]
-    told = ((one, " ".join(one.info["cmdline"] or ())) for one in psutil.process_iter(["cmdline"]))
-    (found,) = (one for one, command in told if "SparkConnectServer" in command and home in command)
-    return found
 
 
 def _megabytes(process: psutil.Process) -> float:

@@ -82,6 +82,8 @@ def main(
     if count is not None:
         _tick_for_the_log(count)
         return
+    if many_only and write is not None:
+        raise click.UsageError("--write keeps the whole section. Fix: leave --many-only or --write out.")
     console = Console()
     with (
         broker() as servers,
@@ -89,21 +91,19 @@ def main(
         dg.DagsterInstance.local_temp(folder) as instance,
     ):
         kafka = kl.KafkaLivenessResource(bootstrap_servers=servers)
-        with console.status(f"{max(GROUPS)} groups on {partitions} partitions, as after a crash"):
-            topic = make_topic(servers, partitions)
-            every = [watched(topic, number, kafka, instance) for number in range(max(GROUPS))]
-            for group in every:
-                crash(group, servers, partitions)
-        many = {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
+
+        def groups_in_state(state: str, prepare: Callable[..., object]) -> dict[str, list[WatchedGroup]]:
+            with console.status(f"{max(GROUPS)} groups on {partitions} partitions, {state}"):
+                topic = make_topic(servers, partitions)
+                every = [watched(topic, number, kafka, instance) for number in range(max(GROUPS))]
+                for group in every:
+                    prepare(group, servers, partitions)
+            return {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
+
+        many = groups_in_state("as after a crash", crash)
         shared = {name: _shared(groups, f"after_a_crash_{len(groups)}") for name, groups in many.items()}
         tables = [_times(console, servers, many, rounds, "many groups", peer=peer, shared=shared)]
-        with console.status(f"{max(GROUPS)} groups on {partitions} partitions, idle"):
-            topic = make_topic(servers, partitions)
-            every = [watched(topic, number, kafka, instance) for number in range(max(GROUPS))]
-            for group in every:
-                caught_up(group, servers, partitions)
-        idle = {f"{count:,} x {partitions}": every[:count] for count in GROUPS}
-        tables.append(_idle(console, servers, idle, rounds, peer=peer))
+        tables.append(_idle(console, servers, groups_in_state("idle", caught_up), rounds, peer=peer))
         if many_only:
             for table in tables:
                 show(console, table)
@@ -211,8 +211,8 @@ def _times(
             )[1]
             for name in sets
         }
-        told = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in ratios.items())
-        table.note(f"{_SHARED} / tool without start: {told}")
+        listed = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in ratios.items())
+        table.note(f"{_SHARED} / tool without start: {listed}")
     if peer:
         table.note(
             f"the tool: a new Java process for each run ({start:.2f} s for --version alone), queried for "

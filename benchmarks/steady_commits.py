@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import psutil
 from rich.console import Console
 
 from benchmarks.idle_ways import Ways
@@ -34,12 +33,13 @@ from benchmarks.report import Table, keep, show
 from benchmarks.steady import Steady
 from benchmarks.turns import interleaved
 from benchmarks.ways import start_stream
-from kafka_liveness_dagster.embedded import state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import TypeAlias
+
+    import psutil
 
     from benchmarks.lake import Lake
     from kafka_liveness_dagster.spark.table.table import IcebergTable
@@ -186,7 +186,7 @@ def _run(
 ) -> Seen:
     """Run a program on a topic of its own, and measure it for some seconds."""
     topic, table = new_topic(services.servers, PARTITIONS), services.new_table()
-    spark = _spark(services)
+    spark = services.spark_process
     with (
         Steady(services.servers, topic, PARTITIONS, rate) as producer,
         program(topic, table, interval) as processes,
@@ -253,15 +253,11 @@ def _ages(
 
 def _idle_cpu(services: Lake) -> float:
     """Return the CPU seconds a second of a Spark server without work."""
-    spark = _spark(services)
+    spark = services.spark_process
     time.sleep(_SETTLE_SECONDS)  # Java's compiler still works
     began, cpu = time.monotonic(), _cpu([spark])
     time.sleep(_SETTLE_SECONDS)
     return (_cpu([spark]) - cpu) / (time.monotonic() - began)
-
-
-def _spark(services: Lake) -> psutil.Process:
-    return psutil.Process(state.read_state(services.home)["spark"].pid)
 
 
 def _cpu(processes: Sequence[psutil.Process]) -> float:

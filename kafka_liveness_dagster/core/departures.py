@@ -264,6 +264,11 @@ class GroupSnapshot:
     runs: Mapping[str, Run] = field(default_factory=dict)
     catch_up: Mapping[str, Run] = field(default_factory=dict)
 
+    @property
+    def runs_of_both_lanes(self) -> dict[str, Run]:
+        """The runs of the live lane, and those of the catch-up lane in progress."""
+        return {**self.runs, **self.catch_up}
+
     @cached_property
     def named_members(self) -> tuple[MemberSnapshot, ...]:
         """Members in a stable order, each with the name of the run that it is now.

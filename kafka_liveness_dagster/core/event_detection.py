@@ -210,7 +210,7 @@ def _update_absent(
     before: SensorMemory | None, seen: GroupSnapshot, now_seconds: float, ghost_after_seconds: float
 ) -> tuple[dict[str, Absence], list[GhostFound]]:
     """Return the runs in progress that are no members, and since when; and the ghosts among them."""
-    runs = {**seen.runs, **seen.catch_up}
+    runs = seen.runs_of_both_lanes
     unseen = (
         max(0.0, now_seconds - before.last_tick_at - _MAX_BLINK_SECONDS)
         if before and before.last_tick_at

@@ -142,8 +142,8 @@ class Watchdog:
     """The fence of one consumer, and the thread that raises it.
 
     A second thread reads the run's state from Dagster, so that a slow response delays no deadline. A third
-    thread answers rebalances. For the same reason none of them writes to the run's log. All check less often
-    while the owner polls often (``PollTimer.is_attentive``).
+    thread answers rebalances. For the same reason none of them writes to the run's log. The first two check
+    less often while the owner polls often (``PollTimer.is_attentive``).
 
     Args:
         timer: the poll timer; ``record_poll`` reports polls to it.

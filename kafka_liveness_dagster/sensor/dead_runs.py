@@ -77,7 +77,7 @@ class OrphanedRuns:
     def end_dead_runs(self, instance: dg.DagsterInstance, sensor_name: str, log: logging.Logger) -> bool:
         """End the dead runs in Dagster; return whether there was any. Repeated at each tick."""
         ended = False
-        runs = {**self.observed.snapshot.runs, **self.observed.snapshot.catch_up}
+        runs = self.observed.snapshot.runs_of_both_lanes
         for mark, absence in self.absences.items():
             if is_certainly_dead(
                 runs[mark],
@@ -107,16 +107,12 @@ def _end_run(instance: dg.DagsterInstance, known: dg.DagsterRun | None, reason: 
     return True
 
 
-def end_spark_session(table: TableLedgerReader, session_id: str, mark: str) -> threading.Event:
+def end_spark_session(table: TableLedgerReader, session_id: str, mark: str) -> None:
     """End the Spark session of a crashed run in a thread, because a tick does not wait for Spark.
 
     The server would finish the dead client's job, and commit it, while the successor needs the cores. If it
     fails, only the cores are shared: the ledger shows what a dead run has written.
-
-    Returns:
-        The event that is set at the end.
     """
-    ended = threading.Event()
 
     def end() -> None:
         try:
@@ -124,11 +120,8 @@ def end_spark_session(table: TableLedgerReader, session_id: str, mark: str) -> t
             log.info("Ended the Spark session of crashed run %s", mark)
         except Exception as error:  # noqa: BLE001 - of Spark or its transport; the server ends the session later
             log.warning("The Spark session of crashed run %s did not end: %s", mark, summary_line(error))
-        ended.set()
 
-    if not start_daemon_thread(end, "kafka-liveness-end-session"):
-        ended.set()
-    return ended
+    start_daemon_thread(end, "kafka-liveness-end-session")
 
 
 def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, now: float) -> None:

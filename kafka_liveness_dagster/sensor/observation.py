@@ -122,7 +122,7 @@ def refresh_runs(
     """
     members = seen.member_run_ids
     now = time.time()
-    known = {**seen.runs, **seen.catch_up}
+    known = seen.runs_of_both_lanes
     away: dict[str, str] = {}
     for record in records:
         run = record.dagster_run
@@ -334,7 +334,7 @@ class GroupObservation:
 
         A failed step may be retried in the same run, by a process that works.
         """
-        known = {**self.snapshot.runs, **self.snapshot.catch_up}.get(mark)
+        known = self.snapshot.runs_of_both_lanes.get(mark)
         run = self.run_of_mark(mark)
         is_gone = known is not None and known.process is ProcessStatus.GONE
         return is_gone or (run is not None and run.is_finished)
