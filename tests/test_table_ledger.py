@@ -40,7 +40,7 @@ class Table:
     def __init__(self):
         self.snapshots, self.current_id = {}, None
 
-    def refresh(self, _session):
+    def refresh(self, _session, *, keep_shape=False):
         """There is no cache."""
 
     def current_snapshot_id(self, _session):
@@ -89,7 +89,7 @@ def done(ledger):
 
 def test_what_was_learned_counts_before_it_is_written(table, opened):
     """Of offsets that were forgiven: an external commit may replace the only record of them meanwhile."""
-    ledger = LaneLedger(opened())
+    ledger = LaneLedger.of(opened())
     table.put(ledger, 0, 70)
     ledger.add_known({AT: LedgerEntry(written_off=(Span(70, 120),))})
     assert ledger.read([AT])[AT].written_off == (Span(70, 120),), "a learned report counts at once"

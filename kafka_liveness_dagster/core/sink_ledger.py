@@ -15,6 +15,7 @@ rows. ``spark.table.ledger`` implements it for Iceberg tables, ``spark.sink`` fo
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from kafka_liveness_dagster.core.ledger import Ledger, LedgerEntry, decode_summary, merge_entries
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.core.ledger import LedgerEntries
     from kafka_liveness_dagster.core.offsets import OffsetRange, Span, TopicPartition
 
+READ_TIMEOUT_SECONDS = 25.0
+"""Time limit of a read of a ledger outside of batches, where no watchdog limits it."""
 AsOf_contra = TypeVar("AsOf_contra", contravariant=True)
 
 
@@ -139,22 +142,26 @@ class LaneLedger:
     """The ledger of one lane: the target's ledger, with the lane's facts that the target lacks.
 
     Args:
-        ledger: ledger of the target.
+        target: the table's name, or the sink's.
+        open_ledger: returns the ledger of the target. Called once, by the first read: a table's ledger
+            imports PySpark, which takes half a second.
     """
 
-    def __init__(self, ledger: SinkLedger[Any]) -> None:
-        self._ledger = ledger
+    def __init__(self, target: str, open_ledger: Callable[[], SinkLedger[Any]]) -> None:
+        self.target = target
+        self._open_ledger = open_ledger
         self._known: dict[TopicPartition, LedgerEntry] = {}
 
     @classmethod
     def of(cls, ledger: SinkLedger[Any] | LaneLedger | None) -> LaneLedger | None:
         """Return the ledger for one lane; the same object if it already is a lane's ledger."""
-        return ledger if ledger is None or isinstance(ledger, LaneLedger) else cls(ledger)
+        if ledger is None or isinstance(ledger, LaneLedger):
+            return ledger
+        return cls(ledger.target, lambda: ledger)
 
-    @property
-    def target(self) -> str:
-        """The table's name, or the sink's."""
-        return self._ledger.target
+    @cached_property
+    def _ledger(self) -> SinkLedger[Any]:
+        return self._open_ledger()
 
     def read(self, partitions: Mapping[TopicPartition, Span]) -> LedgerEntries | None:
         """Return which offsets the target has, with the lane's written-off offsets.

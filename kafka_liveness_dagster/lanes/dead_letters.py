@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_liveness_dagster.core.bad_records import BadRecordError, bisect_failing_offsets, join_reasons
+from kafka_liveness_dagster.core.sink_ledger import READ_TIMEOUT_SECONDS
 from kafka_liveness_dagster.metadata import merge_ranges
 from kafka_liveness_dagster.telemetry.metrics import BAD_RECORD
 
@@ -177,7 +178,6 @@ def remove_processed(
     """
     from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table.dead_letters import DeadLetterTable  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415
 
     session = spark.session()
     seconds = max(budget_seconds, READ_TIMEOUT_SECONDS)

@@ -16,7 +16,7 @@ import dagster as dg
 
 from kafka_liveness_dagster.core.batch_size import BatchSizer, SlowRecordError
 from kafka_liveness_dagster.core.fencing import FenceReason
-from kafka_liveness_dagster.core.sink_ledger import LaneLedger
+from kafka_liveness_dagster.core.sink_ledger import READ_TIMEOUT_SECONDS, LaneLedger
 from kafka_liveness_dagster.core.table_layout import DEFAULT_LAYOUT, TableLayout
 from kafka_liveness_dagster.failpoints import Failpoint, failpoint
 from kafka_liveness_dagster.lanes.batch_reporting import BatchLog, BatchMetrics, progress_listeners
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
     from kafka_liveness_dagster.settings.asset import KafkaAssetSettings
     from kafka_liveness_dagster.spark.sink import Sink
+    from kafka_liveness_dagster.spark.table.ledger import TableLedger
     from kafka_liveness_dagster.spark.table.table import TableInfo
     from kafka_liveness_dagster.spark.transform import TransformedBatch
 
@@ -60,19 +61,30 @@ def ledger_for(
     A read takes at most the time of a batch.
     """
     if asset.sink is not None:
-        return LaneLedger.of(SinkLedgerAdapter.from_sink(asset.sink, asset.group_id))
-    from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
-    from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
+        adapter = SinkLedgerAdapter.from_sink(asset.sink, asset.group_id)
+        if adapter is None:
+            return None
 
-    session = lambda: spark.session()  # noqa: E731, PLW0108 - when it is needed
-    return LaneLedger(
-        TableLedger(
-            IcebergTable(asset.table or ""),
-            session,
+        def open_adapter() -> SinkLedgerAdapter:
+            spark.session()  # before the sink's own code, which may import PySpark
+            return adapter
+
+        return LaneLedger(adapter.target, open_adapter)
+    target = asset.table or ""
+
+    def open_ledger() -> TableLedger:
+        spark.session()  # before the first import of PySpark
+        from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
+
+        return TableLedger(
+            IcebergTable(target),
+            lambda: spark.session(),  # noqa: PLW0108 - when it is needed
             table_timeout_seconds(budget_seconds),
             group_id=asset.group_id,
         )
-    )
+
+    return LaneLedger(target, open_ledger)
 
 
 def table_timeout_seconds(budget_seconds: float) -> float:
@@ -80,8 +92,6 @@ def table_timeout_seconds(budget_seconds: float) -> float:
 
     It is the time of a batch, with a minimum, because that may be too short for any query.
     """
-    from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415 - pyspark stays lazy
-
     return max(budget_seconds, READ_TIMEOUT_SECONDS)
 
 
@@ -95,7 +105,6 @@ def table_info_reader(
     """
     if asset.table is None:
         return lambda: None
-    from kafka_liveness_dagster.spark.table.ledger import READ_TIMEOUT_SECONDS  # noqa: PLC0415
     from kafka_liveness_dagster.spark.table.table import IcebergTable, describe_table  # noqa: PLC0415 - pyspark stays lazy
 
     seconds = asset.max_in_flight * budget_seconds + READ_TIMEOUT_SECONDS

@@ -37,6 +37,7 @@ from kafka_liveness_dagster.metadata import (
     window_metadata,
 )
 from kafka_liveness_dagster.runs.heartbeat import RunHeartbeat
+from kafka_liveness_dagster.runs.proc import freeze_definitions
 from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.storage import call_with_retries, storage_of
 from kafka_liveness_dagster.runs.tags import (
@@ -88,18 +89,24 @@ def run_live(
     retries = {} if MAX_RETRIES in context.run.tags else NO_RETRIES
     with (
         hide_values(),
-        RunHeartbeat(context, {**_run_tags(asset, context, "live"), **retries}),
+        RunHeartbeat(context, {**_begin(asset, context, "live"), **retries}),
         export_telemetry(),
     ):
         return _live(asset, context, transform)
 
 
-def _run_tags(
+def _begin(
     asset: KafkaAssetSettings, context: dg.AssetExecutionContext, lane: Literal["live", "catch-up"]
 ) -> dict[str, str]:
-    """Return the tags by which the sensor finds the run, and its Spark session after a crash."""
+    """Begin to open the run's Spark session; return the tags by which the sensor finds the run.
+
+    After a crash the sensor finds the session by its tag, too.
+    """
+    freeze_definitions()
     spark: SparkConnectResource = getattr(context.resources, asset.resources.spark)
-    return {**lane_tags(asset.group_id, lane), SESSION_TAG: spark.next_session_id}
+    tags = {**lane_tags(asset.group_id, lane), SESSION_TAG: spark.next_session_id}
+    spark.open_ahead()
+    return tags
 
 
 def _live(
@@ -107,7 +114,6 @@ def _live(
 ) -> dg.MaterializeResult | None:  # type: ignore[type-arg]
     pipeline = Pipeline.from_asset(asset, context, transform, lane="live")
     storage = storage_of(context)
-    pipeline.spark.open_ahead()
     with pipeline.kafka.consumer(
         topics=asset.topics,
         group_id=asset.group_id,
@@ -216,7 +222,7 @@ def _materialization_facts(
 def run_catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, transform: Transform) -> None:
     """Run the catch-up lane: process the pending ranges of the run's partitions, the oldest first."""
     require_partition(context, asset.partitioned_keys)
-    with hide_values(), RunHeartbeat(context, _run_tags(asset, context, "catch-up")), export_telemetry():
+    with hide_values(), RunHeartbeat(context, _begin(asset, context, "catch-up")), export_telemetry():
         _catch_up(asset, context, transform)
 
 
@@ -226,7 +232,6 @@ def _catch_up(asset: KafkaAssetSettings, context: dg.AssetExecutionContext, tran
     )
     again = _ranges_to_reprocess(asset, context, asked)
     pipeline = Pipeline.from_asset(asset, context, transform, lane="catch-up", reprocess=again)
-    pipeline.spark.open_ahead()
     done = run_catch_up_lane(
         asset, context, pipeline, ranges=list(asked.values()), reprocess=again, keys=list(asked)
     )
@@ -487,7 +492,7 @@ def reprocess_windows(
     if materializes(context, asset.key):
         _emit_unchanged(asset, windows, context)
         return
-    with hide_values(), RunHeartbeat(context, _run_tags(asset, context, "catch-up")), export_telemetry():
+    with hide_values(), RunHeartbeat(context, _begin(asset, context, "catch-up")), export_telemetry():
         cluster = getattr(context.resources, asset.resources.kafka).cluster()
         keys = call_with_retries(lambda: context.partition_keys, "the keys of the run", DATA_STATE_AT_START)
         asked = [windows.window_of_key(key) for key in keys]

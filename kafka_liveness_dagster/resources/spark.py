@@ -69,12 +69,13 @@ class SparkConnectResource(ResourceWithSecrets):
         Raises:
             SparkUnreachableError: no server responded, or it refused the token.
         """
-        from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415 - pyspark stays lazy
-
         if self._opening_session is not None:
             wait([self._opening_session])  # after an interrupt here, teardown still ends the session
             ahead, self._opening_session = self._opening_session, None
             self._session = ahead.result()
+        # Not before: two threads that import modules of a circle would wait for each other, and Python fails
+        from kafka_liveness_dagster.spark.connect.connection import connection_of  # noqa: PLC0415 - pyspark stays lazy
+
         old = self._session
         if (
             old is None or connection_of(old).is_aborted or old.client.is_closed
@@ -86,7 +87,7 @@ class SparkConnectResource(ResourceWithSecrets):
         """Begin to open the session; ``session()`` then returns it, or raises the error.
 
         Starts no server. Opening takes the first half a second of a run, most of it Python's imports. The run
-        joins its group during that time.
+        creates its consumer during that time. Import no PySpark before ``session()`` has returned.
         """
         if self._session is None and self._opening_session is None:
             self._opening_session = run_in_daemon_thread(self._new_session, "kafka-liveness-spark")
@@ -123,9 +124,9 @@ class SparkConnectResource(ResourceWithSecrets):
 
         Caller: Dagster, when the run's resources are torn down. Affects: this run's session alone.
         """
-        from kafka_liveness_dagster.spark.connect.session import close  # noqa: PLC0415 - pyspark stays lazy
-
         if self._session is not None:
+            from kafka_liveness_dagster.spark.connect.session import close  # noqa: PLC0415 - pyspark stays lazy
+
             close(self._session)
             self._session = None
         if self._opening_session is not None:  # opened ahead but never used; it may not be open yet

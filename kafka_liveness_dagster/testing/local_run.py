@@ -208,7 +208,7 @@ class _LocalTable(IcebergTable):
     def shape(self, session: SparkSession) -> TableShape | None:  # noqa: ARG002 - the session has no catalog
         return None if self.columns is None else TableShape(self.columns, is_by_kafka_partition=True)
 
-    def refresh(self, session: SparkSession) -> None:
+    def refresh(self, session: SparkSession, *, keep_shape: bool = False) -> None:
         pass
 
     def unsupported_types_error(self, why: str) -> Any:

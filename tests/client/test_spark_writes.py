@@ -281,6 +281,8 @@ def test_a_last_commit_without_a_reply_is_the_storage_s_error(server, session, t
 class Ledger:
     """A ledger that records which ranges are reported as committed."""
 
+    target = "lake.shop.orders"
+
     def __init__(self):
         self.committed = []
 

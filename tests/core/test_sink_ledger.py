@@ -54,7 +54,7 @@ def target():
 @pytest.fixture
 def ledger(target):
     """Its ledger, as the lane uses it."""
-    return LaneLedger(target)
+    return LaneLedger.of(target)
 
 
 def test_what_is_known_to_be_written_off_counts_at_once(ledger):

@@ -137,7 +137,7 @@ def test_two_groups_that_begin_at_the_same_time_find_each_other(spark, table):
         make_frame=frame,
         may_go_on=lambda: None,
         may_replace=lambda: None,
-        ledger=LaneLedger(second),
+        ledger=LaneLedger.of(second),
     )
     execute = begun.prepare()
     write_table(spark, table, *rows_of(spark, 0, 0, 10), ledger=first)

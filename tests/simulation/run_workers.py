@@ -138,7 +138,7 @@ class RunWorker(Process):
 
     def _pipeline(self) -> tuple[Pipeline, LaneLedger]:
         world, session, seen = self.world, Session(self), SeenTable()
-        ledger = LaneLedger(TableLedger(seen, lambda: session))  # type: ignore[arg-type, return-value]
+        ledger = LaneLedger(seen.name, lambda: TableLedger(seen, lambda: session))  # type: ignore[arg-type, return-value]
         s = world.scenario
         spark: Any = SimpleNamespace(session=lambda: session)
         kafka: Any = SimpleNamespace(settings=lambda: KAFKA)

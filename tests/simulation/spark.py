@@ -115,7 +115,7 @@ class SeenTable:
         clock.point(0.1)
         return self._table.current_id
 
-    def refresh(self, _session: object) -> None:
+    def refresh(self, _session: object, *, keep_shape: bool = False) -> None:
         """It is always asked anew."""
 
     def check_main(self, _session: object, *, is_new: bool) -> None:

@@ -116,7 +116,7 @@ class SimulatedTable:
         """As the product's ``IcebergTable`` is asked."""
         return self.current_id
 
-    def refresh(self, _session: object) -> None:
+    def refresh(self, _session: object, *, keep_shape: bool = False) -> None:
         """It is always asked anew."""
 
     def sql(self, query: str) -> SimulatedTable:

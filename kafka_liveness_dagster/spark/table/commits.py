@@ -140,7 +140,10 @@ class Merge:
             self.may_go_on()
             merging = source.mergeInto(self.table.quoted, F.expr(f"({self._own_rows}) AND {matches}"))
             if_not = None if inserted is None else F.expr(inserted)
-            merging.whenMatched().delete().whenNotMatched(if_not).insertAll().merge()
+            # By name: insertAll() drops the values of a column that another writer has dropped
+            names = [f"`{name.replace('`', '``')}`" for name in self.frame.columns]
+            inserting = merging.whenMatched().delete().whenNotMatched(if_not)
+            inserting.insert({name: F.col(name) for name in names}).merge()
 
 
 @contextmanager

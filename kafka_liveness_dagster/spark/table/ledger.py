@@ -36,7 +36,7 @@ from kafka_liveness_dagster.core.ledger import (
 )
 from kafka_liveness_dagster.core.offsets import OffsetRange, difference, intersection, union
 from kafka_liveness_dagster.core.partition_state import RowsMissingError, check_groups
-from kafka_liveness_dagster.core.sink_ledger import LedgerRecord
+from kafka_liveness_dagster.core.sink_ledger import READ_TIMEOUT_SECONDS, LedgerRecord
 from kafka_liveness_dagster.spark.connect.connection import connection_of
 from kafka_liveness_dagster.spark.error_classification import storage_read_error
 from kafka_liveness_dagster.spark.ranges import describe
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 
-READ_TIMEOUT_SECONDS = 25.0
 READ_TIME_SHARE = 0.01
 """The largest share of its time that a ledger spends on reading the snapshots."""
 _MAX_READ_SECONDS = 300.0
@@ -323,7 +322,7 @@ class TableLedger:
         snapshots: dict[int, SnapshotSummary] = {}
         for _ in range(READ_ATTEMPTS):
             # Without it a caching catalog shows other writers' commits half a minute late
-            self._table.refresh(session)
+            self._table.refresh(session, keep_shape=True)
             snapshot_id = self._table.current_snapshot_id(session)
             if snapshot_id in (None, self._snapshot.snapshot_id, self._read_before.snapshot_id):
                 return snapshot_id, {}

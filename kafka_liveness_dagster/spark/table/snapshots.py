@@ -59,7 +59,7 @@ def has_grown(
     """
     if not lineage(snapshots, snapshot_id).rolled_back:
         return False
-    table.refresh(session)
+    table.refresh(session, keep_shape=True)
     return table.current_snapshot_id(session) != snapshot_id
 
 

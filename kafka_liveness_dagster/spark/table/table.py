@@ -123,7 +123,7 @@ class TableShape(NamedTuple):
     Attributes:
         columns: columns of the table, without metadata columns.
         is_by_kafka_partition: whether each file has offsets of a single Kafka partition.
-        is_kept: whether an earlier batch read them, at most a minute before.
+        is_kept: whether they were read for an earlier batch or for the ledger, at most a minute before.
     """
 
     columns: StructType
@@ -198,14 +198,21 @@ class IcebergTable:
             TableSchemaError: as for ``shape``; or the table's properties are unsuitable. With them Iceberg or
                 Spark would refuse a later batch, or let two writers of the same offsets commit.
         """
-        kept = _kept_shapes.setdefault(session, {})
-        if (found := kept.get(self.name)) is not None and time.monotonic() < found.until:
-            return found.shape
+        shape = self._kept_shape(session) or self._read_shape(session)
+        if shape is not None:
+            self._check_properties(session, shape)
+        return shape
+
+    def _kept_shape(self, session: SparkSession) -> TableShape | None:
+        found = _kept_shapes.setdefault(session, {}).get(self.name)
+        return found.shape if found is not None and time.monotonic() < found.until else None
+
+    def _read_shape(self, session: SparkSession) -> TableShape | None:
+        """Return ``shape``, and keep it for the batches of the next minute."""
         shape = self.shape(session)
-        if shape is None:
-            return None
-        self._check_properties(session, shape)
-        kept[self.name] = _KeptShape(shape._replace(is_kept=True), time.monotonic() + _CHECK_EVERY_SECONDS)
+        if shape is not None:
+            until = time.monotonic() + _CHECK_EVERY_SECONDS
+            _kept_shapes.setdefault(session, {})[self.name] = _KeptShape(shape._replace(is_kept=True), until)
         return shape
 
     def forget_shape(self, session: SparkSession) -> None:
@@ -280,13 +287,24 @@ class IcebergTable:
     def current_snapshot_id(self, session: SparkSession) -> int | None:
         """Return the id of the current snapshot; None without a snapshot or a table. Raise as ``shape`` does.
 
-        A query of a missing table would write Spark's error into the log of the run.
+        The shape is read first unless it is kept. A query of a missing table would write Spark's error into
+        the log of the run.
         """
-        return None if self.shape(session) is None else self.snapshot_id(session)
+        if self._kept_shape(session) is not None:
+            with suppress(AnalysisException):  # the table was dropped or replaced: the shape has the error
+                if (found := self.snapshot_id(session)) is not None:
+                    return found
+        return None if self._read_shape(session) is None else self.snapshot_id(session)
 
-    def refresh(self, session: SparkSession) -> None:
-        """Drop cached metadata of the table, because a caching catalog would return the old snapshot."""
-        self.forget_shape(session)
+    def refresh(self, session: SparkSession, *, keep_shape: bool = False) -> None:
+        """Drop cached metadata of the table, because a caching catalog would return the old snapshot.
+
+        Args:
+            session: the session that reads the table next.
+            keep_shape: whether only the snapshots are read next. Else the kept shape is dropped, too.
+        """
+        if not keep_shape:
+            self.forget_shape(session)
         try:
             session.catalog.refreshTable(self.quoted)
         except AnalysisException as error:

@@ -71,6 +71,7 @@ RETRY_PAUSE_SECONDS = 0.5
 """Pause before the first retry after a lost response; twice as long before each further retry."""
 _WHOLE_FILE_ATTEMPTS = 2  # in two attempts another writer added a file each time
 _NOT_DETERMINISTIC = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"  # Spark's refusal of a MERGE by copy-on-write
+_NO_MERGE = "UNSUPPORTED_FEATURE.TABLE_OPERATION"  # Spark's refusal of a MERGE into a view
 _DOES_NOT_FIT = ("INCOMPATIBLE_DATA_FOR_TABLE", "INSERT_COLUMN_ARITY_MISMATCH")
 
 
@@ -276,7 +277,8 @@ class TableWrite:
             unreadable := self.make_frame.unreadable_record(error)
         ):
             return unreadable
-        if isinstance(error, AnalysisException) and (replaced := self._table_replaced_error()):
+        may_be_replaced = isinstance(error, AnalysisException) or condition == _NO_MERGE
+        if may_be_replaced and (replaced := self._table_replaced_error()):
             return replaced
         bad = self.make_frame.bad_json(error) if isinstance(self.make_frame, TransformedBatch) else ""
         return SparkFailedError(
