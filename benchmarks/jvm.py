@@ -1,16 +1,19 @@
-"""How large is a JVM's heap, and how often was it collected? From the counters that each JVM shows in a file.
+"""How large is a JVM's heap, how often was it collected, and what did its compiler take?
 
-The process itself is not asked, and nothing of the JDK is needed: what ``jcmd PID PerfCounter.print`` shows.
+From the counters that each JVM shows in a file: what ``jcmd PID PerfCounter.print`` shows; and from Linux's
+count of each thread. The process itself is not asked, and nothing of the JDK is needed.
 """
 
 from __future__ import annotations
 
 import struct
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+_COMPILERS = ("C1 Compiler", "C2 Compiler")  # names of threads
 # Used, overflow, (when it was changed), where entries begin, how many there are
 _HEADER = struct.Struct("<ii8xii")
 # Length, name at, length of the vector, type, flags, units, variability, data at
@@ -24,6 +27,21 @@ def counters(pid: int) -> dict[str, int]:
     name = f"hsperfdata_{psutil.Process(pid).username()}"
     file = Path(tempfile.gettempdir()) / name / str(pid)
     return parsed(file.read_bytes()) if file.exists() else {}
+
+
+def compiler_cpu(process: psutil.Process) -> float:
+    """CPU seconds of the threads that compile Java's code while it runs."""
+    return sum(
+        one.user_time + one.system_time
+        for one in process.threads()
+        if _thread_name(process.pid, one.id).startswith(_COMPILERS)
+    )
+
+
+def _thread_name(pid: int, thread: int) -> str:
+    with suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
+    return ""
 
 
 def parsed(data: bytes) -> dict[str, int]:

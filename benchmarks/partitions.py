@@ -30,6 +30,7 @@ from benchmarks import partitioned
 from benchmarks.lake import fill, lake, log_ends
 from benchmarks.left_behind import Trickle, crashed_at
 from benchmarks.many_groups import WatchedGroup, make_topic
+from benchmarks.neighbor import Neighbor
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import quartiles
 from benchmarks.ways import Runs, stream
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 TITLE = "A thousand partitions"
 PIECE = 100
 _BACKLOG, _LITTLE = 200_000, 5  # records: in all, and of each partition
+_NEIGHBORS = 20  # batches of another group; the first half warms up
 _PAGE = """query Page($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   partitionKeysByDimension { name partitionKeys }
   assetPartitionStatuses { ... on DefaultPartitionStatuses {
@@ -52,6 +54,9 @@ _ROWS = {  # in words, and how its numbers are written; a row that must grow wit
     "the same: files a batch of 50,000": ".0f",
     "live run, 5 records a partition: seconds": ".1f",
     "the same: files *": ".0f",
+    "a neighbor's batch of 800 records, alone: seconds": ".2f",
+    "the same, while 5 records a partition are read: median": ".2f",
+    "the same: longest": ".2f",
     "skip ahead over all: seconds to the first commit": ".1f",
     "the same: events of the run": ".0f",
     "sensor tick that adds the partitions: seconds *": ".2f",
@@ -115,6 +120,7 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
     fill(services.servers, topic, partitions, _LITTLE * partitions)
     little = runs.live(asset).seconds
     few = [int(row.files) for row in _snapshots(services, table.quoted)][len(files) :]
+    alone, beside_ours = _neighbors(services, runs, asset, topic, partitions)
 
     crashed_at(services.servers, topic, topic, log_ends(services.servers, topic, partitions))
     fill(services.servers, topic, partitions, _BACKLOG)
@@ -143,6 +149,9 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
             statistics.median(files[1:]),
             little,
             max(few),
+            statistics.median(alone),
+            statistics.median(beside_ours),
+            max(beside_ours),
             commits[0] - jump.began,
             jump_events,
         ),
@@ -150,6 +159,19 @@ def measured(services: Lake, partitions: int) -> dict[str, float]:
         *(_megabytes(psutil.Process()), _megabytes(services.spark_process)),
     )
     return dict(zip(_ROWS, values, strict=True))
+
+
+def _neighbors(
+    services: Lake, runs: Runs, asset: kl.KafkaAsset, topic: str, partitions: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of another group's batches: alone, and while the live run reads a few records a partition."""
+    neighbor = Neighbor(services)
+    alone = [neighbor.batch() for _ in range(_NEIGHBORS)][_NEIGHBORS // 2 :]
+    fill(services.servers, topic, partitions, _LITTLE * partitions)
+    with neighbor.at_work() as seconds:
+        runs.live(asset)
+    neighbor.close()
+    return alone, seconds
 
 
 def _backfill(runs: Runs, asset: kl.KafkaAsset, keys: Sequence[str]) -> tuple[float, float]:

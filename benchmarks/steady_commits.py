@@ -26,6 +26,7 @@ import click
 from rich.console import Console
 
 from benchmarks.idle_ways import Ways
+from benchmarks.jvm import compiler_cpu
 from benchmarks.lake import lake, new_topic
 from benchmarks.peers.flink import VERSION as FLINK_VERSION
 from benchmarks.peers.flink import flink
@@ -69,6 +70,7 @@ class Seen:
         commits: number of commits in the window.
         own_cpu: CPU seconds of the program's own processes.
         spark_cpu: CPU seconds of the Spark server beyond an idle server.
+        compiler_cpu: CPU seconds of the compilers of all its JVMs, which are part of the other two.
         ages: seconds from the production of a record to its snapshot, sorted; each partition counts the same.
         files: data files a commit.
     """
@@ -77,6 +79,7 @@ class Seen:
     commits: int
     own_cpu: float
     spark_cpu: float
+    compiler_cpu: float
     ages: list[float]
     files: float
 
@@ -194,14 +197,16 @@ def _run(
         _await_commit(services, table)
         time.sleep(_SETTLE_SECONDS)
         own = [one for several in processes.values() for one in several]
-        began, cpu, spark_cpu = time.time(), _cpu(own), _cpu([spark])
+        began, cpu, spark_cpu, compilers = time.time(), _cpu(own), _cpu([spark]), _compilers([*own, spark])
         time.sleep(seconds)
         ended, cpu, spark_cpu = time.time(), _cpu(own) - cpu, _cpu([spark]) - spark_cpu
+        compilers = _compilers([*own, spark]) - compilers
         producer.stop()
     commits, files, ends = _commits(services, table, began, ended)
     ages = _ages(producer, ends, began, ended - _TAIL_SECONDS)
     services.drop_exact(table)
-    return Seen(ended - began, commits, cpu, spark_cpu - idle_cpu * (ended - began), ages, files=files)
+    spark_cpu -= idle_cpu * (ended - began)
+    return Seen(ended - began, commits, cpu, spark_cpu, compilers, ages=ages, files=files)
 
 
 def _await_commit(services: Lake, table: IcebergTable) -> None:
@@ -264,11 +269,15 @@ def _cpu(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
+def _compilers(processes: Sequence[psutil.Process]) -> float:
+    return sum(map(compiler_cpu, processes))
+
+
 def _described(
     found: Mapping[str, Sequence[Seen]], rates: Sequence[int], programs: Sequence[str], idle_cpu: float
 ) -> Table:
-    columns = ("program", "CPU s a commit", "of it: its processes", "of it: Spark", "age p50", "age p99",
-               "commits/s", "files a commit")  # fmt: skip
+    columns = ("program", "CPU s a commit", "of it: its processes", "of it: Spark", "of it: Java's compiler",
+               "age p50", "age p99", "commits/s", "files a commit")  # fmt: skip
     table = Table(f"a commit each second, {PARTITIONS} partitions: medians", columns)
     for rate in rates:
         for program in programs:
@@ -278,6 +287,7 @@ def _described(
                 f"{_median(one.cpu_per_commit for one in seen):.3f}",
                 f"{_median(one.own_cpu / one.commits for one in seen):.3f}",
                 f"{_median(one.spark_cpu / one.commits for one in seen):.3f}",
+                f"{_median(one.compiler_cpu / one.commits for one in seen):.3f}",
                 f"{_median(one.age(0.5) for one in seen):.2f} s",
                 f"{_median(one.age(0.99) for one in seen):.2f} s",
                 f"{_median(one.commits / one.seconds for one in seen):.2f}",
@@ -289,13 +299,18 @@ def _described(
     table.note(f"Spark: beyond an idle server, which took {idle_cpu:.3f} CPU seconds a second")
     for rate in rates:
         ours, peer = (found[named(program, rate)] for program in (LIVE, STREAM))
-        ratio = _median(a.cpu_per_commit / b.cpu_per_commit for a, b in zip(ours, peer, strict=True))
-        oldest = _median(one.age(0.99) for one in ours)
+        ratio = _spread([a.cpu_per_commit / b.cpu_per_commit for a, b in zip(ours, peer, strict=True)])
+        oldest = _spread([one.age(0.99) for one in ours])
         table.note(
-            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, reached: {oldest:.2f} s; CPU "
-            f"seconds a commit at most those of Structured Streaming, reached: {ratio:.2f} of them"
+            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, reached: {oldest} s; CPU "
+            f"seconds a commit at most those of Structured Streaming, reached: {ratio} of them"
         )
     return table
+
+
+def _spread(values: list[float]) -> str:
+    """Return the median, the least and the most."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def _median(values: Iterator[float]) -> float:

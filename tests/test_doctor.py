@@ -59,7 +59,7 @@ def test_spark_as_the_page_has_it():
     rules = [rule for rule in SERVER if set(rule.required_facts) <= set(SETTINGS)]
     [(name, lake)] = find_catalogs(told).items()
     found = [*run_rules("spark", rules, told), *run_rules(f"catalog {name}", CATALOG, lake)]
-    assert len(found) == len(rules) + len(CATALOG) == 6
+    assert len(found) == len(rules) + len(CATALOG) == 7
     assert {one.outcome for one in found} == {Outcome.OK}
 
 

@@ -761,7 +761,7 @@ def test_checks_of_the_doctor():
         "TOPIC": ["retention", "size", "backlog", "elections", "clock", "reads"],
         "SERVER": [
             "version", "kafka connector", "iceberg", "extensions", "detached work", "progress",
-            "fetched records", "time zone", "clock",
+            "fetched records", "scheduler", "time zone", "clock",
         ],
         "CATALOG": ["cache", "commits"],
         "INSTANCE": [

@@ -27,6 +27,7 @@ _PROGRESS_INTERVAL = "spark.connect.progress.reportInterval"
 _REPORT_SECONDS = 1.0
 _FETCH_TIMEOUT = "spark.kafka.consumer.fetchedData.cache.timeout"
 _CACHED_SECONDS = 60.0
+_SCHEDULER = "spark.scheduler.mode"
 _SKEW_SECONDS = 2.0
 
 
@@ -185,8 +186,20 @@ def _fetched(timeout: str | None) -> CheckResult:
     return OK(f"executors keep unread fetched records for {format_duration(kept)}")
 
 
+def _scheduler(mode: str | None) -> CheckResult:
+    # Rule 8: groups share one server
+    found = f"jobs get cores by {mode or 'FIFO, the default'}"
+    if (mode or "").upper() == "FAIR":
+        return OK(found)
+    return WARN(
+        found,
+        f"set {_SCHEDULER}=FAIR. Otherwise a batch waits until each earlier batch, of any group, has begun "
+        "its last tasks",
+    )
+
+
 def _zone(session: TimeZoneFacts, host: TimeZoneFacts) -> CheckResult:
-    # Rule 8: hour() and to_date() in a transform use the session's time zone
+    # Rule 9: hour() and to_date() in a transform use the session's time zone
     if session.midnights == host.midnights:
         return OK(f"the session's time zone, {session.name}, is that of this machine")
     return WARN(
@@ -197,7 +210,7 @@ def _zone(session: TimeZoneFacts, host: TimeZoneFacts) -> CheckResult:
 
 
 def _clock(skew: ClockSkew) -> CheckResult:
-    # Rule 9: rows contain current_timestamp(), and certificates and logins expire by the clock
+    # Rule 10: rows contain current_timestamp(), and certificates and logins expire by the clock
     if skew.certain_seconds > _SKEW_SECONDS:
         return WARN(
             f"the server's clock is off by {skew}",
@@ -208,7 +221,7 @@ def _clock(skew: ClockSkew) -> CheckResult:
 
 
 def _cache(kind: str, cached: str | None) -> CheckResult:
-    # Rule 10: each session has its own cache of the catalog
+    # Rule 11: each session has its own cache of the catalog
     if kind in _ICEBERG_CATALOGS and (cached or "true").lower() == "true":
         return WARN(
             "cache-enabled is true, its default",
@@ -219,7 +232,7 @@ def _cache(kind: str, cached: str | None) -> CheckResult:
 
 
 def _atomic(type_: str | None, warehouse: str | None) -> CheckResult:
-    # Rule 11: two lanes rely on the catalog's atomic commits
+    # Rule 12: two lanes rely on the catalog's atomic commits
     scheme = (warehouse or "").partition(":")[0] if ":" in (warehouse or "") else ""
     if type_ == "hadoop" and scheme not in _LOCAL:
         return FAIL(
@@ -238,6 +251,7 @@ SERVER = (
     Rule("detached work", (_DETACHED_TIMEOUT,), _detached),
     Rule("progress", (_PROGRESS_INTERVAL,), _progress),
     Rule("fetched records", (_FETCH_TIMEOUT,), _fetched),
+    Rule("scheduler", (_SCHEDULER,), _scheduler),
     Rule("time zone", ("zone", "host zone"), _zone),
     Rule("clock", ("skew",), _clock),
 )

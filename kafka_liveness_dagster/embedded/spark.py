@@ -113,6 +113,8 @@ def _server_settings(home: Path, port: int, mark: str, class_path: list[str], co
         # heap
         "spark.kafka.consumer.fetchedData.cache.timeout": "10s",
         "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
+        # By default a batch waits until each earlier batch, of any group, has begun its last tasks
+        "spark.scheduler.mode": "FAIR",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": f"{home}/spark/spark-warehouse",
         "spark.sql.shuffle.partitions": "2",

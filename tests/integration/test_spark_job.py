@@ -22,7 +22,7 @@ from pyspark.sql.connect.proto import base_pb2 as pb2
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.connect.job import SparkJob, now_ms
 from kafka_liveness_dagster.spark.errors import SparkCancelledError
-from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.source import core_count, read_ranges
 from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
 from tests.waiting import PATIENCE, wait_for
@@ -326,7 +326,7 @@ import sys
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.table.write import write_table
-from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.source import core_count, read_ranges
 from tests.timeouts import connect
 
 ExecutePlanResponseReattachableIterator._release_until = lambda *_: None  # the test wants to read all answers
@@ -401,3 +401,21 @@ def test_a_dead_clients_write_that_lands_in_between_is_replaced(zombie, spark, o
     done = put(spark, table, topic, kafka, 70, end, by="new owner", before_frame=release)
     assert held(rows(table)) == once("first", 0, 70) + once("new owner", 70, end) + once("zombie", end, 130)
     assert done.attempts > 1
+
+
+def test_a_batch_does_not_wait_for_the_last_task_of_another_groups_batch(services, own):
+    """By Spark's default it would; ``spark.scheduler.mode`` of the server is FAIR."""
+    naps = "java_method('java.lang.Thread', 'sleep', 100L)"
+    tasks = 200 * core_count(own)
+    other, reports = connect(services.spark_remote), Reports(own)
+    with ThreadPoolExecutor() as threads:
+        long = threads.submit(own.range(0, tasks, 1, tasks).selectExpr(naps).collect)
+        try:
+            wait_for(lambda: reports.heard and reports.heard[-1][0] > 0)
+            other.range(0, 8, 1, 8).selectExpr(naps).collect()
+            completed, _ = reports.heard[-1]
+            assert not long.done()
+        finally:
+            own.interruptAll()
+            other.stop()
+    assert completed < tasks / 2
