@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from benchmarks.lake import Lake
 
 TITLE = "Idle"
+GOAL_SECONDS = 30
 NOBODY, LIVE, SESSION = "Kafka and Spark alone", "a live run, kept alive", "an open Spark Connect session"
 POLLING, STREAM = "confluent-kafka, polls once a second", "Structured Streaming, a trigger of 1 s"
 EMPTY, SENSOR = "Dagster's daemon, an empty sensor", "Dagster's daemon, the group's sensor"
@@ -162,6 +163,10 @@ def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
         ticks = statistics.median(one.ticks for one in more)
         per_tick = statistics.median(sum(one.requests.values()) / one.ticks for one in more)
         table.note(f"the group's sensor: {ticks:.0f} ticks an hour, {per_tick:.1f} requests each; {parts}")
+        own = statistics.median(one.own() for one in more)
+        table.note(
+            f"goal of the sensor beyond the empty one: {GOAL_SECONDS} CPU seconds an hour; reached: {own:.0f}"
+        )
     table.note("Spark, Kafka and requests: the difference to Kafka and Spark alone, in the same repetition")
     table.note(
         "a live run ends after `idle_seconds` (10 s) without records, so by default an idle group has only "

@@ -23,6 +23,7 @@ from kafka_liveness_dagster.core.run_ids import run_id_of_client, run_id_of_inst
 from kafka_liveness_dagster.embedded import services as embedded
 from kafka_liveness_dagster.embedded import state
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError
+from kafka_liveness_dagster.runs.tags import fence_report_of
 from tests.integration.dagster_runs import stop
 from tests.integration.interrupted_runs import FOR_GOOD, LAST, PROTOCOLS
 from tests.integration.kafka_group import NO_SPARK
@@ -104,6 +105,8 @@ def _joined_late_frozen_done(story, sensor, run, gates):
 
     (gates / "1").touch()
     wait_for(lambda: any(member.partitions for member in story.members()))
+    # It tells Dagster so in another thread, which a busy machine may start later
+    wait_for(lambda: fence_report_of(story.instance.get_run_by_id(run)).is_back)
     worker = story.worker(run)
     # As often as not before it planned a batch: its wait for data passes meanwhile
     stop(worker, story.instance)
