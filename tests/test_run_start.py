@@ -18,7 +18,6 @@ from kafka_liveness_dagster.runs.proc import freeze_definitions
 _UNTIL_THE_SESSION_IS_OPEN = """
 import sys
 from concurrent.futures import Future
-from types import SimpleNamespace
 import dagster as dg
 import kafka_liveness_dagster as kl
 

@@ -326,7 +326,7 @@ import sys
 from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 from kafka_liveness_dagster.core.offsets import OffsetRange
 from kafka_liveness_dagster.spark.table.write import write_table
-from kafka_liveness_dagster.spark.source import core_count, read_ranges
+from kafka_liveness_dagster.spark.source import read_ranges
 from tests.timeouts import connect
 
 ExecutePlanResponseReattachableIterator._release_until = lambda *_: None  # the test wants to read all answers

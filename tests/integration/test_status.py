@@ -272,9 +272,9 @@ def test_dagster_tells_why_a_run_is_gone(crashed, run, instance):
     assert pids[at_work] == os.getpid()
     assert list(pids.values()).count(None) == 1, "the one that waits has no process"
     instance.report_run_canceled(instance.get_run_by_id(at_work))
-    told = run("status", w.group).output  # an error, too
-    assert f"next: live run {waits} is starting" in told
-    assert "the group's sensor starts" not in told
+    output = run("status", w.group).output  # with an error, if there is one
+    assert f"next: live run {waits} is starting" in output
+    assert "the group's sensor starts" not in output
 
 
 def test_a_run_that_takes_over_between_two_reads(crashed, run, instance, monkeypatch):
