@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from kafka_liveness_dagster.spark.ranges import merge_ranges, ranges_condition
 from kafka_liveness_dagster.spark.row_guard import ROWS_EXIST
 from kafka_liveness_dagster.spark.table.schema import write_options
+from kafka_liveness_dagster.spark.table.schema_check import quote_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,7 +142,7 @@ class Merge:
             merging = source.mergeInto(self.table.quoted, F.expr(f"({self._own_rows}) AND {matches}"))
             if_not = None if inserted is None else F.expr(inserted)
             # By name: insertAll() drops the values of a column that another writer has dropped
-            names = [f"`{name.replace('`', '``')}`" for name in self.frame.columns]
+            names = map(quote_name, self.frame.columns)
             inserting = merging.whenMatched().delete().whenNotMatched(if_not)
             inserting.insert({name: F.col(name) for name in names}).merge()
 
