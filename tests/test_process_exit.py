@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -16,7 +17,8 @@ from kafka_liveness_dagster.core.process_status import HeartbeatTag, Process, Pr
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import PROCESS_TAG, lane_tags
-from kafka_liveness_dagster.sensor.dead_runs import WATCH_SECONDS, wait_for_process_exit
+from kafka_liveness_dagster.sensor import dead_runs
+from kafka_liveness_dagster.sensor.dead_runs import ExitWatch, wait_for_process_exit
 from tests.timeouts import seconds
 from tests.waiting import wait_for
 
@@ -92,8 +94,29 @@ def test_a_tick_ends_in_its_round(instance, watched, child):
     """All is well: the group is looked at, and the next round of the daemon finds the sensor ready."""
     watched(proc.process(child.pid))
     assert wait_for_process_exit(instance, [GROUP], AT_ONCE) is False
-    assert WATCH_SECONDS + 0.5 < MIN_INTERVAL_LOOP_TIME
+    assert ExitWatch().seconds + 0.5 < MIN_INTERVAL_LOOP_TIME
     assert kl.Sensor().minimum_interval_seconds < MIN_INTERVAL_LOOP_TIME
+
+
+@pytest.mark.parametrize("took", [0.2, 1.3, 2.7, 60.0])
+def test_a_watch_leaves_the_time_that_a_slow_observation_takes(instance, monkeypatch, took):
+    """Dagster's daemon skips a sensor whose tick still runs: a crash would be noticed 5 s later."""
+    watch, clock = ExitWatch(), iter([0.0, took])
+    monkeypatch.setattr(dead_runs, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with watch.before_observation(instance, [GROUP]):
+        pass
+    assert watch.seconds == 0.0 or watch.seconds + took < MIN_INTERVAL_LOOP_TIME
+
+
+def test_a_slow_observation_is_forgotten(instance):
+    """The first tick of a code server takes seconds; those after it do not."""
+    watch = ExitWatch()
+    usual = watch.seconds
+    watch._reserve = 60.0
+    for _ in range(20):
+        with watch.before_observation(instance, [GROUP]):
+            pass
+    assert watch.seconds == usual
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 Dagster's daemon starts a tick every 5 s, so on average a crash would be noticed after half of that. The
 kernel signals a pidfd the moment its process ends, for any cause. So a tick first watches the processes on
 its host. It observes the group when one of them has ended, or shortly before the next tick is due. So the
-interval of observations is the same as without the watch.
+interval of observations is the same as without the watch. A tick that took longer than 5 s would lose the
+next one, so a watch leaves the time that recent ticks took after theirs.
 
 A waiting tick occupies a thread of the daemon and one of the code server. So it waits only if the daemon has
 threads (``sensors: {use_threads: true}``). Only a few ticks wait at once, which leaves threads for the other
@@ -16,7 +17,8 @@ import logging
 import os
 import select
 import threading
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,7 @@ from kafka_liveness_dagster.runs import proc
 from kafka_liveness_dagster.runs.tags import heartbeat_of, in_progress_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from kafka_liveness_dagster.core.orphaned_runs import Absence
     from kafka_liveness_dagster.core.process_status import Process
@@ -144,15 +146,39 @@ def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, no
             storage.free_concurrency_slots_for_run(run_id)
 
 
-WATCH_SECONDS = 4.0  # of the daemon's 5 s; the observation after it takes 0.1 or 0.2 s
+_ROUND_SECONDS = 5.0  # from one check of the daemon to the next; it skips a sensor whose tick still runs
+_MARGIN_SECONDS = 0.5  # for the daemon and its request to the code server
+_MIN_RESERVE_SECONDS = 0.5  # an observation takes 0.1 or 0.2 s
+_RESERVE_KEPT = 0.7  # a slow tick is forgotten in about ten ticks
 _MAX_WATCHING = 2
 _MIN_WORKERS = 2 * _MAX_WATCHING
 _slots = threading.BoundedSemaphore(_MAX_WATCHING)
 
 
-def wait_for_process_exit(
-    instance: dg.DagsterInstance, group_ids: Sequence[str], seconds: float = WATCH_SECONDS
-) -> bool:
+class ExitWatch:
+    """The watch at the beginning of each tick of one sensor, and how long it may take."""
+
+    def __init__(self) -> None:
+        self._reserve = _MIN_RESERVE_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """The longest watch after which the tick should end before the daemon's next check."""
+        return max(0.0, _ROUND_SECONDS - _MARGIN_SECONDS - self._reserve)
+
+    @contextmanager
+    def before_observation(self, instance: dg.DagsterInstance, group_ids: Sequence[str]) -> Iterator[None]:
+        """Watch as long as there is time, and then measure this block, which observes the groups."""
+        wait_for_process_exit(instance, group_ids, self.seconds)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            self._reserve = max(took, _RESERVE_KEPT * self._reserve, _MIN_RESERVE_SECONDS)
+
+
+def wait_for_process_exit(instance: dg.DagsterInstance, group_ids: Sequence[str], seconds: float) -> bool:
     """Watch the groups' live runs that work on this host, until a process ends or the time is over.
 
     Does nothing if no process is known to be on this host, or if the daemon has too few threads. The same if

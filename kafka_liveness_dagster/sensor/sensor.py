@@ -29,10 +29,10 @@ from kafka_liveness_dagster.sensor.asset_events import (
 from kafka_liveness_dagster.sensor.checks import changed_evaluations, needs_reevaluation
 from kafka_liveness_dagster.sensor.cursor import GroupCursor, WindowProgress
 from kafka_liveness_dagster.sensor.dead_runs import (
+    ExitWatch,
     OrphanedRuns,
     end_spark_session,
     free_pool_slots,
-    wait_for_process_exit,
 )
 from kafka_liveness_dagster.sensor.kept_instance import KeptInstanceSensor
 from kafka_liveness_dagster.sensor.observation import GroupObservation, KnownRuns
@@ -108,9 +108,10 @@ def build_group_sensor(
         resources=resources,
     )
 
+    watch = ExitWatch()
+
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        with storage_errors(SKIP_MESSAGE):
-            wait_for_process_exit(context.instance, [group_id])
+        with storage_errors(SKIP_MESSAGE), watch.before_observation(context.instance, [group_id]):
             kafka = getattr(context.resources, resources.kafka)
             try:
                 kafka.create_missing_topics(topics, context.log.info)

@@ -20,7 +20,7 @@ from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import DagsterStorageError, storage_errors
 from kafka_liveness_dagster.runs.tags import GROUP_TAG, in_progress_filter
 from kafka_liveness_dagster.sensor.cursor import decode_group_cursors, encode_group_cursors
-from kafka_liveness_dagster.sensor.dead_runs import wait_for_process_exit
+from kafka_liveness_dagster.sensor.dead_runs import ExitWatch
 from kafka_liveness_dagster.sensor.sensor import SKIP_MESSAGE, KnownRecords
 
 if TYPE_CHECKING:
@@ -243,6 +243,7 @@ class SharedSensor:
     def __init__(self, groups: Sequence[GroupSensor]) -> None:
         self._groups = {one.group_id: one for one in groups}
         self._memory = _Memory()
+        self._watch = ExitWatch()
 
     def evaluate(
         self, context: dg.SensorEvaluationContext, kafka: KafkaLivenessResource
@@ -252,8 +253,10 @@ class SharedSensor:
         Raises:
             KafkaLivenessError: the tick of every group failed.
         """
-        with storage_errors(SKIP_MESSAGE):
-            wait_for_process_exit(context.instance, list(self._groups))
+        with (
+            storage_errors(SKIP_MESSAGE),
+            self._watch.before_observation(context.instance, list(self._groups)),
+        ):
             try:
                 topics = {topic: None for group in self._groups.values() for topic in group.topics}
                 kafka.create_missing_topics(list(topics), context.log.info)
