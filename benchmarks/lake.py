@@ -32,7 +32,7 @@ from kafka_liveness_dagster.spark.table.schema import create_table
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -135,6 +135,11 @@ class Lake:
                 f"{seen.span or 0:,}{wanted}: what was measured is wrong"
             )
         self.session.sql(f"DROP TABLE {table.quoted} PURGE")
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """The processor time that these processes have taken so far."""
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 def fresh_at(lake: Lake, table: IcebergTable, ends: Mapping[int, int]) -> float | None:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.idle_ways import Ways
 from benchmarks.jvm import compiler_cpu
-from benchmarks.lake import lake, new_topic
+from benchmarks.lake import cpu_seconds, lake, new_topic
 from benchmarks.peers.flink import VERSION as FLINK_VERSION
 from benchmarks.peers.flink import flink
 from benchmarks.report import Table, keep, show
@@ -202,9 +202,14 @@ def _run(
         _await_commit(services, table)
         time.sleep(_SETTLE_SECONDS)
         own = [one for several in processes.values() for one in several]
-        began, cpu, spark_cpu, compilers = time.time(), _cpu(own), _cpu([spark]), _compilers([*own, spark])
+        began, cpu, spark_cpu, compilers = (
+            time.time(),
+            cpu_seconds(own),
+            cpu_seconds([spark]),
+            _compilers([*own, spark]),
+        )
         time.sleep(seconds)
-        ended, cpu, spark_cpu = time.time(), _cpu(own) - cpu, _cpu([spark]) - spark_cpu
+        ended, cpu, spark_cpu = time.time(), cpu_seconds(own) - cpu, cpu_seconds([spark]) - spark_cpu
         compilers = _compilers([*own, spark]) - compilers
         producer.stop()
     commits, files, ends = _commits(services, table, began, ended)
@@ -265,13 +270,9 @@ def _idle_cpu(services: Lake) -> float:
     """Return the CPU seconds a second of a Spark server without work."""
     spark = services.spark_process
     time.sleep(_SETTLE_SECONDS)  # Java's compiler still works
-    began, cpu = time.monotonic(), _cpu([spark])
+    began, cpu = time.monotonic(), cpu_seconds([spark])
     time.sleep(_SETTLE_SECONDS)
-    return (_cpu([spark]) - cpu) / (time.monotonic() - began)
-
-
-def _cpu(processes: Sequence[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+    return (cpu_seconds([spark]) - cpu) / (time.monotonic() - began)
 
 
 def _compilers(processes: Sequence[psutil.Process]) -> float:

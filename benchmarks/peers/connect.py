@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import psutil
+
 from benchmarks import peers
 from benchmarks.lake import new_topic
 from kafka_liveness_dagster.embedded.processes import LOOPBACK, free_port, last_lines
@@ -59,6 +61,11 @@ class Connect:
     def __init__(self, services: Lake, process: subprocess.Popen[str], port: int, log: Path) -> None:
         self._services, self._process = services, process
         self._port, self._log = port, log
+
+    @property
+    def process(self) -> psutil.Process:
+        """The process of the worker."""
+        return psutil.Process(self._process.pid)
 
     def write(self, topic: str, table: IcebergTable, records: int, interval_ms: int) -> float:
         """Write a topic, and return the seconds from the connector's creation to its last commit.

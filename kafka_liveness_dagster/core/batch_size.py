@@ -18,6 +18,7 @@ offset: an offset that is too slow alone is returned, and the caller quarantines
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ INITIAL_OFFSETS = 10_000
 """First bound with ``auto``, before any measurement: a second of work for most transforms."""
 AUTO_MAX_OFFSETS = 5_000_000
 """Ceiling with ``auto`` if none is set."""
-_MAX_GROWTH = 4  # largest growth from one batch to the next: one quick batch proves little
+_MAX_GROWTH = 4  # a larger growth needs more proof than one quick batch: see BatchSizer.record_success
 _CLOCK_RESOLUTION_SECONDS = 0.001
 LARGEST_RECORD_BYTES = 2**20
 """Assumed record size before any measurement.
@@ -93,6 +94,9 @@ class BatchSizer:
     def record_success(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
         """Record the time of a committed batch; the next one may be larger, up to the ceiling.
 
+        With ``auto`` the next one may be at most four times as large. It may be larger only if it would take
+        half of its budget even if the time grew with the square of the size, as with some joins and sorts.
+
         Args:
             batch: the committed batch.
             seconds: time that it took.
@@ -108,11 +112,13 @@ class BatchSizer:
             self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
             return
         # The fixed cost of a batch makes each offset of a small batch look slow, so this estimate is too low
-        wanted = int(batch.max_records / max(seconds, _CLOCK_RESOLUTION_SECONDS) * batch.deadline_seconds / 2)
+        shorter = batch.deadline_seconds / 2 / max(seconds, _CLOCK_RESOLUTION_SECONDS)
+        wanted = int(batch.max_records * shorter)
         full = batch.max_records >= self.bound
         late = seconds > batch.deadline_seconds / 2
         if full or late or wanted > self.bound:  # a lack of data must not lower the bound
-            self._last_succeeded = max(1, min(self.ceiling, wanted, _MAX_GROWTH * self._last_succeeded))
+            largest = int(max(_MAX_GROWTH * self._last_succeeded, batch.max_records * math.sqrt(shorter)))
+            self._last_succeeded = max(1, min(self.ceiling, wanted, largest))
 
     def record_timeout(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
         """Halve the next batch after one that exceeded its deadline.

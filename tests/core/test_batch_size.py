@@ -104,6 +104,25 @@ def test_a_sudden_slowdown_costs_one_batch():
     assert 0.45 < shares[-1] < 0.55
 
 
+def test_a_fast_transform_has_large_batches_after_two():
+    """At most four times as large, it would be 160,000."""
+    sizer = BatchSizer(10**9, auto=True)
+    work(sizer, [1_500_000] * 2)
+    assert sizer.bound > 500_000
+
+
+@given(overhead=st.floats(0.05, 5.0), square=st.floats(1e-12, 5e-7))
+def test_a_time_that_grows_with_the_square_of_the_size_costs_no_batch(overhead, square):
+    """As of a join: large growth is allowed only where even that stays inside the budget."""
+    sizer = BatchSizer(10**9, auto=True)
+    for _ in range(12):
+        seconds = overhead + square * sizer.bound**2
+        before = sizer.bound
+        sizer.record_success(Batch((OffsetRange("orders", 0, 0, before),), BUDGET), min(seconds, BUDGET))
+        if sizer.bound > 4 * before:
+            assert overhead + square * sizer.bound**2 <= BUDGET / 2 + 1e-6
+
+
 def test_little_data_is_no_reason_to_take_less():
     """A lane that is idle between bursts takes the next burst as large as the last one."""
     sizer = BatchSizer(10**9, auto=True)
