@@ -46,7 +46,7 @@ from benchmarks.lake import Lake, fresh_at, lake, log_ends, new_topic
 from benchmarks.left_behind import Trickle
 from benchmarks.peers.flink import flink, last_checkpoint
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import Seconds, interleaved
+from benchmarks.turns import Seconds, interleaved, median_and_range
 from kafka_liveness_dagster.embedded.jars import find_java, pyspark_folder
 from kafka_liveness_dagster.runs.tags import heartbeat_of
 
@@ -227,8 +227,11 @@ def _told(found: dict[str, list[Moments]]) -> Table:
     live = found[LIVE]
     names = sorted(live[0], key=lambda name: statistics.median(one[name] for one in live))
     for name in names:
-        of_peers = [_spread([one[FRESH] for one in found[peer]]) if name == FRESH else "" for peer in peers]
-        table.add(name, _spread([one[name] for one in live]), *of_peers)
+        of_peers = [
+            median_and_range([one[FRESH] for one in found[peer]], unit=" s") if name == FRESH else ""
+            for peer in peers
+        ]
+        table.add(name, median_and_range([one[name] for one in live], unit=" s"), *of_peers)
     seconds = Seconds({way: [one[FRESH] for one in moments] for way, moments in found.items()})
     for peer in peers:
         ratios = seconds.ratios(peer, LIVE)
@@ -244,10 +247,6 @@ def _told(found: dict[str, list[Moments]]) -> Table:
         "`dequeue_interval_seconds: 1`. Without them the sensor and the queue check every 5 s"
     )
     return table
-
-
-def _spread(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from benchmarks import kafka_tools
 from benchmarks.idle_ways import PARTITIONS, Ways
 from benchmarks.lake import opened, own_services
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import interleaved, ratio
+from benchmarks.turns import interleaved, median_and_range, ratio
 from kafka_liveness_dagster.embedded import services, state
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _add(table: Table, name: str, costs: Sequence[Cost]) -> None:
         *([one.cpu[which] for one in costs] for which in ("Spark", "Kafka")),
     ]
     asked = [sum(one.requests.values()) for one in costs]
-    table.add(name, *(_spread(part) for part in (*parts, asked)))
+    table.add(name, *(median_and_range(part, ",.0f") for part in (*parts, asked)))
 
 
 def _kinds(found: dict[str, list[Cost]]) -> Table:
@@ -208,10 +208,6 @@ def _kinds(found: dict[str, list[Cost]]) -> Table:
         told = (f"{number:,.0f} {kind}" for kind, number in each.items() if number >= _FEW)
         table.add(name, ", ".join(told) or "none")
     return table
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks import one_run
 from benchmarks.daemon import Daemon
 from benchmarks.lake import Lake, fill, lake, new_topic
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import Seconds, interleaved
+from benchmarks.turns import Seconds, interleaved, median_and_range
 
 TITLE = "From a RunRequest to the first committed batch"
 LIVE, NOTHING = one_run.orders.live_job.name, one_run.nothing.name
@@ -140,12 +140,10 @@ def _parts(job: str, runs: list[Moments]) -> Table:
     names.sort(key=lambda name: statistics.median(run[name] for run in runs))
     for before, name in zip(["", *names], names, strict=False):
         since = [run[name] - run.get(before, 0.0) for run in runs]
-        table.add(name, _spread([run[name] for run in runs]), _spread(since))
+        table.add(
+            name, median_and_range([run[name] for run in runs], unit=" s"), median_and_range(since, unit=" s")
+        )
     return table
-
-
-def _spread(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
 if __name__ == "__main__":

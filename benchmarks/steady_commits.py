@@ -32,7 +32,7 @@ from benchmarks.peers.flink import VERSION as FLINK_VERSION
 from benchmarks.peers.flink import flink
 from benchmarks.report import Table, keep, show
 from benchmarks.steady import Steady
-from benchmarks.turns import interleaved
+from benchmarks.turns import interleaved, median_and_range
 from benchmarks.ways import start_stream
 
 if TYPE_CHECKING:
@@ -284,18 +284,18 @@ def _described(
 ) -> Table:
     columns = ("program", "CPU s a commit", "of it: its processes", "of it: Spark", "of it: Java's compiler",
                "age p50", "age p99", "commits/s", "files a commit")  # fmt: skip
-    table = Table(f"a commit each second, {PARTITIONS} partitions: medians", columns)
+    table = Table(f"a commit each second, {PARTITIONS} partitions: medians (spread)", columns)
     for rate in rates:
         for program in programs:
             seen = found[named(program, rate)]
             table.add(
                 named(program, rate),
-                f"{_median(one.cpu_per_commit for one in seen):.3f}",
+                median_and_range([one.cpu_per_commit for one in seen], ".3f"),
                 f"{_median(one.own_cpu / one.commits for one in seen):.3f}",
                 f"{_median(one.spark_cpu / one.commits for one in seen):.3f}",
                 f"{_median(one.compiler_cpu / one.commits for one in seen):.3f}",
                 f"{_median(one.age(0.5) for one in seen):.2f} s",
-                f"{_median(one.age(0.99) for one in seen):.2f} s",
+                median_and_range([one.age(0.99) for one in seen], unit=" s"),
                 f"{_median(one.commits / one.seconds for one in seen):.2f}",
                 f"{_median(one.files for one in seen):.1f}",
             )
@@ -305,15 +305,17 @@ def _described(
     table.note(f"Spark: beyond an idle server, which took {idle_cpu:.3f} CPU seconds a second")
     for rate in rates:
         ours, peer = (found[named(program, rate)] for program in (LIVE, STREAM))
-        ratio = _spread([a.cpu_per_commit / b.cpu_per_commit for a, b in zip(ours, peer, strict=True)])
+        ratio = median_and_range(
+            [a.cpu_per_commit / b.cpu_per_commit for a, b in zip(ours, peer, strict=True)]
+        )
         without = [
             a.cpu_per_commit_compiled / b.cpu_per_commit_compiled for a, b in zip(ours, peer, strict=True)
         ]
-        oldest = _spread([one.age(0.99) for one in ours])
+        oldest = median_and_range([one.age(0.99) for one in ours], unit=" s")
         table.note(
-            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, reached: {oldest} s; CPU "
+            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, reached: {oldest}; CPU "
             f"seconds a commit at most those of Structured Streaming, reached: {ratio} of them, "
-            f"{_spread(without)} of them without Java's compiler"
+            f"{median_and_range(without)} of them without Java's compiler"
         )
     table.note(
         "Structured Streaming plans its query once and appends. The live run plans each batch, with two "
@@ -321,11 +323,6 @@ def _described(
         "Java compiles the code of both for some thousand commits"
     )
     return table
-
-
-def _spread(values: list[float]) -> str:
-    """Return the median, the least and the most."""
-    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def _median(values: Iterator[float]) -> float:

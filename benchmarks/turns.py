@@ -31,7 +31,7 @@ class Seconds(dict[str, list[float]]):
 
     def spread(self, name: str) -> str:
         """Median, shortest and longest."""
-        return f"{self.median(name):.2f} s ({min(self[name]):.2f}-{max(self[name]):.2f})"
+        return median_and_range(self[name], unit=" s")
 
     def ratio(self, of: str, to: str) -> float:
         """Seconds of one by seconds of the other: above 1 when the other is faster."""
@@ -39,8 +39,7 @@ class Seconds(dict[str, list[float]]):
 
     def ratios(self, of: str, to: str) -> str:
         """The same with the smallest and the greatest."""
-        found = ratios(self[of], self[to])
-        return f"{self.ratio(of, to):.2f} ({min(found):.2f}-{max(found):.2f})"
+        return median_and_range(ratios(self[of], self[to]))
 
 
 def interleaved(
@@ -73,6 +72,15 @@ def interleaved(
                     found[name].append(given)
                 progress.advance(task)
     return found
+
+
+def median_and_range(values: Sequence[float], form: str = ".2f", unit: str = "") -> str:
+    """Return the median, the least and the most as text.
+
+    >>> median_and_range([3.0, 1.0, 2.5], unit=" s")
+    '2.50 s (1.00-3.00)'
+    """
+    return f"{statistics.median(values):{form}}{unit} ({min(values):{form}}-{max(values):{form}})"
 
 
 def spread(values: Sequence[float], form: str) -> tuple[str, str]:
