@@ -41,7 +41,7 @@ import dagster as dg
 from rich.console import Console
 
 from benchmarks import crashing, stream_driver
-from benchmarks.daemon import Daemon
+from benchmarks.daemon import QUEUE, Daemon
 from benchmarks.lake import Lake, fresh_at, lake, log_ends, new_topic
 from benchmarks.left_behind import Trickle
 from benchmarks.peers.flink import flink, last_checkpoint
@@ -63,10 +63,7 @@ FRESH = "a fresh record is in the table"
 GOAL_SECONDS = 3.0
 _PATIENCE = 120.0
 _CHECKPOINT_MS = 1_000
-_SETTINGS = (
-    "run_coordinator: {module: dagster, class: QueuedRunCoordinator, config: {dequeue_interval_seconds: 1}}\n"
-    "sensors: {use_threads: true, num_workers: 8}\n"
-)
+_SETTINGS = f"{QUEUE}sensors: {{use_threads: true, num_workers: 8}}\n"
 _EVENTS = {
     dg.DagsterEventType.RUN_STARTING: "taken from the queue",
     dg.DagsterEventType.RUN_START: "the next run's process works",

@@ -27,6 +27,12 @@ T = TypeVar("T")
 _PATIENCE = 180.0
 
 
+QUEUE = (
+    "run_coordinator: {module: dagster, class: QueuedRunCoordinator, config: {dequeue_interval_seconds: 1}}\n"
+)
+"""The recommended queue: a run waits for a second at most."""
+
+
 class Daemon:
     """The daemon of one code location; it and its runs end with the block.
 

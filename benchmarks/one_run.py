@@ -46,7 +46,9 @@ def told(before: str, after: str) -> Iterator[None]:
 
 def tell_of_the_process() -> None:
     """When this process began, and when it had imported this module, at which Dagster and the package are."""
-    tell("process began", psutil.Process().create_time())
+    # The kernel's count since the boot; its hour of the boot is in whole seconds
+    since_boot = psutil.Process().create_time() - psutil.boot_time()
+    tell("process began", time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot)
     tell("code location imported", LOADED_AT)
 
 

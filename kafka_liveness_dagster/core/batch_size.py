@@ -94,8 +94,8 @@ class BatchSizer:
     def record_success(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
         """Record the time of a committed batch; the next one may be larger, up to the ceiling.
 
-        With ``auto`` the next one may be at most four times as large. It may be larger only if it would take
-        half of its budget even if the time grew with the square of the size, as with some joins and sorts.
+        With ``auto`` the next one may be four times as large. It may be even larger if it would stay within
+        half of its budget although the time grows with the square of the size. Some joins grow so.
 
         Args:
             batch: the committed batch.
