@@ -241,8 +241,7 @@ def _described(found: dict[str, list[Moments]]) -> Table:
     )
     table.note(
         f"{LIVE}: with `sensors: {{use_threads: true}}`, so a tick watches the run's process, and "
-        "`dequeue_interval_seconds: 1`. By default the sensor and the queue check every 5 s, "
-        "so most of the time passes before the run leaves the queue"
+        "`dequeue_interval_seconds: 1`. By default the sensor and the queue check every 5 s"
     )
     return table
 

@@ -146,7 +146,7 @@ def _described(found: Seconds, records: int, counts: Sequence[int], settings: Se
             f"goal: {GOAL} of one pass; reached with max_poll_records={size}{in_words(flights)}: "
             + ", ".join(f"{ratio:.2f}" for ratio in reached)
         )
-    table.note("each batch has a fixed cost of about 0.2 s, so few large batches are faster")
+    table.note("each batch has a fixed cost, so few large batches are faster")
     return table
 
 

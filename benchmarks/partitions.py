@@ -69,7 +69,7 @@ _ROWS = {  # in words, and how its numbers are written; a row that must grow wit
     "backfill of 100 partitions, one run: seconds": ".1f",
     "the same: events": ".0f",
     "backfill of all others, one run: seconds *": ".1f",
-    "the same: of which Spark and Kafka *": ".1f",
+    "the same: in Spark and Kafka *": ".1f",
     "the same: events *": ".0f",
     "the same: event log, MB *": ".2f",
     "run worker, MB": ".0f",

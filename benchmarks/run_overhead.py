@@ -80,7 +80,7 @@ def main(repetitions: int, write: Path | None) -> None:
     tables[0].note(f"goal: {GOAL_SECONDS:g} s at the median; reached: {statistics.median(latest):.2f} s")
     tables[0].note(
         "with `dequeue_interval_seconds: 1`: before the launch the run waits for the daemon's next check. "
-        "Dagster's default is 5, which is 2 s more at the mean"
+        "Dagster's default is 5"
     )
     for table in tables:
         show(console, table)

@@ -101,7 +101,7 @@ def test_a_tick_ends_in_its_round(instance, watched, child):
 
 @pytest.mark.parametrize("took", [0.2, 1.3, 2.7, 60.0])
 def test_a_watch_leaves_the_time_that_a_slow_observation_takes(instance, monkeypatch, took):
-    """Dagster's daemon skips a sensor whose tick still runs: a crash would be noticed 5 s later.
+    """Dagster's daemon skips a sensor while its tick runs: a crash would be noticed 5 s later.
 
     The first tick of a code server takes seconds. Quick ones after it are watched as long as before.
     """

@@ -146,7 +146,7 @@ def free_pool_slots(instance: dg.DagsterInstance, asset: dg.AssetsDefinition, no
             storage.free_concurrency_slots_for_run(run_id)
 
 
-_ROUND_SECONDS = 5.0  # from one check of the daemon to the next; it skips a sensor whose tick still runs
+_ROUND_SECONDS = 5.0  # from one check of the daemon to the next; it skips a sensor while its tick runs
 _MARGIN_SECONDS = 0.5  # for the daemon and its request to the code server
 _MIN_RESERVE_SECONDS = 0.5  # an observation takes 0.1 or 0.2 s
 _RESERVE_KEPT = 0.7  # a slow tick is forgotten in about ten ticks
