@@ -34,6 +34,8 @@ PARTITIONS, RECORDS = 8, 8_000
 _KEPT_ALIVE, _SOON = "86400", "1"  # idle_seconds of a run
 _ASSET = dg.AssetKey("orders")
 _PATIENCE = 120.0
+SETTLE_SECONDS = 15.0  # what a start has left to do, in the JVMs above all
+_THIRD_READ_SECONDS = 135.0  # the sensor reads the table each minute; a session's first reads cost the most
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class Resting:
     Attributes:
         processes: its own, by what they are; not the Spark server and not the broker.
         ticks: how many ticks of sensors there have been since a moment (seconds since the epoch).
+        settle_seconds: time from then until it is at rest.
     """
 
     processes: dict[str, list[psutil.Process]]
     ticks: Callable[[float], int] = lambda _since: 0
+    settle_seconds: float = SETTLE_SECONDS
 
 
 class Ways:
@@ -106,7 +110,8 @@ class Ways:
             )
             assert daemon.server is not None  # noqa: S101 - it was asked for
             processes = {"daemon": [daemon.daemon], "code server": [daemon.server]}
-            yield Resting(processes, lambda since: _ticks(daemon.instance, since))
+            settle = SETTLE_SECONDS if empty else _THIRD_READ_SECONDS
+            yield Resting(processes, lambda since: _ticks(daemon.instance, since), settle)
 
     @contextmanager
     def session(self) -> Iterator[Resting]:

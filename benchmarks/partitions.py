@@ -32,7 +32,7 @@ from benchmarks.left_behind import Trickle, crashed_at
 from benchmarks.many_groups import WatchedGroup, make_topic
 from benchmarks.neighbor import Neighbor
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import quartiles
+from benchmarks.turns import median_and_range, ratios
 from benchmarks.ways import Runs, stream
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ _ROWS = {  # in words, and how its numbers are written; a row that must grow wit
     "the same: in Spark and Kafka *": ".1f",
     "the same: events *": ".0f",
     "the same: event log, MB *": ".2f",
-    "run worker, MB": ".0f",
+    "the process of all runs, MB": ".0f",
     "Spark, MB": ".0f",
 }
 
@@ -224,7 +224,7 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
     table = Table(f"{_BACKLOG:,} records in all, by the topic's partitions", columns)
     too_fast = []
     for name, form in _ROWS.items():
-        medians = [quartiles([one[name] for one in found[size]])[1] for size in sizes]
+        medians = [statistics.median(one[name] for one in found[size]) for size in sizes]
         known = [(size, value) for size, value in zip(sizes, medians, strict=True) if not math.isnan(value)]
         if not known:
             continue
@@ -241,12 +241,11 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
         "backfills from the start to the end of the run"
     )
     table.note("every table was exact")
-    largest = {name: quartiles([one[name] for one in found[sizes[-1]]])[1] for name in _ROWS}
-    slower = largest[_BESIDE] / largest[_ALONE]
+    few, beside, alone = ([one[name] for one in found[sizes[-1]]] for name in (_FEW, _BESIDE, _ALONE))
     table.note(
         f"goals with {sizes[-1]:,} partitions: 5 records a partition in {GOAL_SECONDS:g} s, reached: "
-        f"{largest[_FEW]:.1f} s; a neighbor's batch at most twice as slow meanwhile, reached: {slower:.1f} "
-        "times"
+        f"{median_and_range(few, '.1f', ' s')}; a neighbor's batch at most twice as slow meanwhile, reached: "
+        f"{median_and_range(ratios(beside, alone), '.1f')} times, in the same repetition"
     )
     table.note(
         "Spark's Kafka source opens a consumer for each partition, which requests the metadata of all "

@@ -11,6 +11,7 @@ messages a load.
 
 from __future__ import annotations
 
+import statistics
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from benchmarks import peer_loads
 from benchmarks.lake import fill, new_topic
 from benchmarks.many_groups import broker
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import interleaved, quartiles, ratio, spread
+from benchmarks.turns import interleaved, ratio, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,8 +169,8 @@ def _table(runs: dict[str, list[Run]], records: int, told: list[peer_loads.Load]
     for name, of_name in runs.items():
         rate, quarters = spread([records / run.wall for run in of_name], ",.0f")
         reached[name] = ratio(wall[PLAIN], wall[name])
-        cpu = quartiles([run.cpu for run in of_name])[1] / records * 1e6
-        between = quartiles([1000 * run.between / max(1, run.batches) for run in of_name])[1]
+        cpu = statistics.median(run.cpu for run in of_name) / records * 1e6
+        between = statistics.median(1000 * run.between / max(1, run.batches) for run in of_name)
         beside = (f"{reached[name]:.2f}", f"{ratio(wall[TUNED], wall[name]):.2f}")
         table.add(name, rate, quarters, *beside, f"{cpu:.2f}", f"{between:.1f} ms" if between else "")
     if told:

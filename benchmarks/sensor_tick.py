@@ -46,12 +46,12 @@ from benchmarks.many_groups import (
     watched,
 )
 from benchmarks.report import Table, keep, show
-from benchmarks.turns import interleaved, quartiles, spread
+from benchmarks.turns import interleaved, median_and_range, ratios, spread
 from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.sensor.cursor import GroupCursor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 TICK_LIMIT_SECONDS = 60
 GROUPS = (1, 10, 100)
@@ -171,15 +171,13 @@ def _times(
         ),
     )
     slower = []
-    start = quartiles(found[_JAVA])[1] if peer else 0.0
+    start = statistics.median(found[_JAVA]) if peer else 0.0
     for name in sets:
         ticks = found[f"{name}, {_TICK}"]
         cells = ["", "", ""]
         if peer:
-            tool = quartiles(found[f"{name}, {_TOOL}"])[1]
-            beside = quartiles(
-                [own / (other - start) for own, other in zip(ticks, found[f"{name}, {_TOOL}"], strict=True)]
-            )[1]
+            tool = statistics.median(found[f"{name}, {_TOOL}"])
+            beside = statistics.median(_beside(found, _TICK, name, start))
             cells = [f"{tool:.2f} s", f"{tool - start:.2f} s", f"{beside:.2f}"]
             slower += [name] if beside > 1 else []
         middle, quarters = spread(ticks, ".3f")
@@ -187,8 +185,8 @@ def _times(
             name,
             f"{middle} s",
             f"{quarters} s",
-            f"{quartiles(found[f'{name}, {_LOOK}'])[1]:.3f} s",
-            *([f"{quartiles(found[f'{name}, {_SHARED}'])[1]:.3f} s"] if shared else []),
+            f"{statistics.median(found[f'{name}, {_LOOK}']):.3f} s",
+            *([f"{statistics.median(found[f'{name}, {_SHARED}']):.3f} s"] if shared else []),
             *cells,
         )
     if shared:
@@ -202,16 +200,9 @@ def _times(
     )
     table.note(f"threads {threads} -> {process.num_threads()}; a tick may take {TICK_LIMIT_SECONDS} s")
     if peer and shared:
-        ratios = {
-            name: quartiles(
-                [
-                    own / (other - start)
-                    for own, other in zip(found[f"{name}, {_SHARED}"], found[f"{name}, {_TOOL}"], strict=True)
-                ]
-            )[1]
-            for name in sets
-        }
-        listed = ", ".join(f"{ratio:.2f} at {name}" for name, ratio in ratios.items())
+        listed = ", ".join(
+            f"{median_and_range(_beside(found, _SHARED, name, start))} at {name}" for name in sets
+        )
         table.note(f"{_SHARED} / tool without start: {listed}")
     if peer:
         table.note(
@@ -228,6 +219,11 @@ def _times(
         )
         table.note(f"verdict: without Java's start, {verdict}")
     return table
+
+
+def _beside(found: Mapping[str, Sequence[float]], way: str, name: str, start: float) -> list[float]:
+    """Seconds of a way relative to the tool's without Java's start, in each round."""
+    return ratios(found[f"{name}, {way}"], [tool - start for tool in found[f"{name}, {_TOOL}"]])
 
 
 def _shared(groups: list[WatchedGroup], name: str) -> SharedGroups:
@@ -277,7 +273,9 @@ def _idle(
     for name in sets:
         minutes = [one for minute in found[f"{name}, {_SHARED}"] for one in minute]
         cells = [f"{statistics.median(one for [one] in found[f'{name}, {_TICK}']):.3f} s"]
-        cells += [f"{of(minutes):.3f} s" for of in (statistics.median, statistics.mean, max)]
+        middles = [statistics.median(minute) for minute in found[f"{name}, {_SHARED}"]]
+        cells += [median_and_range(middles, ".3f", " s")]
+        cells += [f"{of(minutes):.3f} s" for of in (statistics.mean, max)]
         tool = (
             f"{statistics.median(one for [one] in found[f'{name}, {_TOOL}']) - start:.2f} s" if peer else ""
         )

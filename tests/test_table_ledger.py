@@ -43,7 +43,7 @@ class Table:
     def refresh(self, _session, *, keep_shape=False):
         """There is no cache."""
 
-    def current_snapshot_id(self, _session):
+    def current_snapshot_id(self, _session, _known=()):
         return self.current_id
 
     def put(self, ledger, start, end):

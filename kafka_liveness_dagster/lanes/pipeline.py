@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
 
+from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.core.batch_size import BatchSizer, SlowRecordError
 from kafka_liveness_dagster.core.fencing import FenceReason
 from kafka_liveness_dagster.core.sink_ledger import READ_TIMEOUT_SECONDS, LaneLedger
@@ -73,12 +74,15 @@ def ledger_for(
     target = asset.table or ""
 
     def open_ledger() -> TableLedger:
-        spark.session()  # before the first import of PySpark
+        session = spark.session()  # before the first import of PySpark
         from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415 - pyspark stays lazy
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 
+        table = IcebergTable(target)
+        # While the ledger is read, so that the first batch finds it kept; that batch has the error, if any
+        run_in_daemon_thread(partial(table.writable_shape, session), "kafka-liveness-table")
         return TableLedger(
-            IcebergTable(target),
+            table,
             lambda: spark.session(),  # noqa: PLW0108 - when it is needed
             table_timeout_seconds(budget_seconds),
             group_id=asset.group_id,

@@ -20,6 +20,7 @@ from kafka_liveness_dagster.spark.errors import RowsOutsideBatchError, TableSche
 from kafka_liveness_dagster.spark.row_count import RowSums
 from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
 from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.table.ledger import TableLedger
 from kafka_liveness_dagster.spark.table.table import IcebergTable
 from kafka_liveness_dagster.spark.table.write import write_table
 from tests.timeouts import connect
@@ -107,6 +108,32 @@ def test_a_batch_is_two_analyses_and_one_execution(spark, table, asked, plans_te
         "AnalyzePlan": 2,
         "ExecutePlan": 1 if plans_tell else 3,
     }
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["without rows", "with rows"])
+def test_a_table_is_checked_again_only_at_another_snapshot(spark, table, asked, plans_tell, rows):
+    """A refresh and a plan show that it is the same one. Another one is described before it is believed."""
+    its, first = IcebergTable(table), orders(0, 5)
+    before = TableLedger(its, lambda: spark)
+    put(spark, table, first, ledger=before)
+    before.read([first.topic_partition])
+    again = TableLedger(its, lambda: spark, last=before.snapshot)
+    its.forget_shape(spark)  # as after a minute
+    counted = asked()
+    assert again.read([first.topic_partition]) == before.read([first.topic_partition])
+    its.forget_shape(spark)
+    told = asked()
+    assert {name: told[name] - counted[name] for name in ("AnalyzePlan", "ExecutePlan")} == {
+        "AnalyzePlan": 2,
+        "ExecutePlan": 2 if plans_tell else 4,
+    }
+
+    spark.sql(f"CREATE OR REPLACE TABLE {table} (n int) USING iceberg")
+    if rows:
+        spark.sql(f"INSERT INTO {table} VALUES (1)")
+    its.forget_shape(spark)
+    with pytest.raises(TableSchemaError, match="must have topic string"):
+        again.read([first.topic_partition])
 
 
 def test_the_snapshot_is_the_tables_own(spark, table, asked, plans_tell):

@@ -135,8 +135,8 @@ def test_what_is_expired_before_its_history_is_read_is_no_word_of_the_table(spar
 
         expired: list[int] = []  # noqa: RUF012 - a dataclass that is frozen
 
-        def current_snapshot_id(self, session):
-            found = super().current_snapshot_id(session)
+        def current_snapshot_id(self, session, known=()):
+            found = super().current_snapshot_id(session, known)
             if found != first and not self.expired:
                 self.expired += [first, found]
                 add(session, self.name, 20, 30)

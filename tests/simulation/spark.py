@@ -110,7 +110,7 @@ class SeenTable:
         """The current one."""
         return self._table.current_id
 
-    def current_snapshot_id(self, _session: object) -> int | None:
+    def current_snapshot_id(self, _session: object, _known: object = ()) -> int | None:
         """The same."""
         clock.point(0.1)
         return self._table.current_id

@@ -112,7 +112,7 @@ class SimulatedTable:
             self._read = self.version, dict(TableLedger(self, lambda: self).read(list(self.partitions)))  # type: ignore[arg-type, return-value]
         return self._read[1]
 
-    def current_snapshot_id(self, _session: object) -> int | None:
+    def current_snapshot_id(self, _session: object, _known: object = ()) -> int | None:
         """As the product's ``IcebergTable`` is asked."""
         return self.current_id
 

@@ -320,11 +320,13 @@ class TableLedger:
         If the current snapshot expires before its history is read, the table has grown, and is read again.
         """
         snapshots: dict[int, SnapshotSummary] = {}
+        read_before = (self._snapshot.snapshot_id, self._read_before.snapshot_id)
+        known = [one for one in read_before if one is not None]
         for _ in range(READ_ATTEMPTS):
             # Without it a caching catalog shows other writers' commits half a minute late
             self._table.refresh(session, keep_shape=True)
-            snapshot_id = self._table.current_snapshot_id(session)
-            if snapshot_id in (None, self._snapshot.snapshot_id, self._read_before.snapshot_id):
+            snapshot_id = self._table.current_snapshot_id(session, known)
+            if snapshot_id is None or snapshot_id in known:
                 return snapshot_id, {}
             snapshots = latest_summaries(session, self._table)
             if snapshot_id in snapshots and not has_grown(session, self._table, snapshots, snapshot_id):

@@ -36,7 +36,7 @@ from kafka_liveness_dagster.spark.ranges import ranges_condition
 from kafka_liveness_dagster.spark.table.schema_check import reject_metadata_names, require_key_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField
@@ -284,17 +284,23 @@ class IcebergTable:
         found = session.sql(f"SHOW TBLPROPERTIES {self.quoted} ('current-snapshot-id')").collect()
         return int(found[0]["value"]) if found and found[0]["value"].isdigit() else None
 
-    def current_snapshot_id(self, session: SparkSession) -> int | None:
+    def current_snapshot_id(self, session: SparkSession, known: Collection[int] = ()) -> int | None:
         """Return the id of the current snapshot; None without a snapshot or a table. Raise as ``shape`` does.
 
-        The shape is read first unless it is kept. A query of a missing table would write Spark's error into
-        the log of the run.
+        The shape is read first, because a query of a missing table would write Spark's error into the log of
+        the run. It is not read if it is kept, or if the table is at a ``known`` snapshot, at which it was
+        checked before.
         """
-        if self._kept_shape(session) is not None:
+        found: int | None = None
+        is_kept = self._kept_shape(session) is not None
+        if is_kept or known:
             with suppress(AnalysisException):  # the table was dropped or replaced: the shape has the error
-                if (found := self.snapshot_id(session)) is not None:
-                    return found
-        return None if self._read_shape(session) is None else self.snapshot_id(session)
+                found = self.snapshot_id(session)
+            if found is not None and (is_kept or found in known):
+                return found
+        if self._read_shape(session) is None:
+            return None
+        return self.snapshot_id(session) if found is None else found
 
     def refresh(self, session: SparkSession, *, keep_shape: bool = False) -> None:
         """Drop cached metadata of the table, because a caching catalog would return the old snapshot.
