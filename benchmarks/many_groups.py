@@ -32,11 +32,11 @@ from kafka_liveness_dagster.core.commit_metadata import (
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.sensor import shared
+from kafka_liveness_dagster.sensor import sensor, shared
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from kafka_liveness_dagster.assets.definitions import KafkaAsset
 
@@ -96,6 +96,25 @@ class WatchedGroup:
         return str(uuid4())
 
 
+class SensorClock:
+    """The clock of sensors, which is set ahead instead of waiting."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def minute(self, tick: Callable[[], float]) -> list[float]:
+        """Evaluate sensors for a minute, each 5 s; the seconds that each took."""
+        found = []
+        clock = SimpleNamespace(
+            time=lambda: time.time() + self._ahead, monotonic=lambda: time.monotonic() + self._ahead
+        )
+        with mock.patch.object(shared, "time", clock), mock.patch.object(sensor, "time", clock):
+            for _ in range(60 // TICK_SECONDS):
+                self._ahead += TICK_SECONDS
+                found.append(tick())
+        return found
+
+
 class SharedGroups:
     """Several groups that one sensor watches, with the sensor's cursor.
 
@@ -106,7 +125,6 @@ class SharedGroups:
         self.group = groups[0]
         self.sensor = kl.build_shared_sensor([one.asset for one in groups], name=name)
         self.cursor: str | None = None
-        self._ahead = 0.0
 
     def tick(self) -> float:
         """Evaluate the sensor as Dagster's code server does; seconds."""
@@ -125,18 +143,6 @@ class SharedGroups:
             )
         self.cursor = result.cursor
         return seconds
-
-    def minute(self) -> list[float]:
-        """The ticks of a minute, one each 5 s; the sensor's clock is set ahead instead of waiting."""
-        found = []
-        for _ in range(60 // TICK_SECONDS):
-            self._ahead += TICK_SECONDS
-            with mock.patch.object(shared, "time", SimpleNamespace(time=time.time, monotonic=self._now)):
-                found.append(self.tick())
-        return found
-
-    def _now(self) -> float:
-        return time.monotonic() + self._ahead
 
 
 @contextmanager

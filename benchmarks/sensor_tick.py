@@ -36,6 +36,7 @@ import kafka_liveness_dagster as kl
 from benchmarks import kafka_tools
 from benchmarks.many_groups import (
     TICK_SECONDS,
+    SensorClock,
     SharedGroups,
     WatchedGroup,
     broker,
@@ -149,7 +150,7 @@ def _times(
         ways[f"{name}, {_TICK}"] = partial(_sum, [group.tick for group in groups])
         ways[f"{name}, {_LOOK}"] = partial(_sum, [group.look for group in groups])
         if name in shared:
-            ways[f"{name}, {_SHARED}"] = partial(_median, shared[name].minute)
+            ways[f"{name}, {_SHARED}"] = partial(_median, partial(SensorClock().minute, shared[name].tick))
         if peer:
             both = [group.asset.group_id + log for group in groups for log in ("", CATCH_UP_SUFFIX)]
             rows = 2 * sum(len(group.kafka.cluster().partitions(group.asset.topics)) for group in groups)
@@ -235,20 +236,16 @@ def _shared(groups: list[WatchedGroup], name: str) -> SharedGroups:
 def _idle(
     console: Console, servers: str, sets: dict[str, list[WatchedGroup]], rounds: int, *, peer: bool
 ) -> Table:
-    """A minute of one sensor on idle groups, a round of ticks with a sensor each, and Kafka's own tool."""
+    """A minute of one sensor on idle groups, one with a sensor each, and Kafka's own tool."""
     process = psutil.Process()
     threads = process.num_threads()
     ways: dict[str, Callable[[], list[float]]] = {}
     for name, groups in sets.items():
         shared = _shared(groups, f"idle_{len(groups)}")
-        for _ in range(2):  # until the groups have settled, and have their turns at different times
-            shared.minute()
-        ways[f"{name}, {_SHARED}"] = shared.minute
+        ways[f"{name}, {_SHARED}"] = _settled(shared.tick)
     threads_shared = process.num_threads()
     for name, groups in sets.items():
-        ticks = [group.tick for group in groups]
-        _sum(ticks)
-        ways[f"{name}, {_TICK}"] = partial(_sums, ticks)
+        ways[f"{name}, {_TICK}"] = _settled(partial(_sum, [group.tick for group in groups]))
         if peer:
             names = [group.asset.group_id for group in groups]
             rows = sum(len(group.kafka.cluster().partitions(group.asset.topics)) for group in groups)
@@ -262,7 +259,8 @@ def _idle(
         "one round of ticks: idle groups",
         (
             "groups x partitions",
-            "a sensor each",
+            "a sensor each, median of a minute's ticks",
+            "mean",
             f"{_SHARED}, median of a minute's ticks",
             "mean",
             "longest",
@@ -271,21 +269,35 @@ def _idle(
     )
     start = statistics.median(one for [one] in found[_JAVA]) if peer else 0.0
     for name in sets:
-        minutes = [one for minute in found[f"{name}, {_SHARED}"] for one in minute]
-        cells = [f"{statistics.median(one for [one] in found[f'{name}, {_TICK}']):.3f} s"]
-        middles = [statistics.median(minute) for minute in found[f"{name}, {_SHARED}"]]
-        cells += [median_and_range(middles, ".3f", " s")]
-        cells += [f"{of(minutes):.3f} s" for of in (statistics.mean, max)]
+        each, one_sensor = found[f"{name}, {_TICK}"], found[f"{name}, {_SHARED}"]
+        cells = [_middles(each), _of_all(statistics.mean, each)]
+        cells += [_middles(one_sensor), _of_all(statistics.mean, one_sensor), _of_all(max, one_sensor)]
         tool = (
             f"{statistics.median(one for [one] in found[f'{name}, {_TOOL}']) - start:.2f} s" if peer else ""
         )
         table.add(name, *cells, tool)
     table.note(
-        f"{rounds} rounds, interleaved. {_SHARED}: a tick each {TICK_SECONDS} s of the sensor's clock. Each "
+        f"{rounds} rounds, interleaved; a tick each {TICK_SECONDS} s of the sensor's clock. Each "
         "group has a whole tick in a minute; the other ticks find no change, and read no commits"
     )
     table.note(f"threads {threads} -> {threads_shared} with {_SHARED} alone -> {process.num_threads()}")
     return table
+
+
+def _settled(tick: Callable[[], float]) -> Callable[[], list[float]]:
+    """A minute of these ticks, after two until the groups are idle and have their turns."""
+    clock = SensorClock()
+    for _ in range(2):
+        clock.minute(tick)
+    return partial(clock.minute, tick)
+
+
+def _middles(minutes: Sequence[Sequence[float]]) -> str:
+    return median_and_range([statistics.median(minute) for minute in minutes], ".3f", " s")
+
+
+def _of_all(of: Callable[[list[float]], float], minutes: Sequence[Sequence[float]]) -> str:
+    return f"{of([tick for minute in minutes for tick in minute]):.3f} s"
 
 
 def _median(call: Callable[[], list[float]]) -> float:

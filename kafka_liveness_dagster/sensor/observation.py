@@ -54,7 +54,7 @@ from kafka_liveness_dagster.runs.tags import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.health import OpenTransaction
     from kafka_liveness_dagster.core.offsets import TopicPartition
@@ -270,6 +270,12 @@ class GroupObservation:
             by_lane["catch-up"],
         )
 
+    @property
+    def fingerprint(self) -> Hashable:
+        """What :func:`read_fingerprint` returns while the group and its topics are as in this observation."""
+        bounds = {tp: (seen.log_start, seen.log_end) for tp, seen in self.partitions.items()}
+        return _fingerprint(self.snapshot.state, (one.member_id for one in self.snapshot.members), bounds)
+
     @cached_property
     def partitions(self) -> dict[TopicPartition, PartitionSnapshot]:
         """The snapshot of each partition."""
@@ -338,6 +344,24 @@ class GroupObservation:
         run = self.run_of_mark(mark)
         is_gone = known is not None and known.process is ProcessStatus.GONE
         return is_gone or (run is not None and run.is_finished)
+
+
+def read_fingerprint(cluster: Cluster, group_id: str, topics: Sequence[str]) -> Hashable:
+    """Read a group's state, its members and the log bounds of its topics, to compare with an observation.
+
+    Raises:
+        BrokerUnreachableError: no broker responded.
+        TopicNotFoundError: a topic is gone.
+    """
+    bounds = cluster.log_bounds(cluster.partitions(topics))
+    group = cluster.group(group_id)
+    return _fingerprint(_group_state(group), (one.member_id for one in group.members), bounds)
+
+
+def _fingerprint(
+    state: GroupState, member_ids: Iterable[str], bounds: Mapping[TopicPartition, tuple[int, int]]
+) -> Hashable:
+    return state, frozenset(member_ids), frozenset(bounds.items())
 
 
 def _read_states(

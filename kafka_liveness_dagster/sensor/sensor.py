@@ -7,6 +7,7 @@ repeated tick changes nothing.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -17,10 +18,11 @@ from kafka_liveness_dagster.core.commit_metadata import CATCH_UP_SUFFIX
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.event_detection import detect_events
 from kafka_liveness_dagster.core.events import CrashLagFound, crashed_runs
+from kafka_liveness_dagster.core.idle_groups import LastTick
 from kafka_liveness_dagster.core.partition_keys import is_key, new_keys, parse_key
 from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import storage_errors
-from kafka_liveness_dagster.runs.tags import SESSION_TAG
+from kafka_liveness_dagster.runs.tags import GROUP_TAG, SESSION_TAG
 from kafka_liveness_dagster.sensor.asset_events import (
     crash_lag_observations,
     group_observations,
@@ -35,7 +37,7 @@ from kafka_liveness_dagster.sensor.dead_runs import (
     free_pool_slots,
 )
 from kafka_liveness_dagster.sensor.kept_instance import KeptInstanceSensor
-from kafka_liveness_dagster.sensor.observation import GroupObservation, KnownRuns
+from kafka_liveness_dagster.sensor.observation import GroupObservation, KnownRuns, read_fingerprint
 from kafka_liveness_dagster.sensor.run_requests import NOTHING_TO_START, EventHook, RunRequests
 from kafka_liveness_dagster.sensor.settings import SensorSettings
 from kafka_liveness_dagster.sensor.table_ledger import TableLedgerReader
@@ -46,7 +48,7 @@ from kafka_liveness_dagster.telemetry.group_metrics import GroupMetrics
 from kafka_liveness_dagster.telemetry.otel import set_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
@@ -109,13 +111,14 @@ def build_group_sensor(
     )
 
     watch = ExitWatch()
+    evaluation = _GroupEvaluation(watched)
 
     def group_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         with storage_errors(SKIP_MESSAGE), watch.before_observation(context.instance, [group_id]):
             kafka = getattr(context.resources, resources.kafka)
             try:
                 kafka.create_missing_topics(topics, context.log.info)
-                return watched.tick(context, kafka.cluster(), context.cursor).run()
+                return evaluation.run(context, kafka.cluster())
             except ServicesDownError as error:
                 watched.report_unknown_freshness(context.instance, error)
                 # A person caused it, so it is a skip: a failure would log a page of traceback every 5 s
@@ -270,6 +273,58 @@ class KnownRecords:
     must_observe: bool
 
 
+class _GroupEvaluation:
+    """The evaluations of one group's sensor; an idle group without a change gets no tick.
+
+    What the last tick found is in this process's memory, and counts only for the cursor that it returned.
+    """
+
+    def __init__(self, sensor: GroupSensor) -> None:
+        self._sensor = sensor
+        self._last: LastTick | None = None
+        self._observed_at = -math.inf
+        self._result = dg.SensorResult()
+        self._windows = WindowProgress()
+
+    def run(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
+        """Run a tick, or return the last one's skip reason if a tick could change nothing."""
+        sensor = self._sensor
+        now = time.monotonic()
+        # A tick that fails leaves no memory
+        last, self._last = self._last if context.cursor == self._result.cursor else None, None
+        newest_run = _newest_run(context.instance, sensor.group_id)  # before Kafka, as in an observation
+        if last is not None and self._is_unchanged(last, cluster, newest_run, now):
+            self._last = last
+            return dg.SensorResult(skip_reason=self._result.skip_reason, cursor=context.cursor)
+        tick = sensor.tick(context, cluster, context.cursor)
+        self._result = tick.run()
+        self._windows = tick.window_progress
+        if tick.has_observed:
+            self._observed_at = now
+        self._last = LastTick.after(last, now, runs=newest_run, kafka=tick.fingerprint, is_idle=tick.is_idle)
+        return self._result
+
+    def _is_unchanged(self, last: LastTick, cluster: Cluster, newest_run: int, now: float) -> bool:
+        """Return whether the group is idle, nothing has changed and nothing is due.
+
+        An idle group has no run in progress, so only a new run could change Dagster's part.
+        """
+        sensor = self._sensor
+        return (
+            last.may_skip(now)
+            and now - self._observed_at < OBSERVE_INTERVAL_SECONDS
+            and last.runs == newest_run
+            and not (sensor.windows is not None and sensor.windows.is_due(self._windows, time.time()))
+            and last.kafka == read_fingerprint(cluster, sensor.group_id, sensor.topics)
+        )
+
+
+def _newest_run(instance: dg.DagsterInstance, group_id: str) -> int:
+    """Return the storage id of the group's newest run; 0 without one."""
+    newest = instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: group_id}), limit=1)
+    return newest[0].storage_id if newest else 0
+
+
 class GroupTick:
     """One evaluation of the sensor, as steps that share their findings.
 
@@ -344,6 +399,11 @@ class GroupTick:
         )
         is_checked = self._newest_storage_id <= self._cursor.checked_materialization
         return not (is_at_work or has_acted or self.is_window_due) and (is_checked or bool(self._evaluations))
+
+    @property
+    def fingerprint(self) -> Hashable:
+        """The group's state and log bounds, as the tick observed them."""
+        return self._observed.fingerprint
 
     @property
     def has_observed(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError, summary_line
-from kafka_liveness_dagster.core.shared_ticks import LastTick, groups_to_observe, skip_reason
+from kafka_liveness_dagster.core.idle_groups import LastTick, groups_to_observe, skip_reason
 from kafka_liveness_dagster.embedded.state import ServicesDownError
 from kafka_liveness_dagster.runs.storage import DagsterStorageError, storage_errors
 from kafka_liveness_dagster.runs.tags import GROUP_TAG, in_progress_filter

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from benchmarks.left_behind import commit
-from kafka_liveness_dagster.core.shared_ticks import SETTLE_SECONDS
+from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.kafka.clients import close_clients
 from kafka_liveness_dagster.runs.tags import lane_tags

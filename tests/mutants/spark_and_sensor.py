@@ -814,10 +814,10 @@ _SHARED_SENSOR = (
     ),
     Mutant(
         name="idle groups of a shared sensor are read only when they change",
-        file="core/shared_ticks.py",
+        file="core/idle_groups.py",
         old="math.ceil(share * len(oldest))",
         new="0",
-        killed_by="tests/core/test_shared_ticks.py::test_a_group_that_was_just_observed_is_left_out",
+        killed_by="tests/core/test_idle_groups.py::test_a_group_that_was_just_observed_is_left_out",
         invariant="assert [] == ['orders']",
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Decide which groups of a shared sensor get a tick, and which have nothing that a tick could change.
+"""Decide which groups of a sensor get a tick, and which have nothing that a tick could change.
 
 Never decides from commits that were read earlier: a group gets a whole tick, which reads all, or none.
 """

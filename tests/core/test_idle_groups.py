@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_liveness_dagster.core.shared_ticks import (
+from kafka_liveness_dagster.core.idle_groups import (
     MAX_IDLE_SECONDS,
     REFRESH_SECONDS,
     SETTLE_SECONDS,

@@ -1,0 +1,173 @@
+"""A group's own sensor on a real broker: a tick without a change reads no commits, and misses none."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+import kafka_liveness_dagster as kl
+from benchmarks.left_behind import commit
+from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
+from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.runs.tags import lane_tags
+from kafka_liveness_dagster.sensor import sensor as group_sensor
+from tests.integration.kafka_group import NO_SPARK, KafkaGroup
+
+
+class IdleGroup:
+    """A group whose records are processed, and its sensor: ticks by hand, at a clock to set ahead."""
+
+    def __init__(self, world, instance, monkeypatch):
+        self.world = world
+        self.instance = instance
+        self.cursor = None
+        self.ahead = 0.0
+        self.read = []
+        clock = SimpleNamespace(
+            monotonic=lambda: time.monotonic() + self.ahead, time=lambda: time.time() + self.ahead
+        )
+        monkeypatch.setattr(group_sensor, "time", clock)
+        read_commits = Cluster.commits
+
+        def counted(cluster, group_id, *args, **settings):
+            self.read.append(group_id)
+            return read_commits(cluster, group_id, *args, **settings)
+
+        monkeypatch.setattr(Cluster, "commits", counted)
+
+        @kl.kafka_asset(
+            topics=[world.topic], group_id=world.group, table="lake.shop.idle", enable_parallel_rebalance=True
+        )
+        def orders(batch):
+            return batch
+
+        self.asset = orders
+        self.defs = dg.Definitions.merge(
+            orders.definitions, dg.Definitions(resources={"kafka": world.kafka, "spark": NO_SPARK})
+        )
+        world.grow_to(10)
+        with world.live() as consumer:
+            world.process(consumer, 10)
+
+    def tick(self):
+        """One tick; ``read`` has the groups whose commits it read."""
+        self.read.clear()
+        context = dg.build_sensor_context(
+            self.instance,
+            self.cursor,
+            definitions=self.defs,
+            resources={"kafka": self.world.kafka, "spark": NO_SPARK},
+            sensor_name=self.asset.sensor.name,
+        )
+        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):
+            result = self.asset.sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def settle(self):
+        """Tick until nothing has changed for a while; return the last tick."""
+        self.tick()
+        self.ahead += SETTLE_SECONDS
+        found = self.tick()
+        assert self.read, "a change may be in progress until now"
+        return found
+
+    def requested(self):
+        """The jobs that one tick requests."""
+        return [one.job_name for one in self.tick().run_requests]
+
+    def run(self):
+        """A live run in Dagster that has just been requested."""
+        job = self.defs.resolve_job_def("orders_job")
+        return self.instance.create_run_for_job(job, tags=lane_tags(self.world.group, "live"))
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+@pytest.fixture
+def idle(services, make_topic, produce, instance, monkeypatch):
+    return IdleGroup(KafkaGroup(services, make_topic(4), produce), instance, monkeypatch)
+
+
+def test_a_tick_without_a_change_reads_no_commits_and_says_the_same(idle):
+    settled = idle.settle()
+    quiet = idle.tick()
+    assert idle.read == []
+    assert quiet.skip_message == settled.skip_message
+    assert quiet.skip_message.startswith("Nothing to start")
+    assert quiet.cursor == settled.cursor
+    assert not quiet.asset_events
+
+
+def test_each_change_is_found_by_the_next_tick(idle):
+    idle.settle()
+    run = idle.run()
+    idle.tick()
+    assert idle.read, "a run was added"
+    idle.instance.report_run_canceled(run)
+    idle.settle()
+    idle.world.grow_to(15)
+    assert idle.requested() == ["orders_job"]
+    with idle.world.live() as consumer:
+        idle.world.process(consumer, 15)
+    idle.settle()
+    idle.tick()
+    assert idle.read == []
+    with idle.world.live() as consumer:
+        assert consumer.poll(0.0) is None
+        idle.tick()
+        assert idle.read, "a member joined"
+
+
+def test_the_topics_are_observed_each_minute(idle):
+    idle.settle()
+    observed = []
+    for _ in range(24):
+        idle.ahead += 5
+        observed.append(bool(idle.tick().asset_events))
+    assert sum(observed) == 2
+
+
+def test_a_commit_of_another_client_is_found_within_a_minute(idle, services):
+    """Nothing else changes: no member joins, and no record arrives."""
+    idle.settle()
+    world = idle.world
+    commit(services.bootstrap_servers, world.group, [KafkaTopicPartition(*world.tp, 4, "kcat")])
+    assert idle.requested() == []
+    for _ in range(12):
+        idle.ahead += 5
+        if found := idle.requested():
+            break
+    assert found == ["orders_job"], "the offsets 4-10 are lag again"
+
+
+def test_after_a_tick_that_failed_the_next_one_reads_all(idle, monkeypatch):
+    """It may have stored that the freshness is unknown."""
+    idle.settle()
+
+    def refused(*_):
+        raise kl.BrokerUnreachableError("no broker responded")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Cluster, "group", refused)
+        with pytest.raises(kl.BrokerUnreachableError):
+            idle.tick()
+    idle.tick()
+    assert idle.read
+
+
+@pytest.mark.parametrize("stored", [None, "{}"])
+def test_a_cursor_that_was_not_stored_is_not_trusted(idle, stored):
+    """The daemon died after the tick, or a person reset the cursor."""
+    idle.settle()
+    idle.cursor = stored
+    assert idle.tick().asset_events, "observed, as at a first tick"
+    assert idle.read
