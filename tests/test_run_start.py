@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kafka_liveness_dagster.runs.proc import freeze_definitions
+import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.runs.garbage_collection import freeze_definitions
 
 _UNTIL_THE_SESSION_IS_OPEN = """
 import sys
@@ -70,6 +71,17 @@ def test_only_one_thread_imports_pyspark(lane, target):
     assert run.stdout.split("\n")[-2:] == ["no session False", ""], run.stderr
 
 
+def in_new_process(call):
+    """Return what a call puts into its queue, in a process as Dagster's code server starts them."""
+    spawn = multiprocessing.get_context("spawn")  # also of Dagster's multiprocess executor
+    found = spawn.SimpleQueue()
+    child = spawn.Process(target=call, args=(found,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return found.get()
+
+
 def _count_frozen(found):
     freeze_definitions()
     found.put(gc.get_freeze_count())
@@ -79,10 +91,28 @@ def test_only_the_process_of_a_run_keeps_its_definitions_from_the_collector():
     """A process that a user started may have garbage of its own."""
     freeze_definitions()
     assert gc.get_freeze_count() == 0
-    spawn = multiprocessing.get_context("spawn")  # as Dagster's code server and its multiprocess executor
-    found = spawn.SimpleQueue()
-    child = spawn.Process(target=_count_frozen, args=(found,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    assert found.get() > 1_000
+    assert in_new_process(_count_frozen) > 1_000
+
+
+def _import_pyspark(found):
+    freeze_definitions()
+    frozen, importing = gc.get_freeze_count(), []
+    gc.callbacks.append(lambda *_: importing.append(is_importing_pyspark()))
+    spark = kl.SparkConnectResource(remote="sc://localhost:1", connect_timeout_seconds=1)
+    spark.open_ahead()
+    with pytest.raises(kl.SparkUnreachableError):
+        spark.session()
+    found.put((any(importing), gc.get_freeze_count() - frozen, gc.isenabled()))
+
+
+def is_importing_pyspark():
+    module = sys.modules.get("kafka_liveness_dagster.spark.connect.session")
+    return module is not None and not hasattr(module, "connect")
+
+
+def test_the_process_of_a_run_keeps_pyspark_from_the_collector():
+    """During its import, and after it."""
+    was_collected, frozen, is_enabled = in_new_process(_import_pyspark)
+    assert not was_collected
+    assert frozen > 50_000
+    assert is_enabled

@@ -36,8 +36,8 @@ from kafka_liveness_dagster.metadata import (
     row_count_text,
     window_metadata,
 )
+from kafka_liveness_dagster.runs.garbage_collection import freeze_definitions
 from kafka_liveness_dagster.runs.heartbeat import RunHeartbeat
-from kafka_liveness_dagster.runs.proc import freeze_definitions
 from kafka_liveness_dagster.runs.selection import has_dependents, materializes, require_partition
 from kafka_liveness_dagster.runs.storage import call_with_retries, storage_of
 from kafka_liveness_dagster.runs.tags import (

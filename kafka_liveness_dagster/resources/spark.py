@@ -14,6 +14,7 @@ from kafka_liveness_dagster.concurrency import run_in_daemon_thread
 from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.names import REMOTE
 from kafka_liveness_dagster.resources.kafka import ResourceWithSecrets
+from kafka_liveness_dagster.runs.garbage_collection import freeze_imports
 from kafka_liveness_dagster.settings.asset import SparkResourceSettings
 from kafka_liveness_dagster.settings.types import EMBEDDED
 from kafka_liveness_dagster.settings.validation import resolve_env_vars
@@ -93,6 +94,8 @@ class SparkConnectResource(ResourceWithSecrets):
             self._opening_session = run_in_daemon_thread(self._new_session, "kafka-liveness-spark")
 
     def _new_session(self) -> SparkSession | None:
+        with freeze_imports():
+            import kafka_liveness_dagster.spark.connect.session  # noqa: F401, PLC0415 - it imports PySpark
         address = self.running_address()
         return self._connect(address) if address else None
 

@@ -5,9 +5,7 @@ Never guesses: on another system the results are empty.
 
 from __future__ import annotations
 
-import gc
 import hashlib
-import multiprocessing
 import os
 import socket
 import uuid
@@ -26,16 +24,6 @@ _BOOT_ID_CHARS = 16
 _STATE_FIELD = 0
 _START_TICKS_FIELD = 19
 _DEAD_STATES = ("Z", "X")
-
-
-def freeze_definitions() -> None:
-    """Exclude the objects that exist now from garbage collection, in a process that exists for one run.
-
-    They are Dagster's modules and the definitions of the code location, which stay until the process ends. A
-    full collection takes 0.1 s to walk over them, and PySpark's import alone starts one.
-    """
-    if multiprocessing.parent_process() is not None and not gc.get_freeze_count():
-        gc.freeze()
 
 
 @cache
