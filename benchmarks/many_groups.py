@@ -97,22 +97,25 @@ class WatchedGroup:
 
 
 class SensorClock:
-    """The clock of sensors, which is set ahead instead of waiting."""
+    """The clock of sensors: set ahead instead of waiting, and at rest between the minutes."""
 
     def __init__(self) -> None:
-        self._ahead = 0.0
+        self._tick_at = time.time()
+        self._began = 0.0
 
     def minute(self, tick: Callable[[], float]) -> list[float]:
         """Evaluate sensors for a minute, each 5 s; the seconds that each took."""
         found = []
-        clock = SimpleNamespace(
-            time=lambda: time.time() + self._ahead, monotonic=lambda: time.monotonic() + self._ahead
-        )
+        clock = SimpleNamespace(time=self._now, monotonic=self._now)
         with mock.patch.object(shared, "time", clock), mock.patch.object(sensor, "time", clock):
             for _ in range(60 // TICK_SECONDS):
-                self._ahead += TICK_SECONDS
+                self._tick_at += TICK_SECONDS
+                self._began = time.monotonic()
                 found.append(tick())
         return found
+
+    def _now(self) -> float:
+        return self._tick_at + time.monotonic() - self._began
 
 
 class SharedGroups:
