@@ -5,7 +5,7 @@ storage, and imports nothing of Spark before a batch is written.
 
 >>> from kafka_liveness_dagster.core.offsets import OffsetRange
 >>> Replacement(None, (OffsetRange("orders", 3, 70, 120),), lambda: None).condition
-"(`topic` = 'orders' AND `partition` = 3 AND `offset` >= 70 AND `offset` < 120)"
+"(`topic` = 'orders' AND (`partition` = 3 AND `offset` >= 70 AND `offset` < 120))"
 """
 
 from __future__ import annotations
