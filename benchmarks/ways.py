@@ -102,8 +102,8 @@ class Runs:
         resources = {"kafka": watch, "spark": _Open(self.lake.session)}
         defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
         found = defs.resolve_job_def(job.name)
-        # A run's own process does the same (runs.proc). Without it a run has two to three full collections
-        # of 0.15 s each before its first commit
+        # As in a run's own process (runs.garbage_collection). Else a run has two or three full collections
+        # of 0.15 s before its first commit
         gc.collect()
         gc.freeze()
         found.execute_in_process(instance=self.lake.instance, tags=tags, run_config=_QUIET)

@@ -75,3 +75,26 @@ def test_an_instance_that_a_caller_gives_is_used(tmp_path, seen):
     with _instance(tmp_path / "one") as instance, dg.build_sensor_context(instance) as context:
         made.evaluate_tick(context)
         assert seen == [instance]
+
+
+def test_a_tick_that_is_skipped_creates_no_resources():
+    """And keeps the cursor."""
+    created, messages = [], ["idle", None]
+
+    @dg.resource
+    def counted():
+        created.append("a resource")
+
+    made = KeptInstanceSensor(
+        name="sensor",
+        evaluation_fn=lambda _: dg.SkipReason("evaluated"),
+        job_name="nothing",
+        required_resource_keys={"counted"},
+        skip_message=lambda _: messages.pop(0),
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        for message, count in (("idle", 0), ("evaluated", 1)):
+            context = dg.build_sensor_context(instance, cursor="5", resources={"counted": counted})
+            with context:
+                result = made.evaluate_tick(context)
+            assert (result.skip_message, result.cursor, len(created)) == (message, "5", count)

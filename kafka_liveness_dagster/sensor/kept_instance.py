@@ -1,18 +1,21 @@
-"""Keep the Dagster instance of a sensor from one tick to the next.
+"""Leave out of a sensor's tick what Dagster does for each: open an instance, and create the resources.
 
-Dagster opens an instance for each tick. On SQLite that reads Alembic's scripts for each of its databases:
-more than half of a tick's processor time. Dagster's webserver and its daemon keep theirs, too.
+On SQLite an instance reads Alembic's scripts for each of its databases: more than half of a tick's processor
+time. Dagster's webserver and its daemon keep theirs, too. The resources of this package take half of the time
+of a tick that finds an idle group.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 if TYPE_CHECKING:
-    from dagster._core.definitions.sensor_definition import SensorExecutionData
+    from collections.abc import Callable
+
     from dagster._core.instance.ref import InstanceRef
 
 _kept: list[tuple[InstanceRef, dg.DagsterInstance]] = []
@@ -20,7 +23,21 @@ _lock = threading.Lock()
 
 
 class KeptInstanceSensor(dg.SensorDefinition):
-    """A sensor whose ticks in one process share the instance, as long as its settings are the same."""
+    """A sensor whose ticks in one process share the instance, as long as its settings are the same.
+
+    Args:
+        skip_message: returns why a tick starts nothing, if it needs no resource to know that; else None.
+        settings: those of Dagster's sensor.
+    """
+
+    def __init__(
+        self,
+        *,
+        skip_message: Callable[[dg.SensorEvaluationContext], str | None] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self._skip_message = skip_message
 
     def evaluate_tick(self, context: dg.SensorEvaluationContext) -> SensorExecutionData:
         """Evaluate one tick with the kept instance.
@@ -31,6 +48,8 @@ class KeptInstanceSensor(dg.SensorDefinition):
         reference = context.instance_ref
         if reference is not None and context._instance is None:  # noqa: SLF001 - there is no public way
             context._instance = _instance_of(reference)  # noqa: SLF001
+        if self._skip_message is not None and (message := self._skip_message(context)) is not None:
+            return SensorExecutionData([], message, context.cursor, [], dynamic_partitions_requests=[])
         return super().evaluate_tick(context)
 
 

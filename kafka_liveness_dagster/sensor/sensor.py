@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
     from kafka_liveness_dagster.kafka.admin import Cluster
+    from kafka_liveness_dagster.kafka.settings import KafkaSettings
     from kafka_liveness_dagster.sensor.checks import GroupChecks
     from kafka_liveness_dagster.settings.windows import Windows
 
@@ -134,6 +136,7 @@ def build_group_sensor(
         minimum_interval_seconds=sensor.minimum_interval_seconds,
         default_status=sensor.default_status,
         required_resource_keys=watched.resource_keys,
+        skip_message=evaluation.skip_message,
         description=(
             f"Watches consumer group {group_id}: starts live runs, and adds pending ranges as partitions."
         ),
@@ -282,41 +285,61 @@ class _GroupEvaluation:
     def __init__(self, sensor: GroupSensor) -> None:
         self._sensor = sensor
         self._last: LastTick | None = None
-        self._observed_at = -math.inf
         self._result = dg.SensorResult()
         self._windows = WindowProgress()
+        self._kafka: KafkaSettings | None = None
+        self._observed_at = -math.inf
+
+    def skip_message(self, context: dg.SensorEvaluationContext) -> str | None:
+        """Return the skip message of the last tick if the group is idle, and a tick could change nothing.
+
+        Reads the cluster with the settings of the last tick, because Dagster has not created the resources.
+        None if the cluster cannot be read: a tick reports that.
+        """
+        said = self._result.skip_reason
+        if said is not None and self._last is not None and context.cursor == self._result.cursor:
+            with storage_errors(SKIP_MESSAGE), suppress(KafkaLivenessError):
+                if self._is_unchanged(self._last, context.instance):
+                    return said.skip_message
+        return None
 
     def run(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
-        """Run a tick, or return the last one's skip reason if a tick could change nothing."""
-        sensor = self._sensor
+        """Run a tick."""
         now = time.monotonic()
         # A tick that fails leaves no memory
         last, self._last = self._last if context.cursor == self._result.cursor else None, None
-        newest_run = _newest_run(context.instance, sensor.group_id)  # before Kafka, as in an observation
-        if last is not None and self._is_unchanged(last, cluster, newest_run, now):
-            self._last = last
-            return dg.SensorResult(skip_reason=self._result.skip_reason, cursor=context.cursor)
-        tick = sensor.tick(context, cluster, context.cursor)
+        newest_run = _newest_run(context.instance, self._sensor.group_id)  # before Kafka, as an observation
+        tick = self._sensor.tick(context, cluster, context.cursor)
         self._result = tick.run()
         self._windows = tick.window_progress
+        self._kafka = cluster.settings
         if tick.has_observed:
             self._observed_at = now
         self._last = LastTick.after(last, now, runs=newest_run, kafka=tick.fingerprint, is_idle=tick.is_idle)
         return self._result
 
-    def _is_unchanged(self, last: LastTick, cluster: Cluster, newest_run: int, now: float) -> bool:
-        """Return whether the group is idle, nothing has changed and nothing is due.
+    def _is_unchanged(self, last: LastTick, instance: dg.DagsterInstance) -> bool:
+        """Return whether nothing is due and nothing has changed.
 
         An idle group has no run in progress, so only a new run could change Dagster's part.
         """
         sensor = self._sensor
+        now = time.monotonic()
         return (
             last.may_skip(now)
             and now - self._observed_at < OBSERVE_INTERVAL_SECONDS
-            and last.runs == newest_run
             and not (sensor.windows is not None and sensor.windows.is_due(self._windows, time.time()))
-            and last.kafka == read_fingerprint(cluster, sensor.group_id, sensor.topics)
+            and last.runs == _newest_run(instance, sensor.group_id)
+            and last.kafka == self._read_fingerprint()
         )
+
+    def _read_fingerprint(self) -> Hashable:
+        from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
+
+        sensor = self._sensor
+        # Not the last tick's cluster: its client may have been closed, or its certificates have changed
+        cluster = Cluster(cast("KafkaSettings", self._kafka))
+        return read_fingerprint(cluster, sensor.group_id, sensor.topics)
 
 
 def _newest_run(instance: dg.DagsterInstance, group_id: str) -> int:
