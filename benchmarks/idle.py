@@ -77,14 +77,16 @@ class Cost:
 
 
 @click.command()
-@click.option("--minutes", default=1.0, show_default=True, help="Of rest, each time.")
+@click.option(
+    "--minutes", default=0.5, show_default=True, help="Of rest, each time; a sensor's is 1 at least."
+)
 @click.option("--repetitions", default=3, show_default=True, help="Of each.")
 @click.option("--only", multiple=True, help="A part of a row's name; may be repeated.  [default: all]")
 @click.option(
     "--write", type=click.Path(dir_okay=False, path_type=Path), help="Keep the section in this file."
 )
 def main(minutes: float, repetitions: int, only: Sequence[str], write: Path | None) -> None:
-    """Measure what a group costs that has nothing to do. About half an hour; less with `--minutes 0.5`."""
+    """Measure what a group costs that has nothing to do. About half an hour."""
     console = Console()
     with _lake() as (lake, jmx_port):
         every = Ways(lake)
@@ -129,7 +131,7 @@ def _measured(
         every = {**resting.processes, **shared}
         time.sleep(resting.settle_seconds)
         cpu, asked, began, since = _cpu(every), kafka_tools.requests(jmx_port), time.monotonic(), time.time()
-        time.sleep(seconds)
+        time.sleep(max(seconds, resting.period_seconds))
         taken, an_hour = _cpu(every), _HOUR / (time.monotonic() - began)
         requests = kafka_tools.requests(jmx_port) - asked
         return Cost(
@@ -147,7 +149,8 @@ def _cpu(every: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
 def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
     columns = ("idle program", "CPU s/h, its own", "CPU s/h, in Spark", "CPU s/h, in Kafka", "requests/h")
     table = Table(
-        f"an idle hour, extrapolated from {minutes:g} min each, {PARTITIONS} partitions: median (spread)",
+        f"an idle hour, extrapolated from {minutes:g} min each (a sensor: 1 at least), {PARTITIONS} "
+        "partitions: median (spread)",
         columns,
     )
     for name, costs in found.items():

@@ -35,7 +35,8 @@ _KEPT_ALIVE, _SOON = "86400", "1"  # idle_seconds of a run
 _ASSET = dg.AssetKey("orders")
 _PATIENCE = 120.0
 SETTLE_SECONDS = 15.0  # what a start has left to do, in the JVMs above all
-_THIRD_READ_SECONDS = 135.0  # the sensor reads the table each minute; a session's first reads cost the most
+_READ_SECONDS = 60.0  # between the sensor's reads of the table
+_THIRD_READ_SECONDS = 2 * _READ_SECONDS + SETTLE_SECONDS  # a session's first reads cost the most
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class Resting:
         processes: its own, by what they are; not the Spark server and not the broker.
         ticks: how many ticks of sensors there have been since a moment (seconds since the epoch).
         settle_seconds: time from then until it is at rest.
+        period_seconds: time in which it does each of its tasks; it is measured for no less.
     """
 
     processes: dict[str, list[psutil.Process]]
     ticks: Callable[[float], int] = lambda _since: 0
     settle_seconds: float = SETTLE_SECONDS
+    period_seconds: float = 0.0
 
 
 class Ways:
@@ -111,7 +114,7 @@ class Ways:
             assert daemon.server is not None  # noqa: S101 - it was asked for
             processes = {"daemon": [daemon.daemon], "code server": [daemon.server]}
             settle = SETTLE_SECONDS if empty else _THIRD_READ_SECONDS
-            yield Resting(processes, lambda since: _ticks(daemon.instance, since), settle)
+            yield Resting(processes, lambda since: _ticks(daemon.instance, since), settle, _READ_SECONDS)
 
     @contextmanager
     def session(self) -> Iterator[Resting]:
