@@ -106,7 +106,10 @@ class Runs:
         # of 0.15 s before its first commit
         gc.collect()
         gc.freeze()
-        found.execute_in_process(instance=self.lake.instance, tags=tags, run_config=_QUIET)
+        try:
+            found.execute_in_process(instance=self.lake.instance, tags=tags, run_config=_QUIET)
+        finally:
+            gc.unfreeze()
         return watch
 
 

@@ -307,7 +307,8 @@ class _GroupEvaluation:
         """Run a tick."""
         now = time.monotonic()
         # A tick that fails leaves no memory
-        last, self._last = self._last if context.cursor == self._result.cursor else None, None
+        last = self._last if context.cursor == self._result.cursor else None
+        self._last = None
         newest_run = _newest_run(context.instance, self._sensor.group_id)  # before Kafka, as an observation
         tick = self._sensor.tick(context, cluster, context.cursor)
         self._result = tick.run()

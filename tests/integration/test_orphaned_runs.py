@@ -47,7 +47,7 @@ def clock(monkeypatch):
         now[0] += seconds
 
     for module in (sensors, observation):
-        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0]))
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
     return put_on
 
 

@@ -196,7 +196,7 @@ def test_crash_lag_is_caught_up_one_run_at_a_time(crashed, instance, monkeypatch
             desk.run("catch-up", FAILURE, **{"dagster/partition": key[1]})
         assert desk.wanted() == [], "three failures in a row: not at once"
         now = time.time()
-        monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now + 15))
+        monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now + 15, monotonic=time.monotonic))
         assert desk.wanted() == [younger]
         desk.run("catch-up", FAILURE)
         assert desk.wanted() == [], "20 s after the fourth one"
@@ -234,7 +234,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch)
     world.grow_to(10)
     desk, now = Desk(world, instance), time.time()
     tomorrow, records = now + 86_400, instance.get_run_records
-    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: tomorrow))
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: tomorrow, monotonic=time.monotonic))
     for _ in range(4):
         desk.run("live", FAILURE)
     monkeypatch.setattr(
@@ -245,7 +245,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up(world, instance, monkeypatch)
         ],
     )
     assert desk.wanted() == [], "four in a row"
-    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
     told = desk.tick()
     assert [request.job_name for request in told.run_requests] == ["orders_job"]
     assert told.asset_events, "it was observed a day from now"
