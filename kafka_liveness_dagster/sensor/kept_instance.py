@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class KeptInstanceSensor(dg.SensorDefinition):
-    """A sensor whose ticks in one process share the instance, as long as its settings are the same.
+    """A sensor whose ticks in one process share an instance while the instance's settings are the same.
 
     Args:
         skip_message: returns why a tick starts nothing, if it needs no resource to know that; else None.

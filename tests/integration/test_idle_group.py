@@ -19,7 +19,7 @@ from tests.integration.kafka_group import NO_SPARK, KafkaGroup
 
 
 class IdleGroup:
-    """A group whose records are processed, and its sensor: ticks by hand, at a clock to set ahead."""
+    """A group that has processed all records, with its sensor and the sensor's clock."""
 
     def __init__(self, world, instance, monkeypatch):
         self.world = world
@@ -54,7 +54,7 @@ class IdleGroup:
             world.process(consumer, 10)
 
     def tick(self):
-        """One tick; ``read`` has the groups whose commits it read."""
+        """Evaluate the sensor once; ``read`` lists the groups whose commits it read."""
         self.read.clear()
         context = dg.build_sensor_context(
             self.instance,
