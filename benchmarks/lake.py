@@ -74,6 +74,12 @@ class Lake:
         """The benchmark's own Spark server."""
         return psutil.Process(state.read_state(self.home)["spark"].pid)
 
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The benchmark's own services, and this process."""
+        services = state.read_state(self.home).values()
+        return [psutil.Process(), *(psutil.Process(one.pid) for one in services)]
+
     def options(self, reader: str = "") -> dict[str, str]:
         """What the package gives Spark's Kafka source, for a peer to have the same.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
-from benchmarks.lake import to_rows
+from benchmarks.lake import cpu_seconds, to_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +98,7 @@ class Runs:
     def _run(
         self, asset: KafkaAsset, job: Any, tags: dict[str, str], committed: Callable[[kl.Batch], None]
     ) -> Stopwatch:
-        watch = Stopwatch(self.lake.kafka, committed)
+        watch = Stopwatch(self.lake, committed)
         resources = {"kafka": watch, "spark": _Open(self.lake.session)}
         defs = dg.Definitions.merge(asset.definitions, dg.Definitions(resources=resources))
         found = defs.resolve_job_def(job.name)
@@ -116,23 +116,30 @@ class Runs:
 class Stopwatch:
     """The Kafka resource of one run, with the times of its request for a consumer and of its last commit."""
 
-    def __init__(self, kafka: kl.KafkaLivenessResource, committed: Callable[[kl.Batch], None]) -> None:
-        self._kafka, self._tell = kafka, committed
+    def __init__(self, lake: Lake, committed: Callable[[kl.Batch], None]) -> None:
+        self._kafka, self._tell = lake.kafka, committed
+        self._processes = lake.processes
         self.began = self.ended = 0.0
+        self._cpu_began = self._cpu_ended = 0.0
 
     @property
     def seconds(self) -> float:
         """From the consumer to the last commit."""
         return self.ended - self.began
 
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of Spark, Kafka and the run meanwhile."""
+        return self._cpu_ended - self._cpu_began
+
     def consumer(self, **settings: Any) -> Any:
         """As the resource's."""
-        self.began = time.time()
+        self._begin()
         return self._watched(self._kafka.consumer(**settings))
 
     def catch_up(self, **settings: Any) -> Any:
         """As the resource's."""
-        self.began = time.time()
+        self._begin()
         return self._watched(self._kafka.catch_up(**settings))
 
     @property
@@ -144,12 +151,17 @@ class Stopwatch:
         """As the resource's."""
         return self._kafka.settings()
 
+    def _begin(self) -> None:
+        self._cpu_began = cpu_seconds(self._processes)
+        self.began = time.time()
+
     def _watched(self, lane: Any) -> Any:
         commit = lane.commit
 
         def timed(batch: kl.Batch) -> Any:
             handed_over = commit(batch)
             self.ended = time.time()
+            self._cpu_ended = cpu_seconds(self._processes)
             self._tell(batch)
             return handed_over
 

@@ -250,6 +250,17 @@ class GroupSensor:
         if self.checks is not None:
             self.checks.report_unknown_freshness(instance, error)
 
+    def is_window_due(self, progress: WindowProgress, now: float) -> bool:
+        """Return whether the end of a window has passed, so that a tick must process it."""
+        return self.windows is not None and self.windows.is_due(progress, now)
+
+    def may_skip(self, memory: TickMemory, now: float) -> bool:
+        """Return whether the group needs no tick as long as its runs and its state in Kafka are the same.
+
+        ``now`` is a time of the monotonic clock.
+        """
+        return memory.last.may_skip(now) and not self.is_window_due(memory.windows, time.time())
+
     @property
     def partitions_def(self) -> dg.DynamicPartitionsDefinition:
         """The partitions of the crash lag asset."""
@@ -276,19 +287,42 @@ class KnownRecords:
     must_observe: bool
 
 
-class _GroupEvaluation:
-    """The evaluations of one group's sensor; an idle group without a change gets no tick.
+@dataclass(frozen=True)
+class TickMemory:
+    """The last tick of a group, as far as it decides whether a later one is needed.
 
-    What the last tick found is in this process's memory, and counts only for the cursor that it returned.
+    Attributes:
+        last: what it found.
+        windows: progress of the group's windows after it.
+        observed_at: time of the last observation of the topics, by the monotonic clock.
     """
+
+    last: LastTick
+    windows: WindowProgress
+    observed_at: float
+
+
+@dataclass(frozen=True)
+class _OwnMemory(TickMemory):
+    """The last tick of a group's own sensor.
+
+    Attributes:
+        cursor: cursor that it returned; with another one the memory does not count.
+        skip_message: its skip message; None if it requested runs.
+        kafka: settings of the cluster.
+    """
+
+    cursor: str | None
+    skip_message: str | None
+    kafka: KafkaSettings
+
+
+class _GroupEvaluation:
+    """The evaluations of one group's sensor; an idle group without a change gets no tick."""
 
     def __init__(self, sensor: GroupSensor) -> None:
         self._sensor = sensor
-        self._last: LastTick | None = None
-        self._result = dg.SensorResult()
-        self._windows = WindowProgress()
-        self._kafka: KafkaSettings | None = None
-        self._observed_at = -math.inf
+        self._memory: _OwnMemory | None = None
 
     def skip_message(self, context: dg.SensorEvaluationContext) -> str | None:
         """Return the skip message of the last tick if the group is idle, and a tick could change nothing.
@@ -296,51 +330,61 @@ class _GroupEvaluation:
         Reads the cluster with the settings of the last tick, because Dagster has not created the resources.
         None if the cluster cannot be read: a tick reports that.
         """
-        said = self._result.skip_reason
-        if said is not None and self._last is not None and context.cursor == self._result.cursor:
+        memory = self._memory_of(context.cursor)
+        if memory is not None and memory.skip_message is not None:
             with storage_errors(SKIP_MESSAGE), suppress(KafkaLivenessError):
-                if self._is_unchanged(self._last, context.instance):
-                    return said.skip_message
+                if self._is_unchanged(memory, context.instance):
+                    return memory.skip_message
         return None
 
     def run(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
         """Run a tick."""
         now = time.monotonic()
-        # A tick that fails leaves no memory
-        last = self._last if context.cursor == self._result.cursor else None
-        self._last = None
+        before = self._memory_of(context.cursor)
+        self._memory = None  # of a tick that fails
         newest_run = _newest_run(context.instance, self._sensor.group_id)  # before Kafka, as an observation
         tick = self._sensor.tick(context, cluster, context.cursor)
-        self._result = tick.run()
-        self._windows = tick.window_progress
-        self._kafka = cluster.settings
-        if tick.has_observed:
-            self._observed_at = now
-        self._last = LastTick.after(last, now, runs=newest_run, kafka=tick.fingerprint, is_idle=tick.is_idle)
-        return self._result
+        result = tick.run()
+        last = LastTick.after(
+            None if before is None else before.last,
+            now,
+            runs=newest_run,
+            kafka=tick.fingerprint,
+            is_idle=tick.is_idle,
+        )
+        observed_at = -math.inf if before is None else before.observed_at
+        self._memory = _OwnMemory(
+            last,
+            tick.window_progress,
+            now if tick.has_observed else observed_at,
+            cursor=result.cursor,
+            skip_message=None if result.skip_reason is None else result.skip_reason.skip_message,
+            kafka=cluster.settings,
+        )
+        return result
 
-    def _is_unchanged(self, last: LastTick, instance: dg.DagsterInstance) -> bool:
+    def _memory_of(self, cursor: str | None) -> _OwnMemory | None:
+        memory = self._memory
+        return memory if memory is not None and memory.cursor == cursor else None
+
+    def _is_unchanged(self, memory: _OwnMemory, instance: dg.DagsterInstance) -> bool:
         """Return whether nothing is due and nothing has changed.
 
         An idle group has no run in progress, so only a new run could change Dagster's part.
         """
-        sensor = self._sensor
         now = time.monotonic()
         return (
-            last.may_skip(now)
-            and now - self._observed_at < OBSERVE_INTERVAL_SECONDS
-            and not (sensor.windows is not None and sensor.windows.is_due(self._windows, time.time()))
-            and last.runs == _newest_run(instance, sensor.group_id)
-            and last.kafka == self._read_fingerprint()
+            self._sensor.may_skip(memory, now)
+            and now - memory.observed_at < OBSERVE_INTERVAL_SECONDS
+            and memory.last.runs == _newest_run(instance, self._sensor.group_id)
+            and memory.last.kafka == self._read_fingerprint(memory.kafka)
         )
 
-    def _read_fingerprint(self) -> Hashable:
+    def _read_fingerprint(self, kafka: KafkaSettings) -> Hashable:
         from kafka_liveness_dagster.kafka.admin import Cluster  # noqa: PLC0415 - confluent_kafka stays lazy
 
-        sensor = self._sensor
         # Not the last tick's cluster: its client may have been closed, or its certificates have changed
-        cluster = Cluster(cast("KafkaSettings", self._kafka))
-        return read_fingerprint(cluster, sensor.group_id, sensor.topics)
+        return read_fingerprint(Cluster(kafka), self._sensor.group_id, self._sensor.topics)
 
 
 def _newest_run(instance: dg.DagsterInstance, group_id: str) -> int:
@@ -452,8 +496,7 @@ class GroupTick:
     @property
     def is_window_due(self) -> bool:
         """Whether the end of a window has passed by now, so that a tick must process it."""
-        windows = self._sensor.windows
-        return windows is not None and windows.is_due(self._windows, time.time())
+        return self._sensor.is_window_due(self._windows, time.time())
 
     def _find_coordinators(self) -> None:
         group_id = self._sensor.group_id
@@ -477,7 +520,7 @@ class GroupTick:
         )
         if sensor.windows:
             self._windows = sensor.windows.load_progress(self._instance, cursor, self._now)
-        self._are_windows_due = sensor.windows is not None and sensor.windows.is_due(self._windows, self._now)
+        self._are_windows_due = sensor.is_window_due(self._windows, self._now)
 
     def _observe_group(self) -> None:
         """Read Dagster, then the group.

@@ -21,7 +21,7 @@ from kafka_liveness_dagster.runs.storage import DagsterStorageError, storage_err
 from kafka_liveness_dagster.runs.tags import GROUP_TAG, in_progress_filter
 from kafka_liveness_dagster.sensor.cursor import decode_group_cursors, encode_group_cursors
 from kafka_liveness_dagster.sensor.dead_runs import ExitWatch
-from kafka_liveness_dagster.sensor.sensor import SKIP_MESSAGE, KnownRecords
+from kafka_liveness_dagster.sensor.sensor import SKIP_MESSAGE, KnownRecords, TickMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.admin import Cluster
     from kafka_liveness_dagster.kafka.group_reads import GroupReads
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
-    from kafka_liveness_dagster.sensor.cursor import WindowProgress
     from kafka_liveness_dagster.sensor.sensor import GroupSensor
 
 _MAX_NEW_RUNS = 200  # in one query; with more of them since the last tick, every group counts as changed
@@ -85,22 +84,16 @@ def _runs_in_progress(
 
 
 @dataclass(frozen=True)
-class _GroupMemory:
+class _GroupMemory(TickMemory):
     """The last tick of a group, and what it read that may be used again.
 
     Attributes:
-        last: decides whether the group needs a tick.
-        windows: progress of its windows.
         recent: newest live runs.
         recent_at: time when they were read.
-        observed_at: time of the last observation of its topics.
     """
 
-    last: LastTick
-    windows: WindowProgress
     recent: Sequence[dg.RunRecord]
     recent_at: float
-    observed_at: float
 
     def recent_runs(self, runs: Hashable, now: float) -> Sequence[dg.RunRecord] | None:
         """Return the newest live runs; None if a run was added or has ended since they were read.
@@ -225,7 +218,7 @@ class _Round:
         recent_at = self.now if before is None or recent is None else before.recent_at
         observed_at = self.now if before is None or tick.has_observed else before.observed_at
         self.memories[group_id] = _GroupMemory(
-            last, tick.window_progress, tick.recent_runs, recent_at=recent_at, observed_at=observed_at
+            last, tick.window_progress, observed_at, recent=tick.recent_runs, recent_at=recent_at
         )
         self._results.append(result)
         self._cursors[group_id] = result.cursor or ""
@@ -310,9 +303,7 @@ class SharedSensor:
         quiet = {
             group_id: one.last
             for group_id, one in memory.memories.items()
-            if one.last.may_skip(now)
-            and one.last.runs == runs.fingerprint(group_id)
-            and not self._is_window_due(group_id, one.windows)
+            if self._groups[group_id].may_skip(one, now) and one.last.runs == runs.fingerprint(group_id)
         }
         observed = set(
             groups_to_observe(
@@ -333,10 +324,6 @@ class SharedSensor:
             reads.read_log_bounds(late)
         reads.read_descriptions([*early, *late])
         return {*early, *late}, observed
-
-    def _is_window_due(self, group_id: str, progress: WindowProgress) -> bool:
-        windows = self._groups[group_id].windows
-        return windows is not None and windows.is_due(progress, time.time())
 
     def _read_runs(self, instance: dg.DagsterInstance, last: _Runs) -> _Runs:
         """Read the runs in progress, and the newest run of each group if there is a newer one than before."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
-
 import dagster as dg
 import pytest
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -14,8 +11,8 @@ from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
 from kafka_liveness_dagster.kafka.admin import Cluster
 from kafka_liveness_dagster.runs.tags import lane_tags
-from kafka_liveness_dagster.sensor import sensor as group_sensor
 from tests.integration.kafka_group import NO_SPARK, KafkaGroup
+from tests.integration.sensor_ticks import SensorClock, evaluate
 
 
 class IdleGroup:
@@ -25,12 +22,8 @@ class IdleGroup:
         self.world = world
         self.instance = instance
         self.cursor = None
-        self.ahead = 0.0
         self.read = []
-        clock = SimpleNamespace(
-            monotonic=lambda: time.monotonic() + self.ahead, time=lambda: time.time() + self.ahead
-        )
-        monkeypatch.setattr(group_sensor, "time", clock)
+        self.clock = SensorClock(monkeypatch)
         read_commits = Cluster.commits
 
         def counted(cluster, group_id, *args, **settings):
@@ -56,22 +49,14 @@ class IdleGroup:
     def tick(self):
         """Evaluate the sensor once; ``read`` lists the groups whose commits it read."""
         self.read.clear()
-        context = dg.build_sensor_context(
-            self.instance,
-            self.cursor,
-            definitions=self.defs,
-            resources={"kafka": self.world.kafka, "spark": NO_SPARK},
-            sensor_name=self.asset.sensor.name,
-        )
-        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):
-            result = self.asset.sensor.evaluate_tick(context)
+        result = evaluate(self.asset.sensor, self.defs, self.instance, self.cursor, self.world.kafka)
         self.cursor = result.cursor
         return result
 
     def settle(self):
         """Tick until nothing has changed for a while; return the last tick."""
         self.tick()
-        self.ahead += SETTLE_SECONDS
+        self.clock.ahead += SETTLE_SECONDS
         found = self.tick()
         assert self.read, "a change may be in progress until now"
         return found
@@ -131,7 +116,7 @@ def test_the_topics_are_observed_each_minute(idle):
     idle.settle()
     observed = []
     for _ in range(24):
-        idle.ahead += 5
+        idle.clock.ahead += 5
         observed.append(bool(idle.tick().asset_events))
     assert sum(observed) == 2
 
@@ -143,7 +128,7 @@ def test_a_commit_of_another_client_is_found_within_a_minute(idle, services):
     commit(services.bootstrap_servers, world.group, [KafkaTopicPartition(*world.tp, 4, "kcat")])
     assert idle.requested() == []
     for _ in range(12):
-        idle.ahead += 5
+        idle.clock.ahead += 5
         if found := idle.requested():
             break
     assert found == ["orders_job"], "the offsets 4-10 are lag again"

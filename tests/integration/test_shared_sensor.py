@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from types import SimpleNamespace
 from uuid import uuid4
 
 import dagster as dg
@@ -22,23 +20,13 @@ from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.sensor import shared
 from kafka_liveness_dagster.sensor.observation import GroupObservation
 from tests.integration.kafka_group import NO_SPARK, KafkaGroup, join
+from tests.integration.sensor_ticks import SensorClock, evaluate
 from tests.waiting import wait_for
-
-
-class Clock:
-    """The monotonic clock of the sensor."""
-
-    def __init__(self, monkeypatch):
-        self.ahead = 0.0
-        monkeypatch.setattr(shared, "time", SimpleNamespace(monotonic=self.monotonic, time=time.time))
-
-    def monotonic(self):
-        return time.monotonic() + self.ahead
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    return SensorClock(monkeypatch)
 
 
 @pytest.fixture
@@ -82,15 +70,7 @@ class Desk:
         return declared
 
     def tick(self):
-        context = dg.build_sensor_context(
-            self.instance,
-            self.cursor,
-            definitions=self.defs,
-            resources={"kafka": self.kafka, "spark": NO_SPARK},
-            sensor_name="groups_sensor",
-        )
-        with context, dg.partition_loading_context(dynamic_partitions_store=self.instance):
-            result = self.sensor.evaluate_tick(context)
+        result = evaluate(self.sensor, self.defs, self.instance, self.cursor, self.kafka)
         for added in result.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions(added.partitions_def_name, list(added.partition_keys))
         self.cursor = result.cursor
