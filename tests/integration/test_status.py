@@ -391,9 +391,10 @@ def test_status_marks_owed_data_that_expires(owing, run):
         w.expire(log_start)
         expiries += [one["expiry"] for one in partition_3(w, run)["pending"]]
     assert expiries == ["safe", "about to expire", "partly expired", "expired"]
-    told = run("status", w.group).stdout
-    assert re.search(r":70-120 +50 +unknown +expired", told)
-    assert f"next: write off what has expired: kafka-liveness write-off {w.group} p3:{w.topic}:70-120" in told
+    found = run("status", w.group)
+    assert re.search(r":70-120 +50 +unknown +expired", found.stdout), found.stderr
+    next_step = f"write off what has expired: kafka-liveness write-off {w.group} p3:{w.topic}:70-120"
+    assert f"next: {next_step}" in found.stdout
 
 
 def test_status_of_one_topic(owing, run, make_topic):
