@@ -54,8 +54,14 @@ def watched(instance):
 
 def pidfds():
     """How many processes this one watches."""
-    links = (fd for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
-    return sum(fd.readlink().name.endswith("[pidfd]") for fd in links)
+
+    def name(fd):
+        try:
+            return fd.readlink().name
+        except FileNotFoundError:  # closed since it was listed, by another thread or as the list's own
+            return ""
+
+    return sum(name(fd).endswith("[pidfd]") for fd in Path("/proc/self/fd").iterdir())
 
 
 class Vigil(threading.Thread):

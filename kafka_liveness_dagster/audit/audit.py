@@ -136,7 +136,7 @@ class GroupAudit:
 
     def _commits(self) -> dict[TopicPartition, PartitionState]:
         """Return the state of each partition that one of both commit logs names."""
-        asked = self.cluster.partitions(self.topics or self.cluster.topics())
+        asked = self.cluster.partitions(self.topics or None)
         live, catch_up = (
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)
         )

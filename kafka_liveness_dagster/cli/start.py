@@ -33,7 +33,7 @@ def read_group(cluster: Cluster, group_id: str, topics: Collection[str]) -> Offs
     """
     check_group_id(group_id)
     require_idle(cluster, [group_id])
-    found = cluster.commits(group_id, cluster.partitions(sorted(topics or cluster.topics())))
+    found = cluster.commits(group_id, cluster.partitions(sorted(topics) or None))
     if not found:
         raise InvalidSettingError(
             f"Group {group_id} has no committed offsets{' of these topics' if topics else ''}. Nothing was "

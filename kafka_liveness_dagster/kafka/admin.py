@@ -70,31 +70,39 @@ class Cluster:
         """Return all topics that this client may see."""
         return sorted(self._metadata().topics)
 
-    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """Return all partitions of these topics.
+    def partitions(self, topics: Sequence[str] | None) -> list[TopicPartition]:
+        """Return all partitions of these topics, or of all topics that this client may see.
+
+        One request, so a topic that is deleted meanwhile is in it or not.
+
+        Args:
+            topics: names of topics; None for all.
 
         Raises:
             TopicNotFoundError: naming the topics that resemble a missing one.
         """
-        return self._value(self.partitions_of_groups({"": topics})[""])
+        known = self._metadata().topics
+        return self._value(self._partitions_in(known, sorted(known) if topics is None else topics))
 
     def partitions_of_groups(
         self, topics: Mapping[str, Sequence[str]]
     ) -> dict[str, list[TopicPartition] | KafkaLivenessError]:
         """Return all partitions of the topics of each group, in one request."""
         known = self._metadata().topics
-        found: dict[str, list[TopicPartition] | KafkaLivenessError] = {}
-        for group_id, its_own in topics.items():
-            missing = [topic for topic in its_own if topic not in known]
-            if missing:
-                found[group_id] = self._missing_topic(missing[0], known)
-                continue
-            found[group_id] = partitions = [
-                TopicPartition(topic, partition)
-                for topic in its_own
-                for partition in sorted(known[topic].partitions)
-            ]
-            self._known_coordinators.update(partitions)
+        return {group_id: self._partitions_in(known, its_own) for group_id, its_own in topics.items()}
+
+    def _partitions_in(
+        self, known: Mapping[str, Any], topics: Sequence[str]
+    ) -> list[TopicPartition] | KafkaLivenessError:
+        for topic in topics:
+            if topic not in known:
+                return self._missing_topic(topic, known)
+        found = [
+            TopicPartition(topic, partition)
+            for topic in topics
+            for partition in sorted(known[topic].partitions)
+        ]
+        self._known_coordinators.update(found)
         return found
 
     def _missing_topic(self, topic: str, known: Mapping[str, Any]) -> TopicNotFoundError:

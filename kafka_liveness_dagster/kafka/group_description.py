@@ -59,7 +59,6 @@ def decode_partition_state(
     live: CommittedOffset | None,
     catch_up: CommittedOffset | None,
     bounds: tuple[int, int] = (0, 0),
-    topic_id: str = "",
 ) -> PartitionState:
     """Return the state of one partition by both commit logs; commits of other clients are no error.
 
@@ -67,7 +66,6 @@ def decode_partition_state(
         live: commit in the live commit log, if there is one.
         catch_up: commit in the catch-up commit log, if there is one.
         bounds: log start and log end.
-        topic_id: the topic's id now, from the broker.
     """
     live_metadata = None
     external = None
@@ -83,6 +81,5 @@ def decode_partition_state(
         log_start,
         log_end=log_end,
         catch_up_log=decode_catch_up_log(catch_up),
-        topic_id=topic_id,
         external_live_commit=external,
     )

@@ -95,7 +95,7 @@ class GroupCluster(Cluster):
         self._description = first.description
         self._topic_ids = topic_ids
 
-    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+    def partitions(self, topics: Sequence[str] | None) -> list[TopicPartition]:
         """Return all partitions of these topics, which are the group's."""
         found, self._partitions = self._partitions, None
         return super().partitions(topics) if found is None else found

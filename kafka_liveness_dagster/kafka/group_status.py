@@ -167,11 +167,9 @@ def group_status(
     """
     check_group_id(group_id)
     members = cluster.members(group_id)
-    asked = cluster.partitions(topics or cluster.topics())
+    asked = cluster.partitions(topics or None)
     live, catch_up = (cluster.commits(group, asked) for group in (group_id, group_id + CATCH_UP_SUFFIX))
-    states = _states_of_same_topics(
-        cluster, live, catch_up, topics=topics, asked=asked if ledger else (), ledger=ledger
-    )
+    states = _states_of_same_topics(cluster, live, catch_up, asked=asked if ledger else (), ledger=ledger)
     if not (members or live or catch_up):
         of = f" for {', '.join(topics)}" if topics else ""
         raise NoSuchGroupError(
@@ -202,27 +200,26 @@ def group_status(
     )
 
 
-def _states_of_same_topics(  # noqa: PLR0917
+def _states_of_same_topics(
     cluster: Cluster,
     live: Mapping[TopicPartition, CommittedOffset],
     catch_up: Mapping[TopicPartition, CommittedOffset],
-    topics: Sequence[str],
     asked: Sequence[TopicPartition],
     ledger: ReadableLedger | None,
 ) -> dict[TopicPartition, PartitionState]:
     """Return the states by both commit logs and the table; check that no topic was recreated.
 
-    The states lack the log bounds.
+    The states lack the log bounds. Only topics that the group committed or the table has are described:
+    another one of the cluster may be gone by now.
     """
     known = sorted({*live, *catch_up, *asked})
-    ids = cluster.topic_ids({tp.topic for tp in known})
-    states = {
-        tp: decode_partition_state(live.get(tp), catch_up.get(tp), topic_id=ids[tp.topic]) for tp in known
-    }
+    states = {tp: decode_partition_state(live.get(tp), catch_up.get(tp)) for tp in known}
     found = with_ledger(states, ledger) if ledger else states
+    recorded = {tp.topic for tp, one in found.items() if one.ledger_entry and one.ledger_entry.topic_id}
+    ids = cluster.topic_ids(recorded | {tp.topic for tp in (*live, *catch_up)})
+    found = {tp: replace(one, topic_id=ids.get(tp.topic, "")) for tp, one in found.items()}
     for tp, one in found.items():
-        if not topics or tp.topic in topics:
-            check_identity(tp, one)
+        check_identity(tp, one)
     return found
 
 

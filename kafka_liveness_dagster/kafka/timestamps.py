@@ -383,7 +383,7 @@ def processed_ranges(
         ExternalCommitError: an external commit replaced the catch-up commit log; the next run with a table
             rewrites it.
     """
-    known = cluster.partitions(list(topics) or cluster.topics())
+    known = cluster.partitions(list(topics) or None)
     states = cluster.partition_states(group_id, sorted(cluster.commits(group_id, known)))
     check_catch_up_log(cluster, group_id, states)
     if not states:

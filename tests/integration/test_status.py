@@ -72,6 +72,7 @@ def commit_by_another_program(w, group, offset, metadata):
 def partition_3(w, run):
     told = run("status", w.group, "--json")
     assert told.exit_code in {0, 1}, told.output
+    assert told.stdout, told.stderr
     found = json.loads(told.stdout)
     assert found["well"] is (told.exit_code == 0)
     return found["partitions"][3]

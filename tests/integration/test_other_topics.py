@@ -1,0 +1,60 @@
+"""Commands about one group, while another topic of the cluster is deleted."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.kafka.admin import Cluster
+from tests.integration.group_with_table import GroupWithTable
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def world(services, produce, rows, warm_spark, instance):
+    """A group with a table, which owes nothing; its runs are Dagster's at DAGSTER_HOME."""
+    found = GroupWithTable(services, produce, rows, warm_spark)
+    found.instance = instance
+    found.grow_to(20)
+    assert found.live() is None
+    return found
+
+
+@pytest.fixture
+def doomed(make_topic, world, monkeypatch):
+    """The names of topics: each list of all topics names one that is deleted right after it."""
+    list_topics, doomed = Cluster._metadata, []
+
+    def list_and_delete(cluster):
+        doomed.append(name := make_topic(3))
+        found = list_topics(cluster)
+        assert name in found.topics
+        world.admin.delete_topics([name])[name].result()
+        wait_for(lambda: name not in world.admin.list_topics(timeout=60).topics)
+        return found
+
+    monkeypatch.setattr(Cluster, "_metadata", list_and_delete)
+    return doomed
+
+
+def test_a_topic_deleted_meanwhile_disturbs_no_other_group(world, doomed, services):
+    """A cluster has many topics, and each command that reads all of them takes one moment's list."""
+    spark = ["--spark", services.spark_remote]
+    commands = [
+        ["status", world.group],
+        ["status", world.group, "--table", world.table, *spark],
+        ["health", world.group, "--allow-no-member"],
+        ["audit", world.group, *spark],
+        ["replay", world.group, "--from", "2020-01-01", "--asset", f"{world.name}_crash_lag"],
+        ["start", f"{world.group}-new", "--from-group", world.group, "--yes"],
+        ["move", world.group, f"{world.table}_2"],
+    ]
+    found = {}
+    for words in commands:
+        doomed.clear()
+        told = CliRunner().invoke(main, [*words, "--bootstrap-servers", world.servers])
+        assert doomed, "it has listed the topics"
+        if told.exit_code or any(name in told.output for name in doomed):
+            found[" ".join(words)] = told.output
+    assert found == {}
