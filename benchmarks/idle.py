@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks import kafka_tools
 from benchmarks.idle_ways import PARTITIONS, Ways
-from benchmarks.lake import opened, own_services
+from benchmarks.lake import cpu_seconds, opened, own_services
 from benchmarks.report import Table, keep, show
 from benchmarks.turns import interleaved, median_and_range, ratio
 from kafka_liveness_dagster.embedded import services, state
@@ -143,7 +143,7 @@ def _measured(
 
 def _cpu(every: Mapping[str, Sequence[psutil.Process]]) -> dict[str, float]:
     """CPU seconds so far."""
-    return {name: sum(sum(one.cpu_times()[:2]) for one in processes) for name, processes in every.items()}
+    return {name: cpu_seconds(processes) for name, processes in every.items()}
 
 
 def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:

@@ -96,8 +96,8 @@ class WatchedGroup:
         return str(uuid4())
 
 
-class SensorClock:
-    """The clock of sensors: set ahead instead of waiting, and at rest between the minutes."""
+class MinuteClock:
+    """The clock of sensors: one minute is set ahead tick by tick, and the clock rests between two of them."""
 
     def __init__(self) -> None:
         self._tick_at = time.time()

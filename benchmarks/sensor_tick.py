@@ -36,7 +36,7 @@ import kafka_liveness_dagster as kl
 from benchmarks import kafka_tools
 from benchmarks.many_groups import (
     TICK_SECONDS,
-    SensorClock,
+    MinuteClock,
     SharedGroups,
     WatchedGroup,
     broker,
@@ -150,7 +150,7 @@ def _times(
         ways[f"{name}, {_TICK}"] = partial(_sum, [group.tick for group in groups])
         ways[f"{name}, {_LOOK}"] = partial(_sum, [group.look for group in groups])
         if name in shared:
-            ways[f"{name}, {_SHARED}"] = partial(_median, partial(SensorClock().minute, shared[name].tick))
+            ways[f"{name}, {_SHARED}"] = partial(_median, partial(MinuteClock().minute, shared[name].tick))
         if peer:
             both = [group.asset.group_id + log for group in groups for log in ("", CATCH_UP_SUFFIX)]
             rows = 2 * sum(len(group.kafka.cluster().partitions(group.asset.topics)) for group in groups)
@@ -286,7 +286,7 @@ def _idle(
 
 def _settled(tick: Callable[[], float]) -> Callable[[], list[float]]:
     """A minute of these ticks, after two until the groups are idle and have their turns."""
-    clock = SensorClock()
+    clock = MinuteClock()
     for _ in range(2):
         clock.minute(tick)
     return partial(clock.minute, tick)

@@ -22,6 +22,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.spark.errors import TransformError
+from tests.integration.kafka_group import recreate
 from tests.spark_addresses import spark_at
 from tests.waiting import wait_for
 
@@ -72,9 +73,7 @@ class GroupWithTable:
 
     def recreate_topic(self, records):
         """Deleted and created again, with so many records of another life."""
-        self.admin.delete_topics([self.topic])[self.topic].result()
-        wait_for(lambda: self.topic not in self.admin.list_topics(timeout=60).topics)
-        self.make_topic()
+        recreate(self.admin, self.topic)
         self.log_end = 0
         self.grow_to(records, "new ")
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.core.commit_metadata import LiveCommitMetadata
@@ -60,6 +60,12 @@ class KafkaGroup:
             assert self.spans(consumer.poll(SECONDS).ranges) == [(70, 100)]
             raise ZeroDivisionError
 
+    def recreate_topic(self, records):
+        """Deleted and created again, with so many records."""
+        recreate(AdminClient({"bootstrap.servers": self._servers, "log_level": 0}), self.topic)
+        self.log_end = 0
+        self.grow_to(records)
+
     def expire(self, log_start):
         """What the broker's retention does, at once."""
         at = KafkaTopicPartition(self.topic, 3, log_start)
@@ -76,6 +82,15 @@ class KafkaGroup:
     def spans(self, ranges):
         assert all(r.topic_partition == self.tp for r in ranges)
         return [tuple(r.span) for r in ranges]
+
+
+def recreate(admin, topic):
+    """Delete a topic and create it again, with as many partitions."""
+    partitions = len(admin.list_topics(topic, timeout=60).topics[topic].partitions)
+    admin.delete_topics([topic])[topic].result()
+    wait_for(lambda: topic not in admin.list_topics(timeout=60).topics)
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
+    wait_for(lambda: topic in admin.list_topics(timeout=60).topics)
 
 
 def join(world, consumer):

@@ -260,16 +260,11 @@ def test_members_that_come_and_go_owe_nothing(world):
     assert sorted(ranges) == [(n, n + 20) for n in range(0, 20 * len(ranges), 20)]
 
 
-def test_a_topic_made_anew_under_a_live_member_is_an_error(world, services):
+def test_a_topic_made_anew_under_a_live_member_is_an_error(world):
     """Deleted and created again while a member is at work: the offsets are of another log, and it says so."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
-
     world.grow_to(30)
-    admin = AdminClient({"bootstrap.servers": services.bootstrap_servers, "log_level": 0})
     gone = "committed at 30 but its log ends at|deleted, or is being recreated"  # as soon as either is seen
     with pytest.raises((TopicRecreatedError, TopicNotFoundError), match=gone), world.live() as consumer:
         world.process(consumer, 30)
-        admin.delete_topics([world.topic])[world.topic].result()
-        wait_for(lambda: world.topic not in admin.list_topics(timeout=60).topics)
-        admin.create_topics([NewTopic(world.topic, 4, 1)])[world.topic].result()
+        world.recreate_topic(0)
         wait_for(lambda: consumer.poll(0.2) and None, what="the member's poll raises")

@@ -65,6 +65,14 @@ class IdleGroup:
         """The jobs that one tick requests."""
         return [one.job_name for one in self.tick().run_requests]
 
+    def requested_within_a_minute(self):
+        """The jobs that the first of the minute's ticks requests that requests one."""
+        for _ in range(12):
+            self.clock.ahead += 5
+            if found := self.requested():
+                return found
+        return []
+
     def run(self):
         """A live run in Dagster that has just been requested."""
         job = self.defs.resolve_job_def("orders_job")
@@ -127,11 +135,15 @@ def test_a_commit_of_another_client_is_found_within_a_minute(idle, services):
     world = idle.world
     commit(services.bootstrap_servers, world.group, [KafkaTopicPartition(*world.tp, 4, "kcat")])
     assert idle.requested() == []
-    for _ in range(12):
-        idle.clock.ahead += 5
-        if found := idle.requested():
-            break
-    assert found == ["orders_job"], "the offsets 4-10 are lag again"
+    assert idle.requested_within_a_minute() == ["orders_job"], "the offsets 4-10 are lag again"
+
+
+def test_a_topic_recreated_with_as_many_records_is_found_within_a_minute(idle):
+    """Its log bounds are what they were, and the broker deleted the group's commits with the old topic."""
+    idle.settle()
+    idle.world.recreate_topic(10)
+    idle.requested()
+    assert idle.requested_within_a_minute() == ["orders_job"], "its records are the group's lag"
 
 
 def test_after_a_tick_that_failed_the_next_one_reads_all(idle, monkeypatch):
