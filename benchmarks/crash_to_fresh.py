@@ -233,7 +233,7 @@ def _described(found: dict[str, list[Moments]]) -> Table:
         ratios = seconds.ratios(peer, LIVE)
         table.note(f"the live lane {ratios} times as fast as {peer}, in the same repetition")
     for way, goal in GOAL_SECONDS.items():
-        table.note(f"goal of the {way}: {goal:g} s at the median; reached: {seconds.median(way):.2f} s")
+        table.note(f"goal of the {way}: {goal:g} s at the median; measured: {seconds.median(way):.2f} s")
     table.note(
         "`dequeue_interval_seconds` is a whole number, so a run waits up to a second in Dagster's queue. "
         "Dagster starts a process for each run, which imports Dagster, the code location, Kafka's client and "

@@ -143,7 +143,7 @@ def _described(found: Seconds, records: int, counts: Sequence[int], settings: Se
         reached = (found.ratio(passed(n), drained(n, batch, flights)) for n in counts)
         size = batch if batch == AUTO else f"{batch:,}"
         table.note(
-            f"goal: {GOAL} of one pass; reached with max_poll_records={size}{in_words(flights)}: "
+            f"goal: {GOAL} of one pass; measured with max_poll_records={size}{in_words(flights)}: "
             + ", ".join(f"{ratio:.2f}" for ratio in reached)
         )
     table.note("each batch has a fixed cost, so few large batches are faster")

@@ -168,7 +168,7 @@ def _costs(found: dict[str, list[Cost]], minutes: float) -> Table:
         own = statistics.median(one.own() for one in more)
         spark = statistics.median(one.cpu["Spark"] for one in more)
         table.note(
-            f"goal of the sensor beyond the empty one: {GOAL_SECONDS} CPU seconds an hour; reached: "
+            f"goal of the sensor beyond the empty one: {GOAL_SECONDS} CPU seconds an hour; measured: "
             f"{own + spark:.0f}, with {spark:.0f} in Spark, where a tick reads the table's ledger each "
             "minute. Its first two reads in a session are not counted"
         )

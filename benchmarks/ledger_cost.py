@@ -102,7 +102,7 @@ def _told(found: Seconds, records: int, batches: Sequence[int]) -> Table:
             ratio = "" if way == without else found.ratios(without, way)
             table.add(way, found.spread(way), ratio)
         table.note(
-            f"goal at {batch:,}: not below {GOAL}; reached: "
+            f"goal at {batch:,}: not below {GOAL}; measured: "
             f"{found.ratio(without, name(batch, told=True)):.2f}"
         )
     table.note("ratios compare speeds within a repetition; above 1 is faster. Every table was exact")

@@ -274,12 +274,12 @@ def _described(
     for batch in batches:
         best = max(found.ratio(BOUND, ours(batch, flights)) for flights in FLIGHTS)
         if (goal := GOALS.get(batch)) is not None:
-            table.note(f"goal at {batch:,}: {goal} of the bound; reached: {best:.2f}")
+            table.note(f"goal at {batch:,}: {goal} of the bound; measured: {best:.2f}")
         if (most := CPU_GOALS.get(batch)) is not None and flinked(batch) in found:
             reached = "; ".join(
                 cpu.ratios(ours(batch, flights), flinked(batch)) + in_words(flights) for flights in FLIGHTS
             )
-            table.note(f"goal at {batch:,}: at most {most} of Flink's CPU seconds; reached: {reached}")
+            table.note(f"goal at {batch:,}: at most {most} of Flink's CPU seconds; measured: {reached}")
             table.note(f"CPU seconds a commit beyond one pass at {batch:,}: {_beyond(costs, batch)}")
     table.note("Spark plans and starts a job for each commit. Flink's job keeps running")
     fastest = min((ours(batch, flights) for batch in batches for flights in FLIGHTS), key=found.median)

@@ -77,7 +77,7 @@ def main(repetitions: int, write: Path | None) -> None:
         f"from the launch on, {ratios} times as long as the op that does nothing, in the same repetition"
     )
     latest = [max(moments.values()) for moments in found[LIVE]]
-    tables[0].note(f"goal: {GOAL_SECONDS:g} s at the median; reached: {statistics.median(latest):.2f} s")
+    tables[0].note(f"goal: {GOAL_SECONDS:g} s at the median; measured: {statistics.median(latest):.2f} s")
     tables[0].note(
         "with `dequeue_interval_seconds: 1`: before the launch the run waits for the daemon's next check. "
         "Dagster's default is 5"

@@ -313,8 +313,8 @@ def _described(
         ]
         oldest = median_and_range([one.age(0.99) for one in ours], unit=" s")
         table.note(
-            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, reached: {oldest}; CPU "
-            f"seconds a commit at most those of Structured Streaming, reached: {ratio} of them, "
+            f"goals at {rate:,} records/s: p99 at most {GOAL_SECONDS} s, measured: {oldest}; CPU "
+            f"seconds a commit at most those of Structured Streaming, measured: {ratio} of them, "
             f"{median_and_range(without)} of them without Java's compiler"
         )
     table.note(
