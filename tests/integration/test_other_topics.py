@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from kafka_liveness_dagster.cli.main import main
-from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka import admin
+from kafka_liveness_dagster.kafka.clients import admin_client
 from tests.integration.group_with_table import GroupWithTable
 from tests.waiting import wait_for
 
@@ -21,21 +22,36 @@ def world(services, produce, rows, warm_spark, instance):
     return found
 
 
-@pytest.fixture
-def doomed(make_topic, world, monkeypatch):
-    """The names of topics: each list of all topics names one that is deleted right after it."""
-    list_topics, doomed = Cluster._metadata, []
+class OutdatedAdmin:
+    """An admin client; each of its lists of all topics names one that is deleted right after it."""
 
-    def list_and_delete(cluster):
-        doomed.append(name := make_topic(3))
-        found = list_topics(cluster)
+    def __init__(self, admin, make_topic, doomed):
+        self._admin, self._make_topic, self._doomed = admin, make_topic, doomed
+
+    def __getattr__(self, name):
+        return getattr(self._admin, name)
+
+    def list_topics(self, **settings):
+        name = self._make_topic(3)
+        found = self._admin.list_topics(**settings)
         assert name in found.topics
-        world.admin.delete_topics([name])[name].result()
-        wait_for(lambda: name not in world.admin.list_topics(timeout=60).topics)
+        self._admin.delete_topics([name])[name].result()
+        wait_for(lambda: name not in self._admin.list_topics(timeout=60).topics)
+        self._doomed.append(name)
         return found
 
-    monkeypatch.setattr(Cluster, "_metadata", list_and_delete)
-    return doomed
+
+@pytest.fixture
+def doomed(make_topic, monkeypatch):
+    """The names of the topics that were deleted after a command had listed them."""
+    found = []
+
+    def outdated_client(settings):
+        client, listener = admin_client(settings)
+        return OutdatedAdmin(client, make_topic, found), listener
+
+    monkeypatch.setattr(admin, "admin_client", outdated_client)
+    return found
 
 
 def test_a_topic_deleted_meanwhile_disturbs_no_other_group(world, doomed, services):
