@@ -5,10 +5,13 @@ Never plans and never commits.
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.record_reader import Prefetch
+from kafka_liveness_dagster.kafka.errors import FencedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,3 +112,41 @@ class BatchConsumer:
         return chain.from_iterable(
             self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch))
         )
+
+    def records_within(self, batch: Batch, *, max_bytes: int, seconds: float) -> list[Message] | None:
+        """Return all records of this batch; None if they are larger, take longer, or cannot be read.
+
+        The client keeps nothing that it fetched beyond the batch, and fetches nothing until the next call.
+
+        Args:
+            batch: batch returned by ``poll``.
+            max_bytes: largest size of all values, in bytes.
+            seconds: longest time.
+
+        Raises:
+            FencedError: this process may not commit the batch any more.
+        """
+        deadline = time.monotonic() + seconds
+        found, size = [], 0
+
+        def check() -> None:
+            self._fence.check_batch(batch)
+            if size > max_bytes or time.monotonic() > deadline:
+                raise _LimitReachedError
+
+        try:
+            for records in self._reader.read(batch.ranges, _DEFAULT_PREFETCH, check):
+                found += records
+                size += sum(map(len, records))
+            check()
+        except FencedError:
+            raise
+        except KafkaLivenessError:
+            return None
+        finally:
+            self._reader.release()
+        return found
+
+
+class _LimitReachedError(KafkaLivenessError):
+    """The records of a batch are too large, or did not arrive in time."""

@@ -123,6 +123,12 @@ class RecordReader:
         """Withhold the records that are on their way to the op."""
         self._last_records.clear()
 
+    def release(self) -> None:
+        """Forget what was fetched beyond the batch, and fetch nothing until the next one."""
+        self.stop_giving()
+        self._leave(set(self._assigned))
+        self._batch_reader = BatchReader()
+
     def close(self) -> None:
         """Disconnect; there is no group to leave."""
         self.stop_giving()

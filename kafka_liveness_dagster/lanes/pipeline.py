@@ -8,7 +8,7 @@ commits an offset before its rows.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +26,7 @@ from kafka_liveness_dagster.lanes.decoder_warnings import DecoderWarnings
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite, InFlightWrites
 from kafka_liveness_dagster.lanes.late_records import LateRecords
 from kafka_liveness_dagster.lanes.quotas import ThrottlingWatch
+from kafka_liveness_dagster.lanes.small_batches import SmallBatches
 from kafka_liveness_dagster.runs.tags import budget_of
 from kafka_liveness_dagster.spark.errors import (
     KafkaSourceError,
@@ -141,6 +142,7 @@ class Pipeline:
         late_records: reports records of windows that were marked complete; None without windows.
         metrics: metrics of finished batches.
         decoder_warnings: warns in the run's log if the transform turns bad values into NULLs.
+        small_batches: reads small batches in the run.
     """
 
     kafka: KafkaLivenessResource
@@ -162,6 +164,7 @@ class Pipeline:
     late_records: LateRecords | None = None
     metrics: BatchMetrics = field(default_factory=BatchMetrics)
     decoder_warnings: DecoderWarnings = field(default_factory=DecoderWarnings)
+    small_batches: SmallBatches = field(default_factory=SmallBatches)
 
     @classmethod
     def from_asset(
@@ -385,7 +388,10 @@ class Pipeline:
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
-        frame = self._transformed_batch(batch.ranges, on_rows=partial(self.decoder_warnings.log_once, log))
+        frame = replace(
+            self._transformed_batch(batch.ranges, on_rows=partial(self.decoder_warnings.log_once, log)),
+            read_in_run=self.small_batches.read(lane, batch),
+        )
         session = frame.session
         job = SparkJob(session, *progress_listeners(batch, lane, log, liveness=self.liveness))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from confluent_kafka import Message
     from pyspark.sql import DataFrame
 
     from kafka_liveness_dagster.core.batch_planning import Batch
@@ -26,6 +27,9 @@ class Lane(Protocol):
     def check(self) -> None: ...  # noqa: D102
     def check_batch(self, batch: Batch) -> None: ...  # noqa: D102
     def heartbeat(self) -> None: ...  # noqa: D102
+    def records_within(  # noqa: D102
+        self, batch: Batch, *, max_bytes: int, seconds: float
+    ) -> list[Message] | None: ...
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
     def replan(self) -> None: ...  # noqa: D102
     def is_batch_current(self, batch: Batch) -> bool: ...  # noqa: D102

@@ -123,6 +123,11 @@ def core_count(session: SparkSession) -> int:
     return int(found[1]) if found else 1
 
 
+def task_count(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
+    """Return the number of tasks for the records of a small batch: one, or with many ranges all cores."""
+    return 1 if len(ranges) <= RANGES_PER_TASK else _cached_cores(session)
+
+
 def _task_count(session: SparkSession, total: int) -> int:
     worth = total // OFFSETS_PER_TASK
     return min(worth, _cached_cores(session)) if worth > 1 else 1

@@ -37,13 +37,15 @@ from kafka_liveness_dagster.spark.errors import (
     TransformError,
     UnreadableRecordError,
 )
+from kafka_liveness_dagster.spark.local_records import frame_of
 from kafka_liveness_dagster.spark.row_count import RowSums, with_sums
-from kafka_liveness_dagster.spark.source import read_ranges
+from kafka_liveness_dagster.spark.source import read_ranges, task_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
@@ -70,6 +72,7 @@ class TransformedBatch:
         measures_bytes: whether Spark sums the bytes of keys and values while it reads them.
         measures_oldest: whether Spark finds the oldest timestamp while it reads.
         on_rows: called with the rows that a call returns, before Spark computes them.
+        read_in_run: returns the records of a small batch, read by the run; None if Spark has to read them.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -81,6 +84,7 @@ class TransformedBatch:
     measures_bytes: bool = False
     measures_oldest: bool = False
     on_rows: Callable[[DataFrame], None] = lambda _: None
+    read_in_run: Callable[[], Sequence[Message] | None] = lambda: None
     _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
@@ -91,7 +95,7 @@ class TransformedBatch:
             UnreadableRecordError: the transform queried its records, and Spark cannot read one of them.
             KafkaSourceError: the server cannot read from Kafka.
         """
-        batch = self._read(self.ranges)
+        batch = self._frame_of_records()
         if wanted := [
             *(_BYTES_SUM if self.measures_bytes else ()),
             *(_OLDEST_MIN if self.measures_oldest else ()),
@@ -103,8 +107,8 @@ class TransformedBatch:
         return rows
 
     def for_ranges(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
-        """Return the rows of some of its offsets."""
-        return replace(self, ranges=tuple(ranges))
+        """Return the rows of some of its offsets, which Spark reads."""
+        return replace(self, ranges=tuple(ranges), read_in_run=lambda: None)
 
     def on_empty_batch(self) -> DataFrame:
         """Return the rows of the transform for a batch without records; raises as a call does."""
@@ -119,7 +123,7 @@ class TransformedBatch:
             KafkaLivenessError: the cause is not the transform.
             pyspark.errors.PySparkException: Spark is unavailable, or canceled the operation on request.
         """
-        rows = replace(self, ranges=tuple(ranges), measures_bytes=False, measures_oldest=False)
+        rows = replace(self.for_ranges(ranges), measures_bytes=False, measures_oldest=False)
         try:
             rows().write.format("noop").mode("overwrite").save()
         except TransformError as error:
@@ -144,6 +148,15 @@ class TransformedBatch:
         """Return an error of some records in short; of a single record the field that is not JSON, too."""
         is_single = sum(part.size for part in self.ranges) == 1
         return (is_single and self.bad_json(error, with_offset=False)) or _error_name(error)
+
+    def _frame_of_records(self) -> DataFrame:
+        if records := self.read_in_run():
+            with_headers = self.options.get("includeHeaders") == "true"
+            tasks = task_count(self.session, self.ranges)
+            frame = frame_of(self.session, records, include_headers=with_headers, tasks=tasks)
+            if frame is not None:
+                return frame
+        return self._read(self.ranges)
 
     def _read(self, ranges: Sequence[OffsetRange]) -> DataFrame:
         return read_ranges(self.session, ranges, self.options)

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from kafka_liveness_dagster.core.commit_metadata import OwnerState
+from kafka_liveness_dagster.lanes import small_batches
 from tests.history.checker import check
 from tests.history.observer import Observer
 from tests.integration.dagster_runs import DagsterRuns, RealDagster, make_topics
@@ -32,6 +33,12 @@ def instance(tmp_path, monkeypatch):
     (tmp_path / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as found:
         yield found
+
+
+@pytest.fixture
+def spark_reads(monkeypatch):
+    """Spark reads the records of each batch, however small it is."""
+    monkeypatch.setattr(small_batches, "MAX_OFFSETS", 0)
 
 
 @pytest.fixture

@@ -389,6 +389,7 @@ def test_a_spark_that_was_started_anew_is_no_fault_of_a_record(make):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.usefixtures("spark_reads")
 def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_flight):
     """By retention, after a batch was planned: the broker is asked again, and no bad record is looked for."""
     world = make(batching={**DEAD_LETTERS, "in_flight": in_flight}, max_poll_records=4)
@@ -422,6 +423,7 @@ def test_records_that_are_deleted_under_a_batch_are_planned_again(make, in_fligh
     assert "lost" in world.newest_log()
 
 
+@pytest.mark.usefixtures("spark_reads")
 def test_a_topic_that_goes_under_a_batch_is_named(make):
     """Deleted, and made anew: its records are of another life."""
     world = make()

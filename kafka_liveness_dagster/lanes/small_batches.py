@@ -1,0 +1,56 @@
+"""Decide which batches are small enough to be read in the run, and read them.
+
+Spark's Kafka source has a consumer for each partition, and each of them reads the metadata of the whole
+topic. For a few records this costs more than all the rest of a batch. What the run cannot read at once is
+left to Spark's source, as are large batches.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+
+    from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.lanes.protocols import Lane
+
+MAX_OFFSETS = 5_000
+MAX_BYTES = 2 * 2**20
+"""Each request for the plan has the records: two analyses and one execution of a batch."""
+MAX_SECONDS = 2.0
+_PAUSE_SECONDS = 60.0  # after a batch that the run could not read
+
+
+class SmallBatches:
+    """The small batches of one run.
+
+    Batches are assumed to have records of the same size as the last one.
+    """
+
+    def __init__(self) -> None:
+        self._record_bytes = 0.0
+        self._left_to_spark_until = 0.0
+
+    def read(self, lane: Lane, batch: Batch) -> Callable[[], list[Message] | None]:
+        """Return a function that reads the records of a batch, once; None if Spark has to read them."""
+        return cache(partial(self._read, lane, batch))
+
+    def _read(self, lane: Lane, batch: Batch) -> list[Message] | None:
+        offsets = sum(one.size for one in batch.ranges)
+        if (
+            offsets > MAX_OFFSETS
+            or offsets * self._record_bytes > MAX_BYTES
+            or time.monotonic() < self._left_to_spark_until
+        ):
+            return None
+        found = lane.records_within(batch, max_bytes=MAX_BYTES, seconds=MAX_SECONDS)
+        if found is None:
+            self._left_to_spark_until = time.monotonic() + _PAUSE_SECONDS
+        elif found:
+            self._record_bytes = sum(map(len, found)) / len(found)
+        return found
