@@ -24,8 +24,8 @@ SHARED = {f"{PACKAGE}.core", f"{PACKAGE}.concurrency", f"{PACKAGE}.failpoints"}
 FLOORS = {  # folder: what its modules may import besides the standard library
     "core": {f"{PACKAGE}.core"},
     "kafka": {f"{PACKAGE}.kafka", *SHARED, "confluent_kafka"},
-    # grpc, google.protobuf: pyspark[connect]'s own transport
-    "spark": {f"{PACKAGE}.spark", *SHARED, "pyspark", "grpc", "google.protobuf"},
+    # grpc, google.protobuf, pyarrow: pyspark[connect]'s own transport
+    "spark": {f"{PACKAGE}.spark", *SHARED, "pyspark", "grpc", "google.protobuf", "pyarrow"},
 }
 PURE = {  # modules outside of core that only decide: tested to the last branch, as core is
     "audit/certificate.py": {f"{PACKAGE}.audit.rows", f"{PACKAGE}.audit.overlaps", f"{PACKAGE}.core"},

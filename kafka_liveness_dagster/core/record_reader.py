@@ -132,6 +132,30 @@ def round_robin(queues: Sequence[list[T]]) -> list[T]:
     return given
 
 
+class KafkaRecord(NamedTuple):
+    """A record with all that Spark's Kafka source reads of it.
+
+    Attributes:
+        key: key of the record.
+        value: value of the record; None in a tombstone.
+        topic: name of the topic.
+        partition: number of the partition.
+        offset: offset of the record.
+        timestamp_ms: timestamp in milliseconds since the epoch.
+        timestamp_type: Kafka's number: 0 of the producer, 1 of the broker, -1 without a timestamp.
+        headers: names and values; None without headers.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    headers: Sequence[tuple[str, bytes | None]] | None
+
+
 class ReadableRecord(Protocol):
     """The required methods of a record: its offset, and the size of its value."""
 

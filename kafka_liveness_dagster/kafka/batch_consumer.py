@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.record_reader import Prefetch
+from kafka_liveness_dagster.core.record_reader import KafkaRecord, Prefetch
 from kafka_liveness_dagster.kafka.errors import FencedError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class BatchConsumer:
             self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch))
         )
 
-    def records_within(self, batch: Batch, *, max_bytes: int, seconds: float) -> list[Message] | None:
+    def records_within(self, batch: Batch, *, max_bytes: int, seconds: float) -> list[KafkaRecord] | None:
         """Return all records of this batch; None if they are larger, take longer, or cannot be read.
 
         The client keeps nothing that it fetched beyond the batch, and fetches nothing until the next call.
@@ -127,7 +127,8 @@ class BatchConsumer:
             FencedError: this process may not commit the batch any more.
         """
         deadline = time.monotonic() + seconds
-        found, size = [], 0
+        found: list[Message] = []
+        size = 0
 
         def check() -> None:
             self._fence.check_batch(batch)
@@ -135,18 +136,32 @@ class BatchConsumer:
                 raise _LimitReachedError
 
         try:
-            for records in self._reader.read(batch.ranges, _DEFAULT_PREFETCH, check):
-                found += records
-                size += sum(map(len, records))
+            for messages in self._reader.read(batch.ranges, _DEFAULT_PREFETCH, check):
+                found += messages
+                size += sum(map(len, messages))
             check()
+            return list(map(_to_record, found))
         except FencedError:
             raise
-        except KafkaLivenessError:
+        except (KafkaLivenessError, _LimitReachedError, UnicodeError):  # the last of a header's name
             return None
         finally:
             self._reader.release()
-        return found
 
 
-class _LimitReachedError(KafkaLivenessError):
+class _LimitReachedError(Exception):
     """The records of a batch are too large, or did not arrive in time."""
+
+
+def _to_record(message: Any) -> KafkaRecord:
+    kind, timestamp_ms = message.timestamp()
+    return KafkaRecord(
+        message.key(),
+        message.value(),
+        message.topic(),
+        message.partition(),
+        offset=message.offset(),
+        timestamp_ms=timestamp_ms,
+        timestamp_type=kind - 1,  # librdkafka counts from 0, for no timestamp
+        headers=message.headers() or None,
+    )

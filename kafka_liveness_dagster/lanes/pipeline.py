@@ -8,7 +8,7 @@ commits an offset before its rows.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.record_reader import KafkaRecord
     from kafka_liveness_dagster.lanes.protocols import BatchCounter, BatchSource, Lane, OnSkipped, Transform
     from kafka_liveness_dagster.resources.kafka import KafkaLivenessResource
     from kafka_liveness_dagster.resources.spark import SparkConnectResource
@@ -388,8 +389,9 @@ class Pipeline:
         from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
         from kafka_liveness_dagster.spark.table.write import TableWrite  # noqa: PLC0415 - pyspark stays lazy
 
-        frame = replace(
-            self._transformed_batch(batch.ranges, on_rows=partial(self.decoder_warnings.log_once, log)),
+        frame = self._transformed_batch(
+            batch.ranges,
+            on_rows=partial(self.decoder_warnings.log_once, log),
             read_in_run=self.small_batches.read(lane, batch),
         )
         session = frame.session
@@ -423,7 +425,11 @@ class Pipeline:
         return InFlightWrite(batch, job, writing, frame=frame)
 
     def _transformed_batch(
-        self, ranges: Sequence[OffsetRange], on_rows: Callable[[DataFrame], None] = lambda _: None
+        self,
+        ranges: Sequence[OffsetRange],
+        *,
+        on_rows: Callable[[DataFrame], None] = lambda _: None,
+        read_in_run: Callable[[], Sequence[KafkaRecord] | None] = lambda: None,
     ) -> TransformedBatch:
         from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415 - pyspark stays lazy
 
@@ -439,4 +445,5 @@ class Pipeline:
             measures_bytes=self.max_bytes is not None,
             measures_oldest=self.late_records is not None,
             on_rows=on_rows,
+            read_in_run=read_in_run,
         )

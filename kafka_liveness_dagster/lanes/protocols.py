@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from confluent_kafka import Message
     from pyspark.sql import DataFrame
 
     from kafka_liveness_dagster.core.batch_planning import Batch
     from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition
+    from kafka_liveness_dagster.core.record_reader import KafkaRecord
 
 
 Transform: TypeAlias = "Callable[[DataFrame], DataFrame]"
@@ -29,7 +29,7 @@ class Lane(Protocol):
     def heartbeat(self) -> None: ...  # noqa: D102
     def records_within(  # noqa: D102
         self, batch: Batch, *, max_bytes: int, seconds: float
-    ) -> list[Message] | None: ...
+    ) -> list[KafkaRecord] | None: ...
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
     def replan(self) -> None: ...  # noqa: D102
     def is_batch_current(self, batch: Batch) -> bool: ...  # noqa: D102

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from confluent_kafka import Message
-
     from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.record_reader import KafkaRecord
     from kafka_liveness_dagster.lanes.protocols import Lane
 
 MAX_OFFSETS = 5_000
@@ -36,11 +35,11 @@ class SmallBatches:
         self._record_bytes = 0.0
         self._left_to_spark_until = 0.0
 
-    def read(self, lane: Lane, batch: Batch) -> Callable[[], list[Message] | None]:
+    def read(self, lane: Lane, batch: Batch) -> Callable[[], list[KafkaRecord] | None]:
         """Return a function that reads the records of a batch, once; None if Spark has to read them."""
         return cache(partial(self._read, lane, batch))
 
-    def _read(self, lane: Lane, batch: Batch) -> list[Message] | None:
+    def _read(self, lane: Lane, batch: Batch) -> list[KafkaRecord] | None:
         offsets = sum(one.size for one in batch.ranges)
         if (
             offsets > MAX_OFFSETS
@@ -52,5 +51,5 @@ class SmallBatches:
         if found is None:
             self._left_to_spark_until = time.monotonic() + _PAUSE_SECONDS
         elif found:
-            self._record_bytes = sum(map(len, found)) / len(found)
+            self._record_bytes = sum(len(one.value or b"") for one in found) / len(found)
         return found

@@ -1,27 +1,29 @@
-"""Make the frame of a small batch from records that the run has read, as Spark's Kafka source would make it.
+"""Make the frame of a small batch from records that the run has read.
 
-The records are part of the plan: Spark starts no consumer and sends no request to Kafka.
+It is the frame that Spark's Kafka source would make. The records are part of the plan: Spark starts no
+consumer and sends no request to Kafka.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import LocalRelation
+
+from kafka_liveness_dagster.core.record_reader import KafkaRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from confluent_kafka import Message
     from pyspark.sql import DataFrame as AnyDataFrame
     from pyspark.sql import SparkSession
 
 MAX_PLAN_BYTES = 8 * 2**20
 """Largest size of the records in a plan, with keys and headers. Spark's limit for a request is 128 MiB."""
-_COLUMNS = pa.schema(
+_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+_SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
@@ -30,18 +32,19 @@ _COLUMNS = pa.schema(
         ("offset", pa.int64()),
         ("timestamp", pa.timestamp("us", tz="UTC")),
         ("timestampType", pa.int32()),
+        ("headers", pa.list_(_HEADER)),
     ]
 )
-_HEADERS = pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_NO_TIMESTAMP = -1
 
 
 def frame_of(
-    session: SparkSession, records: Sequence[Message], *, include_headers: bool, tasks: int
+    session: SparkSession, records: Sequence[KafkaRecord], *, include_headers: bool, tasks: int
 ) -> AnyDataFrame | None:
     """Return a frame of these records; None if Spark's source has to read them.
 
-    That is a batch without records or above ``MAX_PLAN_BYTES``, a record without a timestamp, one whose
-    timestamp Spark cannot hold, or headers that are not UTF-8.
+    It has to if there are no records, or more than ``MAX_PLAN_BYTES``. A record may also have no timestamp,
+    or one that Spark cannot hold.
 
     Args:
         session: session of the run.
@@ -49,28 +52,19 @@ def frame_of(
         include_headers: whether the frame has the column ``headers``.
         tasks: number of tasks that process them.
     """
-    ordered = sorted(records, key=_place)
-    stamps = [record.timestamp() for record in ordered]
-    if not ordered or any(kind == TIMESTAMP_NOT_AVAILABLE for kind, _ in stamps):
+    by_place = sorted(records, key=_place)
+    if not by_place or any(record.timestamp_type == _NO_TIMESTAMP for record in by_place):
         return None
-    columns: list[list[object]] = [
-        [record.key() for record in ordered],
-        [record.value() for record in ordered],
-        [record.topic() for record in ordered],
-        [record.partition() for record in ordered],
-        [record.offset() for record in ordered],
-        [1000 * ms for _, ms in stamps],
-        [kind - 1 for kind, _ in stamps],  # Java counts from -1, librdkafka from 0
-    ]
-    schema = _COLUMNS
+    columns = dict(zip(KafkaRecord._fields, map(list, zip(*by_place, strict=True)), strict=True))
+    columns["timestamp_ms"] = [1000 * record.timestamp_ms for record in by_place]
+    columns["headers"] = [_headers(record) for record in by_place] if include_headers else []
+    every = zip(columns.values(), _SCHEMA, strict=True)
+    wanted = [one for one in every if include_headers or one[1].name != "headers"]
     try:
-        if include_headers:
-            columns.append([_headers(record) for record in ordered])
-            schema = schema.append(_HEADERS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    except (OverflowError, UnicodeError, pa.ArrowException):
+        arrays = [pa.array(values, field.type) for values, field in wanted]
+    except (OverflowError, pa.ArrowException):
         return None
-    table = pa.Table.from_arrays(arrays, schema=schema)
+    table = pa.Table.from_arrays(arrays, schema=pa.schema([field for _, field in wanted]))
     if table.nbytes > MAX_PLAN_BYTES:
         return None
     # Without the coalesce the optimizer computes the transform in the server's own thread, where no cancel
@@ -78,10 +72,9 @@ def frame_of(
     return DataFrame(LocalRelation(table), session).coalesce(tasks)
 
 
-def _place(record: Message) -> tuple[str, int, int]:
-    return record.topic() or "", record.partition() or 0, record.offset() or 0
+def _place(record: KafkaRecord) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
 
 
-def _headers(record: Message) -> list[dict[str, object]] | None:
-    found: Any = record.headers()
-    return [{"key": key, "value": value} for key, value in found] if found else None
+def _headers(record: KafkaRecord) -> list[dict[str, object]] | None:
+    return [{"key": key, "value": value} for key, value in record.headers] if record.headers else None

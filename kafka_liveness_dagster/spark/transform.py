@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from confluent_kafka import Message
     from pyspark.sql import SparkSession
 
     from kafka_liveness_dagster.core.offsets import OffsetRange
+    from kafka_liveness_dagster.core.record_reader import KafkaRecord
 
 _METHOD_AS_COLUMN = re.compile(r"\b(method|function)\b|NOT_LIST_OF_COLUMN")
 _BYTES_SUM = ("sum(coalesce(octet_length(`key`), 0) + coalesce(octet_length(`value`), 0)) AS bytes",)
@@ -84,7 +84,7 @@ class TransformedBatch:
     measures_bytes: bool = False
     measures_oldest: bool = False
     on_rows: Callable[[DataFrame], None] = lambda _: None
-    read_in_run: Callable[[], Sequence[Message] | None] = lambda: None
+    read_in_run: Callable[[], Sequence[KafkaRecord] | None] = lambda: None
     _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
