@@ -250,8 +250,8 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
     of_a_core = [one / (psutil.cpu_count() or 1) for one in few_cpu]
     table.note(
         f"goals with {sizes[-1]:,} partitions: 5 records a partition in {GOAL_SECONDS:g} s, measured: "
-        f"{median_and_range(few, '.1f', ' s')}; a neighbor's batch at most twice as slow meanwhile, measured: "
-        f"{median_and_range(ratios(beside, alone), '.1f')} times, in the same repetition"
+        f"{median_and_range(few, '.1f', ' s')}; a neighbor's batch at most twice as slow meanwhile, "
+        f"measured: {median_and_range(ratios(beside, alone), '.1f')} times, in the same repetition"
     )
     table.note(
         f"5 records a partition take {median_and_range(of_a_core, '.1f', ' s')} of each of the "
