@@ -107,8 +107,7 @@ class BatchConsumer:
             DataExpiredError: from the iterator, if offsets of the batch were deleted before they were read.
         """
         bound = Prefetch(max_buffered_records, max_buffered_bytes, prefetch)
-        if not self._reader.is_open:
-            self._fence.on_fence(self._reader.stop_giving_fenced)
+        self._withhold_records_when_fenced()
         return chain.from_iterable(
             self._reader.read(batch.ranges, bound, lambda: self._fence.check_batch(batch))
         )
@@ -133,8 +132,9 @@ class BatchConsumer:
         def check() -> None:
             self._fence.check_batch(batch)
             if size > max_bytes or time.monotonic() > deadline:
-                raise _LimitReachedError
+                raise KafkaLivenessError("The batch is beyond a limit of this read.")
 
+        self._withhold_records_when_fenced()
         try:
             for messages in self._reader.read(batch.ranges, _DEFAULT_PREFETCH, check):
                 found += messages
@@ -143,14 +143,14 @@ class BatchConsumer:
             return list(map(_to_record, found))
         except FencedError:
             raise
-        except (KafkaLivenessError, _LimitReachedError, UnicodeError):  # the last of a header's name
+        except (KafkaLivenessError, UnicodeError):  # the latter if the name of a header is not UTF-8
             return None
         finally:
             self._reader.release()
 
-
-class _LimitReachedError(Exception):
-    """The records of a batch are too large, or did not arrive in time."""
+    def _withhold_records_when_fenced(self) -> None:
+        if not self._reader.is_open:  # once for the reader
+            self._fence.on_fence(self._reader.stop_giving_fenced)
 
 
 def _to_record(message: Any) -> KafkaRecord:
