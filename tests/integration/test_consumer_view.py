@@ -518,6 +518,7 @@ def added(services, produce):
 
     def see():
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        wait_for(lambda: topic in admin.list_topics(timeout=60).topics)
         with member("earliest") as earliest, member("latest") as latest:
 
             def polled():

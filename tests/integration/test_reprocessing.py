@@ -117,6 +117,7 @@ def test_what_the_broker_no_longer_has_is_named_and_nothing_is_touched(world, on
     assert world.offsets() == written_rows(0, 120)
 
 
+@pytest.mark.usefixtures("spark_reads")
 def test_what_expires_under_a_batch_of_crash_lag_is_named_or_passed(world):
     """The broker is asked again, and says what it still has.
 
