@@ -132,7 +132,7 @@ class BatchConsumer:
         def check() -> None:
             self._fence.check_batch(batch)
             if size > max_bytes or time.monotonic() > deadline:
-                raise KafkaLivenessError("The batch is beyond a limit of this read.")
+                raise KafkaLivenessError  # caught below
 
         self._withhold_records_when_fenced()
         try:
