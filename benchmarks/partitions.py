@@ -256,8 +256,8 @@ def _told(found: dict[int, list[dict[str, float]]]) -> Table:
     table.note(
         f"5 records a partition take {median_and_range(of_a_core, '.1f', ' s')} of each of the "
         f"{psutil.cpu_count()} cores, the least possible time without any wait. The "
-        "run reads these records itself. Iceberg writes a file for each, with a copy of Hadoop's settings, and "
-        "compares each manifest of the table with each range of the batch, once for each partition of the "
+        "run reads these records itself. Iceberg writes a file for each, with a copy of Hadoop's settings. "
+        "It compares each manifest of the table with each range of the batch, once for each partition of the "
         "table"
     )
     table.note(
