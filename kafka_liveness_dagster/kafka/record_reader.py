@@ -124,7 +124,7 @@ class RecordReader:
         self._last_records.clear()
 
     def release(self) -> None:
-        """Forget what was fetched beyond the batch, and fetch nothing until the next one."""
+        """Drop the records fetched beyond the batch; fetch nothing until the next batch."""
         self.stop_giving()
         self._leave(set(self._assigned))
         self._batch_reader = BatchReader()

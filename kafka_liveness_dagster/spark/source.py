@@ -123,7 +123,7 @@ def core_count(session: SparkSession) -> int:
     return int(found[1]) if found else 1
 
 
-def task_count(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
+def small_batch_tasks(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
     """Return the number of tasks for the records of a small batch: one, or with many ranges all cores."""
     return 1 if len(ranges) <= RANGES_PER_TASK else _cached_cores(session)
 

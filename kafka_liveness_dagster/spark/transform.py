@@ -39,7 +39,7 @@ from kafka_liveness_dagster.spark.errors import (
 )
 from kafka_liveness_dagster.spark.local_records import frame_of
 from kafka_liveness_dagster.spark.row_count import RowSums, with_sums
-from kafka_liveness_dagster.spark.source import read_ranges, task_count
+from kafka_liveness_dagster.spark.source import read_ranges, small_batch_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +152,7 @@ class TransformedBatch:
     def _frame_of_records(self) -> DataFrame:
         if records := self.read_in_run():
             with_headers = self.options.get("includeHeaders") == "true"
-            tasks = task_count(self.session, self.ranges)
+            tasks = small_batch_tasks(self.session, self.ranges)
             frame = frame_of(self.session, records, include_headers=with_headers, tasks=tasks)
             if frame is not None:
                 return frame

@@ -69,8 +69,8 @@ def test_a_topic_deleted_meanwhile_disturbs_no_other_group(world, doomed, servic
     found = {}
     for words in commands:
         doomed.clear()
-        told = CliRunner().invoke(main, [*words, "--bootstrap-servers", world.servers])
+        result = CliRunner().invoke(main, [*words, "--bootstrap-servers", world.servers])
         assert doomed, "it has listed the topics"
-        if told.exit_code or any(name in told.output for name in doomed):
-            found[" ".join(words)] = told.output
+        if result.exit_code or any(name in result.output for name in doomed):
+            found[" ".join(words)] = result.output
     assert found == {}
