@@ -5,9 +5,9 @@ Refusals and outages have names.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -125,32 +125,79 @@ def held(spark, batch, kafka):
     return [(row["partition"], row["offset"]) for row in frame.select("partition", "offset").collect()]
 
 
+class ReadingMembers:
+    """Members of one group, each in a thread of its own that reads with Spark and commits.
+
+    In one thread the commit of one would wait for a rebalance that waits for the other.
+
+    Attributes:
+        committed: partition and offset of each record that was read, in a batch that was committed.
+        owners: the members that have committed something.
+    """
+
+    def __init__(self, kafka, spark, topic, group):
+        self._kafka, self._spark = kafka, spark
+        self._settings = {"topics": [topic], "group_id": group}
+        self._is_over = threading.Event()
+        self._threads, self._ends = ThreadPoolExecutor(), []
+        self.committed, self.owners = [], set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._threads.shutdown()
+        self.check()
+
+    def add(self):
+        self._ends.append(self._threads.submit(self._consume, len(self._ends)))
+
+    def check(self):
+        """Raise the error of a member."""
+        for end in self._ends:
+            if end.done():
+                end.result()
+
+    def has_committed(self, count):
+        self.check()
+        return len(self.committed) >= count
+
+    def _consume(self, number):
+        with self._kafka.consumer(**self._settings) as consumer:
+            while not self._is_over.is_set():
+                if (batch := consumer.poll(0.3)) is not None:
+                    found = held(self._spark, batch, self._kafka)
+                    handed_over = {tp.partition for tp in consumer.commit(batch)}
+                    self.committed += [record for record in found if record[0] not in handed_over]
+                    self.owners.add(number)
+
+
 def outlive(guarded, spark, lifetimes, kafka):
-    """Read with Spark as one member, later two, for so many lifetimes of a token.
+    """Read as one member, later two, for so many lifetimes of a token.
 
     Return what was read, and what there is. The broker ends each session with its token, so whoever
     has not renewed it is cut off.
     """
-    topic, group, made, got = guarded.make_topic(2), f"etl-{uuid4().hex[:8]}", 0, []
-    settings, lifetime = {"topics": [topic], "group_id": group}, guarded.tokens.seconds
-    with contextlib.ExitStack() as members:
-        joined, ends_at, owners = [], time.monotonic() + lifetimes * lifetime, set()
-        while time.monotonic() < ends_at or len(owners) < 2 or len(got) < 2 * made:
-            if not joined or (len(joined) < 2 and time.monotonic() > ends_at - lifetimes * lifetime / 2):
-                joined.append(members.enter_context(kafka.consumer(**settings)))
-            if len(got) == 2 * made:
+    topic, group, made = guarded.make_topic(2), f"etl-{uuid4().hex[:8]}", 0
+    half = lifetimes * guarded.tokens.seconds / 2
+    with ReadingMembers(kafka, spark, topic, group) as members:
+        for owners in (1, 2):
+            members.add()
+            half_ends_at = time.monotonic() + half
+            while time.monotonic() < half_ends_at or len(members.owners) < owners:
                 for partition in (0, 1):
                     guarded.produce(topic, partition, made, made + 5)
                 made += 5
-            for number, consumer in enumerate(joined):
-                if (batch := consumer.poll(0.3)) is not None:
-                    got += held(spark, batch, kafka)
-                    consumer.commit(batch)
-                    owners.add(number)
+                wait_for(
+                    lambda wanted=2 * made: members.has_committed(wanted),
+                    what="all records are committed",
+                    details=lambda: (sorted(members.committed), members.owners),
+                )
     assert {tp.partition: seen.committed for tp, seen in kafka.cluster().partition_states(
         group, [kl.OffsetRange(topic, partition, 0, 1).topic_partition for partition in (0, 1)]
     ).items()} == {0: made, 1: made}  # fmt: skip
-    return sorted(got), [(partition, offset) for partition in (0, 1) for offset in range(made)]
+    return sorted(members.committed), [(partition, offset) for partition in (0, 1) for offset in range(made)]
 
 
 def test_members_and_spark_outlive_their_tokens_and_no_secret_is_shown(guarded, tokens, services, capfd):
