@@ -28,7 +28,7 @@ from tests.integration.partitioned_network import (
     check_recovery,
     ends,
 )
-from tests.timeouts import set_timeouts
+from tests.timeouts import seconds, set_timeouts
 from tests.waiting import wait_for
 
 
@@ -82,6 +82,28 @@ def test_in_the_middle_of_a_batch(isolated, broker, spark, rows):
     assert isolated.committed() == before
     broker.proxy.resume()
     check_recovery(isolated, rows)
+
+
+def test_while_the_run_reads_a_small_batch(isolated, broker):
+    """The read ends at its limit, or with the fence; the batch can be read when the network is back."""
+    kafka = kl.KafkaLivenessResource(**isolated.kafka)
+    with kafka.consumer(
+        topics=[isolated.topic], group_id=isolated.group, max_poll_records=SIZE, max_batch_seconds=seconds(6)
+    ) as consumer:
+        batch = consumer.poll(GIVE_UP)
+        broker.proxy.fall_silent()
+        assert consumer.records_within(batch, max_bytes=10_000, seconds=0.2) is None
+        broker.proxy.resume()
+        assert len(consumer.records_within(batch, max_bytes=10_000, seconds=GIVE_UP)) == SIZE
+        broker.proxy.fall_silent()
+        with pytest.raises(FencedError, match="process timeout"):
+            consumer.records_within(batch, max_bytes=10_000, seconds=GIVE_UP)
+        broker.proxy.resume()
+        again = consumer.poll(GIVE_UP)
+        assert again.ranges == batch.ranges
+        records = consumer.records_within(again, max_bytes=10_000, seconds=GIVE_UP)
+        assert [int(record.value) for record in records] == list(range(SIZE))
+        consumer.commit(again)
 
 
 def test_while_it_waits_for_data(isolated, broker, rows):

@@ -88,3 +88,8 @@ def test_both_lanes_read_the_same_of_a_compacted_topic(compacted, services, spar
         "offsets count, not what is left of them"
     )
     assert records(rows(live_table)) == expected
+
+    by_the_run = KafkaGroup(services, w.topic, produce_keyed)
+    with by_the_run.live() as consumer:
+        found = consumer.records_within(consumer.poll(SECONDS), max_bytes=10_000, seconds=SECONDS)
+    assert [(record.offset, record.value.decode()) for record in found] == expected
