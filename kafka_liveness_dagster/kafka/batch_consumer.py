@@ -115,7 +115,9 @@ class BatchConsumer:
     def records_within(self, batch: Batch, *, max_bytes: int, seconds: float) -> list[KafkaRecord] | None:
         """Return all records of this batch; None if they are larger, take longer, or cannot be read.
 
-        The client keeps nothing that it fetched beyond the batch, and fetches nothing until the next call.
+        If at least as many offsets follow in the log, the client fetches ahead for the next batch
+        (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``). Else it drops what it fetched beyond
+        this batch, and fetches nothing until the next call.
 
         Args:
             batch: batch returned by ``poll``.
@@ -128,6 +130,7 @@ class BatchConsumer:
         deadline = time.monotonic() + seconds
         found: list[Message] = []
         size = 0
+        is_followed = False
 
         def check() -> None:
             self._fence.check_batch(batch)
@@ -140,13 +143,17 @@ class BatchConsumer:
                 found += messages
                 size += sum(map(len, messages))
             check()
-            return list(map(_to_record, found))
+            records = list(map(_to_record, found))
+            is_followed = self._reader.offsets_behind(batch.ranges) >= sum(one.size for one in batch.ranges)
         except FencedError:
             raise
         except (KafkaLivenessError, UnicodeError):  # the latter if the name of a header is not UTF-8
             return None
+        else:
+            return records
         finally:
-            self._reader.release()
+            if not is_followed:
+                self._reader.release()
 
     def _withhold_records_when_fenced(self) -> None:
         if not self._reader.is_open:  # once for the reader

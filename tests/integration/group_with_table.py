@@ -81,7 +81,7 @@ class GroupWithTable:
         self._produce(self.servers, self.topic, 0, [f"{life}{n}" for n in range(self.log_end, log_end)])
         self.log_end = log_end
 
-    def definitions(self, **settings):
+    def asset(self, **settings):
         """The asset with these settings; the transform drops what ends in 7: rows alone prove nothing."""
 
         def transform(batch):
@@ -90,12 +90,16 @@ class GroupWithTable:
             rows = batch.selectExpr("topic", "partition", "offset", f"{self.value} AS value")
             return rows.where("value NOT LIKE '%7'")
 
-        asset = kl.kafka_asset(
+        return kl.kafka_asset(
             name=self.name,
             topics=[self.topic],
             group_id=self.group,
             **{"table": self.table, "idle_seconds": 0.3, **self.settings, **settings},
         )(transform)
+
+    def definitions(self, **settings):
+        """The asset with these settings, and the definitions of a code location with it."""
+        asset = self.asset(**settings)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self._connect})
         return asset, dg.Definitions.merge(asset.definitions, resources)
 
@@ -258,14 +262,17 @@ class GroupWithTable:
         keys = self.instance.get_dynamic_partitions(f"{self.name}_crash_lag")
         return sorted(tuple(map(int, key.partition("@")[0].split(":")[2].split("-"))) for key in keys)
 
-    def tick(self, spark=None):
-        """A look of the sensor: what it told, and the checks it evaluated; what it adds is added."""
-        asset, _ = self.definitions()
+    def tick(self, spark=None, *, sensor=None):
+        """A tick of its sensor, or of this one: its result, with the checks that it evaluated.
+
+        What it adds is added.
+        """
+        sensor = sensor or self.definitions()[0].sensor
         resources = {"kafka": self.kafka, "spark": spark or self._connect}
         with dg.build_sensor_context(
-            instance=self.instance, resources=resources, sensor_name=asset.sensor.name, cursor=self.cursor
+            instance=self.instance, resources=resources, sensor_name=sensor.name, cursor=self.cursor
         ) as context:
-            result = asset.sensor.evaluate_tick(context)
+            result = sensor.evaluate_tick(context)
         for added in result.dynamic_partitions_requests or ():
             self.instance.add_dynamic_partitions(added.partitions_def_name, added.partition_keys)
         for event in result.asset_events:

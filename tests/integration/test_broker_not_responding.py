@@ -85,24 +85,29 @@ def test_in_the_middle_of_a_batch(isolated, broker, spark, rows):
 
 
 def test_while_the_run_reads_a_small_batch(isolated, broker):
-    """The read ends at its limit, or with the fence; the batch can be read when the network is back."""
+    """The read ends at its limit, or with the fence; the batch can be read when the network is back.
+
+    A batch that follows was fetched with the one before.
+    """
     kafka = kl.KafkaLivenessResource(**isolated.kafka)
+
+    def read(batch, limit=GIVE_UP):
+        return consumer.records_within(batch, max_bytes=10_000, seconds=limit)
+
     with kafka.consumer(
         topics=[isolated.topic], group_id=isolated.group, max_poll_records=SIZE, max_batch_seconds=seconds(6)
     ) as consumer:
-        batch = consumer.poll(GIVE_UP)
+        first, second = consumer.poll(GIVE_UP), consumer.poll(GIVE_UP)
+        assert len(read(first)) == SIZE
         broker.proxy.fall_silent()
-        assert consumer.records_within(batch, max_bytes=10_000, seconds=0.2) is None
-        broker.proxy.resume()
-        assert len(consumer.records_within(batch, max_bytes=10_000, seconds=GIVE_UP)) == SIZE
-        broker.proxy.fall_silent()
+        assert len(read(second)) == SIZE
+        assert read(first, limit=0.2) is None
         with pytest.raises(FencedError, match="process timeout"):
-            consumer.records_within(batch, max_bytes=10_000, seconds=GIVE_UP)
+            read(first)
         broker.proxy.resume()
         again = consumer.poll(GIVE_UP)
-        assert again.ranges == batch.ranges
-        records = consumer.records_within(again, max_bytes=10_000, seconds=GIVE_UP)
-        assert [int(record.value) for record in records] == list(range(SIZE))
+        assert again.ranges == first.ranges
+        assert [int(record.value) for record in read(again)] == list(range(SIZE))
         consumer.commit(again)
 
 

@@ -17,10 +17,12 @@ from confluent_kafka.admin import NewPartitions
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 
 import kafka_liveness_dagster as kl
+from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
 from kafka_liveness_dagster.lanes.in_flight import InFlightWrite
 from kafka_liveness_dagster.lanes.runs import IncompleteWindowError
 from kafka_liveness_dagster.spark.errors import TransformError
 from tests.integration.group_with_table import CrashError, GroupWithTable, written_rows
+from tests.integration.sensor_ticks import SensorClock
 from tests.waiting import wait_for
 
 HOUR, MINUTE = 3600, 60
@@ -57,9 +59,9 @@ class HourlyGroup(GroupWithTable):
     def grow_to(self, log_end, life=""):
         self.produce_at(*range(self.log_end, log_end))
 
-    def tick(self, spark=None):
+    def tick(self, spark=None, *, sensor=None):
         """As Dagster's daemon does it: what the sensor tells is stored."""
-        result = super().tick(spark)
+        result = super().tick(spark, sensor=sensor)
         for event in result.asset_events:
             self.instance.report_runless_asset_event(event)
         return result
@@ -223,6 +225,32 @@ def test_hours_before_the_first_record_are_not_marked_complete(world):
         "as long as someone may wonder"
     )
     assert world.instance.get_materialized_partitions(world.by_hour) == {world.key(2), world.key(3)}
+
+
+def test_one_sensor_marks_the_hours_of_all_its_idle_groups(made, monkeypatch):
+    """Also the one that ends while nothing else changes, which is no reason for a tick before."""
+    clock, groups = SensorClock(monkeypatch), [made(), made()]
+    sensor = kl.build_shared_sensor([one.asset() for one in groups], name="groups_sensor")
+    first = groups[0]
+    for one in groups:
+        one.instance = first.instance
+        one.grow_to(240)
+        assert one.live() is None
+
+    def marked():
+        """The hours that a tick marks, by group."""
+        events = first.tick(sensor=sensor).asset_events
+        found = [one for one in events if isinstance(one, dg.AssetMaterialization)]
+        return [sorted(one.partition for one in found if one.asset_key == group.by_hour) for group in groups]
+
+    assert marked() == [[group.key(hour) for hour in range(4)] for group in groups]
+    clock.ahead = SETTLE_SECONDS
+    assert marked() == [[], []]
+    idle = first.cursor
+    assert marked() == [[], []]
+    assert first.cursor == idle, "no group had a tick"
+    clock.ahead = first.begin + 5 * HOUR + 1 - time.time()
+    assert marked() == [[group.key(4)] for group in groups]
 
 
 def test_hours_wait_for_the_first_record_of_a_topic(world):
