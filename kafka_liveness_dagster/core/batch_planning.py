@@ -78,6 +78,7 @@ class Batch:
             not committed, and is processed again.
         skipped: single offsets that cannot be processed; the commit passes them, and they become pending.
         planning_seconds: time to read the log ends and to plan.
+        offsets_left: number of offsets that were left for the next batches.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -88,6 +89,7 @@ class Batch:
     assignment_ids: Mapping[TopicPartition, int] = field(default_factory=dict, repr=False, compare=False)
     skipped: tuple[OffsetRange, ...] = ()
     planning_seconds: float = field(default=0.0, repr=False, compare=False)
+    offsets_left: int = field(default=0, repr=False, compare=False)
 
     @property
     def max_records(self) -> int:

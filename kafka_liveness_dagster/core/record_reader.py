@@ -155,6 +155,12 @@ class KafkaRecord(NamedTuple):
     timestamp_type: int
     headers: Sequence[tuple[str, bytes | None]] | None
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of key, value and headers."""
+        headers = sum(len(name.encode()) + len(value or b"") for name, value in self.headers or ())
+        return len(self.key or b"") + len(self.value or b"") + headers
+
 
 class ReadableRecord(Protocol):
     """The required methods of a record: its offset, and the size of its value."""

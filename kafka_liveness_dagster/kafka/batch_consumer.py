@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from kafka_liveness_dagster.core.batch_planning import Batch
+    from kafka_liveness_dagster.core.offsets import TopicPartition
     from kafka_liveness_dagster.core.record_reader import Heuristic
     from kafka_liveness_dagster.kafka.record_reader import RecordReader
     from kafka_liveness_dagster.kafka.watchdog import Fence
@@ -37,6 +38,7 @@ class BatchConsumer:
     def __init__(self, fence: Fence, reader: RecordReader) -> None:
         self._fence = fence
         self._reader = reader
+        self._partitions_read: frozenset[TopicPartition] = frozenset()
 
     def check(self) -> None:
         """Raise if this process may not commit any more; call it before any long work.
@@ -115,20 +117,21 @@ class BatchConsumer:
     def records_within(self, batch: Batch, *, max_bytes: int, seconds: float) -> list[KafkaRecord] | None:
         """Return all records of this batch; None if they are larger, take longer, or cannot be read.
 
-        If at least as many offsets follow in the log, the client fetches ahead for the next batch
-        (``queued.max.messages.kbytes``, 16 MB unless set in ``extra``). Else it drops what it fetched beyond
-        this batch, and fetches nothing until the next call.
+        If the batch has the partitions of the last one, and left at least as many offsets, the client fetches
+        ahead: up to ``queued.max.messages.kbytes``, which is 16 MB unless set in ``extra``. Else it drops
+        what it fetched beyond this batch, and fetches nothing until the next call.
 
         Args:
             batch: batch returned by ``poll``.
-            max_bytes: largest size of all values, in bytes.
+            max_bytes: largest size of all keys, values and headers, in bytes.
             seconds: longest time.
 
         Raises:
             FencedError: this process may not commit the batch any more.
         """
         deadline = time.monotonic() + seconds
-        found: list[Message] = []
+        partitions = frozenset(batch.spans)
+        found: list[KafkaRecord] = []
         size = 0
         is_followed = False
 
@@ -140,20 +143,25 @@ class BatchConsumer:
         self._withhold_records_when_fenced()
         try:
             for messages in self._reader.read(batch.ranges, _DEFAULT_PREFETCH, check):
-                found += messages
-                size += sum(map(len, messages))
+                records = list(map(_to_record, messages))
+                found += records
+                size += sum(record.size for record in records)
             check()
-            records = list(map(_to_record, found))
-            is_followed = self._reader.offsets_behind(batch.ranges) >= sum(one.size for one in batch.ranges)
+            is_followed = partitions == self._partitions_read and batch.offsets_left >= batch.max_records
         except FencedError:
             raise
-        except (KafkaLivenessError, UnicodeError):  # the latter if the name of a header is not UTF-8
+        except (KafkaLivenessError, SystemError):  # the latter if the name of a header is not UTF-8
             return None
         else:
-            return records
+            self._partitions_read = partitions
+            return found
         finally:
             if not is_followed:
                 self._reader.release()
+
+    def release_records(self) -> None:
+        """Drop the records that were fetched ahead: Spark reads the next ones, or none have come."""
+        self._reader.release()
 
     def _withhold_records_when_fenced(self) -> None:
         if not self._reader.is_open:  # once for the reader

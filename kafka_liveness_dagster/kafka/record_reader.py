@@ -123,13 +123,6 @@ class RecordReader:
         """Withhold the records that are on their way to the op."""
         self._last_records.clear()
 
-    def offsets_behind(self, ranges: Iterable[OffsetRange]) -> int:
-        """Return the number of offsets in the log behind these ranges, by the last responses to fetches."""
-        ends: dict[TopicPartition, int] = {}
-        for one in ranges:
-            ends[one.topic_partition] = max(one.end, ends.get(one.topic_partition, 0))
-        return sum(max(0, self._fetched_log_end(tp) - end) for tp, end in ends.items())
-
     def release(self) -> None:
         """Drop the records fetched beyond the batch; fetch nothing until the next batch."""
         self.stop_giving()
@@ -141,11 +134,6 @@ class RecordReader:
         self.stop_giving()
         if self._client is not None:
             self._client.close()
-
-    def _fetched_log_end(self, tp: TopicPartition) -> int:
-        """Return the log end as of the last fetch, without a request; negative before the first."""
-        _, log_end = self._call("get_watermark_offsets", KafkaTopicPartition(*tp), 0.0, True)  # True: cached
-        return int(log_end)
 
     def _seek(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Move to these offsets by a new assignment.

@@ -30,6 +30,7 @@ class Lane(Protocol):
     def records_within(  # noqa: D102
         self, batch: Batch, *, max_bytes: int, seconds: float
     ) -> list[KafkaRecord] | None: ...
+    def release_records(self) -> None: ...  # noqa: D102
     def quarantine(self, poison: OffsetRange) -> None: ...  # noqa: D102
     def replan(self) -> None: ...  # noqa: D102
     def is_batch_current(self, batch: Batch) -> bool: ...  # noqa: D102

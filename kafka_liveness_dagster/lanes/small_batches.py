@@ -28,11 +28,12 @@ _PAUSE_SECONDS = 60.0  # after a batch that the run could not read
 class SmallBatches:
     """The small batches of one run.
 
-    Batches are assumed to have records of the same size as the last one.
+    For a minute batches are assumed to have records of the same size as the last one that the run read.
     """
 
     def __init__(self) -> None:
         self._record_bytes = 0.0
+        self._measured_at = 0.0
         self._left_to_spark_until = 0.0
 
     def read(self, lane: Lane, batch: Batch) -> Callable[[], list[KafkaRecord] | None]:
@@ -40,16 +41,16 @@ class SmallBatches:
         return cache(partial(self._read, lane, batch))
 
     def _read(self, lane: Lane, batch: Batch) -> list[KafkaRecord] | None:
+        now = time.monotonic()
         offsets = sum(one.size for one in batch.ranges)
-        if (
-            offsets > MAX_OFFSETS
-            or offsets * self._record_bytes > MAX_BYTES
-            or time.monotonic() < self._left_to_spark_until
-        ):
+        is_large = offsets * self._record_bytes > MAX_BYTES and now < self._measured_at + _PAUSE_SECONDS
+        if offsets > MAX_OFFSETS or is_large or now < self._left_to_spark_until:
+            lane.release_records()
             return None
         found = lane.records_within(batch, max_bytes=MAX_BYTES, seconds=MAX_SECONDS)
         if found is None:
             self._left_to_spark_until = time.monotonic() + _PAUSE_SECONDS
         elif found:
-            self._record_bytes = sum(len(one.value or b"") for one in found) / len(found)
+            self._record_bytes = sum(one.size for one in found) / len(found)
+            self._measured_at = now
         return found

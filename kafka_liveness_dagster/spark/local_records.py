@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame as AnyDataFrame
     from pyspark.sql import SparkSession
 
-MAX_PLAN_BYTES = 8 * 2**20
-"""Largest size of the records in a plan, with keys and headers. Spark's limit for a request is 128 MiB."""
+MAX_PLAN_BYTES = 32 * 2**20
+"""Largest size of a plan with records. Spark's limit for a request is 128 MiB, and a proxy's may be lower."""
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 _SCHEMA = pa.schema(
     [
@@ -36,6 +36,13 @@ _SCHEMA = pa.schema(
     ]
 )
 _NO_TIMESTAMP = -1
+_FIRST_TIMESTAMP_MS = (
+    -2_208_988_800_000
+)  # of 1900; Spark converts an earlier one by the zone's local mean time
+
+
+class PlanTooLargeError(Exception):
+    """A plan that refers to the batch many times, and has the records each time."""
 
 
 def frame_of(
@@ -43,8 +50,8 @@ def frame_of(
 ) -> AnyDataFrame | None:
     """Return a frame of these records; None if Spark's source has to read them.
 
-    It has to if there are no records, or more than ``MAX_PLAN_BYTES``. A record may also have no timestamp,
-    or one that Spark cannot hold.
+    It has to if there are no records. A record may also have no timestamp, or one of before 1900 or that
+    Spark cannot hold.
 
     Args:
         session: session of the run.
@@ -53,7 +60,10 @@ def frame_of(
         tasks: number of tasks that process them.
     """
     by_place = sorted(records, key=_place)
-    if not by_place or any(record.timestamp_type == _NO_TIMESTAMP for record in by_place):
+    if not by_place or any(
+        record.timestamp_type == _NO_TIMESTAMP or record.timestamp_ms < _FIRST_TIMESTAMP_MS
+        for record in by_place
+    ):
         return None
     columns = dict(zip(KafkaRecord._fields, map(list, zip(*by_place, strict=True)), strict=True))
     columns["timestamp_ms"] = [1000 * record.timestamp_ms for record in by_place]
@@ -65,11 +75,20 @@ def frame_of(
     except (OverflowError, pa.ArrowException):
         return None
     table = pa.Table.from_arrays(arrays, schema=pa.schema([field for _, field in wanted]))
-    if table.nbytes > MAX_PLAN_BYTES:
-        return None
-    # Without the coalesce the optimizer computes the transform in the server's own thread, where no cancel
-    # reaches it (rule ConvertToLocalRelation)
-    return DataFrame(LocalRelation(table), session).coalesce(tasks)
+    # Without the sample, which keeps every row, Spark's optimizer computes the transform in a thread of the
+    # server, where no cancel reaches it (rule ConvertToLocalRelation). Filters pass a coalesce
+    return DataFrame(LocalRelation(table), session).sample(1.0, seed=0).coalesce(tasks)
+
+
+def require_small_plan(rows: AnyDataFrame) -> None:
+    """Check the size of the plan of these rows, before it is sent to Spark.
+
+    Raises:
+        PlanTooLargeError: it is larger than ``MAX_PLAN_BYTES``.
+    """
+    plan = rows._plan.to_proto(rows.sparkSession.client)  # noqa: SLF001 - pyspark has no public form of it
+    if plan.ByteSize() > MAX_PLAN_BYTES:
+        raise PlanTooLargeError
 
 
 def _place(record: KafkaRecord) -> tuple[str, int, int]:

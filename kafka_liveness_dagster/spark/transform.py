@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from kafka_liveness_dagster.spark.errors import (
     TransformError,
     UnreadableRecordError,
 )
-from kafka_liveness_dagster.spark.local_records import frame_of
+from kafka_liveness_dagster.spark.local_records import PlanTooLargeError, frame_of, require_small_plan
 from kafka_liveness_dagster.spark.row_count import RowSums, with_sums
 from kafka_liveness_dagster.spark.source import read_ranges, small_batch_tasks
 
@@ -95,16 +96,10 @@ class TransformedBatch:
             UnreadableRecordError: the transform queried its records, and Spark cannot read one of them.
             KafkaSourceError: the server cannot read from Kafka.
         """
-        batch = self._frame_of_records()
-        if wanted := [
-            *(_BYTES_SUM if self.measures_bytes else ()),
-            *(_OLDEST_MIN if self.measures_oldest else ()),
-        ]:
-            batch, sums = with_sums(batch, *map(F.expr, wanted))
-            self._sums[:] = [sums]
-        rows = self._rows_of(batch)
-        self.on_rows(rows)
-        return rows
+        if (in_plan := self._frame_of_records()) is not None:
+            with suppress(PlanTooLargeError):
+                return self._checked_rows(in_plan, require_small_plan)
+        return self._checked_rows(self._read(self.ranges))
 
     def for_ranges(self, ranges: Sequence[OffsetRange]) -> TransformedBatch:
         """Return the rows of some of its offsets, which Spark reads."""
@@ -149,23 +144,37 @@ class TransformedBatch:
         is_single = sum(part.size for part in self.ranges) == 1
         return (is_single and self.bad_json(error, with_offset=False)) or _error_name(error)
 
-    def _frame_of_records(self) -> DataFrame:
-        if records := self.read_in_run():
-            with_headers = self.options.get("includeHeaders") == "true"
-            tasks = small_batch_tasks(self.session, self.ranges)
-            frame = frame_of(self.session, records, include_headers=with_headers, tasks=tasks)
-            if frame is not None:
-                return frame
-        return self._read(self.ranges)
+    def _frame_of_records(self) -> DataFrame | None:
+        records = self.read_in_run()
+        if not records:
+            return None
+        with_headers = self.options.get("includeHeaders") == "true"
+        tasks = small_batch_tasks(self.session, self.ranges)
+        return frame_of(self.session, records, include_headers=with_headers, tasks=tasks)
+
+    def _checked_rows(
+        self, batch: DataFrame, check_plan: Callable[[DataFrame], None] = lambda _: None
+    ) -> DataFrame:
+        if wanted := [
+            *(_BYTES_SUM if self.measures_bytes else ()),
+            *(_OLDEST_MIN if self.measures_oldest else ()),
+        ]:
+            batch, sums = with_sums(batch, *map(F.expr, wanted))
+            self._sums[:] = [sums]
+        rows = self._rows_of(batch, check_plan)
+        self.on_rows(rows)
+        return rows
 
     def _read(self, ranges: Sequence[OffsetRange]) -> DataFrame:
         return read_ranges(self.session, ranges, self.options)
 
-    def _rows_of(self, batch: DataFrame) -> DataFrame:
+    def _rows_of(
+        self, batch: DataFrame, check_plan: Callable[[DataFrame], None] = lambda _: None
+    ) -> DataFrame:
         try:
-            rows = self._call_transform(batch)
+            rows = self._call_transform(batch, check_plan)
         except Exception as error:
-            if isinstance(error, (KafkaLivenessError, *self.passthrough_errors)):
+            if isinstance(error, (KafkaLivenessError, PlanTooLargeError, *self.passthrough_errors)):
                 raise
             if connection_of(self.session).is_released:
                 raise self._stopped_error() from error
@@ -184,12 +193,13 @@ class TransformedBatch:
             )
         return rows
 
-    def _call_transform(self, batch: DataFrame) -> Any:
+    def _call_transform(self, batch: DataFrame, check_plan: Callable[[DataFrame], None]) -> Any:
         with as_active_session(self.session):
             rows = self.transform(batch)
         if connection_of(self.session).is_released:
             raise self._stopped_error()
         if isinstance(rows, DataFrame):
+            check_plan(rows)
             # Spark reports an unknown column or table only now; PySpark caches the schema for later calls
             _ = rows.schema
             _ = rows._plan.observations  # noqa: SLF001 - the write would raise the same error without the batch

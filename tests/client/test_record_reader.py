@@ -65,14 +65,6 @@ def test_batches_go_on_repeat_and_skip(reader):
         assert read(reader, start, end)[0] == [(n, p) for n in range(start, end) for p in range(PARTITIONS)]
 
 
-def test_what_follows_a_batch_is_counted_without_a_request(reader):
-    """By the log ends in the responses to its fetches."""
-    batch = [OffsetRange("orders", *span) for span in ((0, 10, 30), (1, 0, 5), (1, 20, 30))]
-    list(reader.read(batch, Prefetch(), lambda: None))
-    assert reader.offsets_behind(batch) == 2 * (RECORDS - 30)
-    assert reader.offsets_behind([OffsetRange("orders", 2, 0, 1)]) == 0, "never fetched"
-
-
 def test_a_reader_is_no_member(reader, cluster):
     """Its settings name the group, for the broker's permissions.
 

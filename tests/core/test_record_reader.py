@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_liveness_dagster.core.offsets import OffsetRange, TopicPartition, difference
-from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered, SeekPlan
+from kafka_liveness_dagster.core.record_reader import BatchReader, Buffered, KafkaRecord, SeekPlan
 
 LOG_END = 30
 PARTITIONS = [TopicPartition("orders", p) for p in range(3)]
@@ -169,3 +169,10 @@ def test_what_is_late_is_no_news():
     reading.mark_end(PARTITIONS[1], 5)
     assert (reading.position(A), reading.position(PARTITIONS[1])) == (73, None)
     assert reading.take() == rows(A, 70, 71, 72)
+
+
+def test_the_size_of_a_record_has_its_key_and_headers():
+    """In bytes; what is absent has none."""
+    place = "orders", 0, 7, 0, 0
+    assert KafkaRecord(None, None, *place, None).size == 0
+    assert KafkaRecord(b"key", b"value", *place, [("ü", b"abc"), ("b", None)]).size == 3 + 5 + 5 + 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
+import confluent_kafka
 import pytest
 from confluent_kafka import Producer
 
@@ -10,7 +14,7 @@ from kafka_liveness_dagster.spark import local_records, source, transform
 from tests.integration.group_with_table import GroupWithTable, written_rows
 from tests.integration.kafka_group import SECONDS, KafkaGroup
 
-HEADERS = [("trace", b"1"), ("trace", None), ("\u00fc", b"\xff")]
+HEADERS = [("trace", b"1"), ("trace", None), ("trace", b""), ("\u00fc", b"\xff")]
 RECORDS = [
     {"value": b"plain", "partition": 0},
     {"value": None, "key": b"\x00\xff", "partition": 0, "timestamp": 1},
@@ -56,6 +60,44 @@ def test_the_frame_is_the_one_of_sparks_source(batch_of, warm_spark, include_hea
     assert len(records) == len(RECORDS)
 
 
+def test_a_filter_is_no_work_of_the_optimizer(batch_of, warm_spark, capsys):
+    """It would compute the filter in the server, where no cancel and no deadline of a batch reaches it."""
+    _, consumer, batch = batch_of
+    records = consumer.records_within(batch, max_bytes=10_000, seconds=SECONDS)
+    frame = local_records.frame_of(warm_spark, records, include_headers=False, tasks=1)
+    frame.where("cast(value AS string) RLIKE '^(p+)+$'").selectExpr("length(value)").explain()
+    plan = capsys.readouterr().out
+    assert "Filter" in plan
+    assert "RLIKE" in plan
+
+
+def produce_header(servers, topic, name):
+    """Produce a record with a header whose name is these bytes, which Python's client cannot."""
+    [library] = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*.so*")
+    kafka = ctypes.CDLL(str(library))
+    kafka.rd_kafka_conf_new.restype = kafka.rd_kafka_new.restype = ctypes.c_void_p
+    config = ctypes.c_void_p(kafka.rd_kafka_conf_new())
+    assert kafka.rd_kafka_conf_set(config, b"bootstrap.servers", servers.encode(), None, 0) == 0
+    producer = ctypes.c_void_p(kafka.rd_kafka_new(0, config, None, 0))
+    size, end = ctypes.c_size_t(1), 0
+    to, header = (
+        (1, topic.encode(), 3, 3),
+        (9, name, b"h", size),
+    )  # types of rd_kafka_vtype_t and their values
+    try:
+        assert kafka.rd_kafka_producev(producer, *to, 4, b"v", size, *header, end) == 0
+        assert kafka.rd_kafka_flush(producer, round(1000 * SECONDS)) == 0
+    finally:
+        kafka.rd_kafka_destroy(producer)
+
+
+def test_a_header_name_that_is_not_utf_8_is_left_to_spark(services, make_topic, produce):
+    world = KafkaGroup(services, make_topic(4), produce)
+    produce_header(services.bootstrap_servers, world.topic, b"\xff")
+    with world.live() as consumer:
+        assert consumer.records_within(consumer.poll(SECONDS), max_bytes=10_000, seconds=SECONDS) is None
+
+
 @pytest.mark.parametrize(
     "limits",
     [{"max_bytes": 8, "seconds": SECONDS}, {"max_bytes": 10_000, "seconds": 0}],
@@ -83,12 +125,25 @@ def group(services, produce, rows, warm_spark, monkeypatch):
     return found
 
 
-def test_a_plan_that_would_be_too_large_is_left_to_spark(batch_of, warm_spark, monkeypatch):
-    """By keys or headers, which the limit of values does not count."""
+def test_a_plan_that_has_the_records_too_often_is_left_to_spark(group, monkeypatch):
+    """Each part of a transform that refers to the batch brings its records."""
+    monkeypatch.setattr(local_records, "MAX_PLAN_BYTES", 20_000)
+    group.grow_to(20)
+    assert group.live() is None
+    assert group.reads == []
+    group.grow_to(30)
+    group.value = f"cast(value AS string) || left('{'x' * 30_000}', 0)"
+    assert group.live() is None
+    assert group.reads == [10]
+    assert group.offsets() == written_rows(0, 30)
+
+
+def test_a_timestamp_before_1900_is_left_to_spark(batch_of, warm_spark):
+    """Spark converts it by the zone's local mean time."""
     _, consumer, batch = batch_of
     records = consumer.records_within(batch, max_bytes=10_000, seconds=SECONDS)
-    monkeypatch.setattr(local_records, "MAX_PLAN_BYTES", 10)
-    assert local_records.frame_of(warm_spark, records, include_headers=True, tasks=1) is None
+    old = records[0]._replace(timestamp_ms=-2_208_988_800_001)
+    assert local_records.frame_of(warm_spark, [old], include_headers=False, tasks=1) is None
 
 
 def test_spark_reads_large_batches_only(group, monkeypatch):

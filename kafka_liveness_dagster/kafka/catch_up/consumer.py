@@ -258,12 +258,14 @@ class CatchUpConsumer(BatchConsumer):
         self._plan_batch(ranges)
         deadline_seconds = self._timer.remaining_ms(now_ms()) / 1000
         planning_seconds = (now_ms() - began_ms) / 1000
+        every = sum(span.size for spans in pending.values() for span in spans)
         return Batch(
             ranges,
             deadline_seconds,
             self._fence.epoch,
             rotation_start=self._rotation.planned,
             planning_seconds=planning_seconds,
+            offsets_left=every - sum(one.size for one in ranges),
         )
 
     def on_recovered(self, callback: OnRecovered) -> None:

@@ -287,7 +287,8 @@ class LivePlanner:
         arrivals = {r.topic_partition: owned[r.topic_partition].assignment_id for r in ranges}
         self._rotation.planned = last
         self.data_pending_since = None
-        return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals)
+        left = records - sum(one.size for one in ranges)
+        return Batch(ranges, 0.0, rotation_start=last, assignment_ids=arrivals, offsets_left=left)
 
     def check_topics(self, batch: Batch) -> None:
         """Check before a commit that no topic was recreated since the batch was planned.
