@@ -514,7 +514,7 @@ _TRANSFORM = (
     Mutant(
         name="an order to the run is taken for an error of the transform",
         file="spark/transform.py",
-        old="(KafkaLivenessError, *self.passthrough_errors)",
+        old="(KafkaLivenessError, PlanTooLargeError, *self.passthrough_errors)",
         new="KafkaLivenessError",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
         invariant="TransformError: raising.<locals>.orders raised StopError",
@@ -522,8 +522,8 @@ _TRANSFORM = (
     Mutant(
         name="an order to the run is swallowed",
         file="spark/transform.py",
-        old="(KafkaLivenessError, *self.passthrough_errors)):\n                raise\n",
-        new="(KafkaLivenessError, *self.passthrough_errors)):\n                return batch\n",
+        old="PlanTooLargeError, *self.passthrough_errors)):\n                raise\n",
+        new="PlanTooLargeError, *self.passthrough_errors)):\n                return batch\n",
         killed_by=f"{_TRANSFORMS}test_an_order_to_the_run_passes_as_it_is",
         invariant="DID NOT RAISE StopError",
     ),
