@@ -36,9 +36,8 @@ _SCHEMA = pa.schema(
     ]
 )
 _NO_TIMESTAMP = -1
-_FIRST_TIMESTAMP_MS = (
-    -2_208_988_800_000
-)  # of 1900; Spark converts an earlier one by the zone's local mean time
+_FIRST_TIMESTAMP_MS = -2_208_988_800_000
+"""Start of 1900. Spark converts an earlier time by the zone's local mean time."""
 
 
 class PlanTooLargeError(Exception):

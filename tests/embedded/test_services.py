@@ -54,8 +54,12 @@ def test_a_killed_broker_comes_back_with_its_topics_and_offsets(home):
     admin = AdminClient({"bootstrap.servers": before.bootstrap_servers, "log_level": 0})
     admin.create_topics([NewTopic("orders", 4)])["orders"].result()
     committed = ConsumerGroupTopicPartitions("orders-etl", [TopicPartition("orders", 3, 70)])
-    altered = admin.alter_consumer_group_offsets([committed])["orders-etl"].result()
-    assert altered.topic_partitions[0].error is None  # result() raises for the group only
+
+    def error():  # result() raises for the group only
+        altered = admin.alter_consumer_group_offsets([committed])["orders-etl"].result()
+        return altered.topic_partitions[0].error
+
+    wait_for(lambda: error() is None, what="the broker knows the new topic")
     broker = psutil.Process(state.read_state(home)["kafka"].pid)
     broker.kill()
     broker.wait(60)
