@@ -31,7 +31,7 @@ docs: .venv/installed ## the documentation as a site, in build/site; the tests b
 fast: .venv/installed ## all tests that need no Java, in less than a minute
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not certify" tests/core tests/client tests/test_*.py $(PACKAGE) *.md docs/*.md $(ARGS)
 
-test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, about 15 minutes; ARGS="tests/integration/test_handover.py -k fence" runs some
+test: java chromium prometheus systemd-analyze postgresql .venv/installed ## the gate, about 20 minutes; ARGS="tests/integration/test_handover.py -k fence" runs some
 	$(if $(ARGS),,@$(BIN)/python -m pytest -q -n 2 tests/core --cov --cov-report=term-missing:skip-covered --cov-fail-under=100)
 	@$(BIN)/python -m pytest -n 5 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder -m "not certify" $(or $(ARGS),--ignore=tests/core)
 
