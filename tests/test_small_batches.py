@@ -16,7 +16,7 @@ MINUTE = 60.0
 
 
 class FakeLane:
-    """A lane whose records all have one size; None for records that cannot be read."""
+    """A lane whose records all have the same size; a size of None means that no read succeeds."""
 
     def __init__(self):
         self.record_bytes, self.released = 1, 0
@@ -25,11 +25,10 @@ class FakeLane:
         self.released += 1
 
     def records_within(self, batch, **_):
-        offsets = sum(one.size for one in batch.ranges)
-        if self.record_bytes is None or offsets * self.record_bytes > MAX_BYTES:
+        if self.record_bytes is None or batch.max_records * self.record_bytes > MAX_BYTES:
             return None
         value = bytes(self.record_bytes)
-        return [KafkaRecord(None, value, "orders", 0, n, 0, 0, None) for n in range(offsets)]
+        return [KafkaRecord(None, value, "orders", 0, n, 0, 0, None) for n in range(batch.max_records)]
 
 
 @pytest.fixture

@@ -160,7 +160,7 @@ class BatchConsumer:
                 self._reader.release()
 
     def release_records(self) -> None:
-        """Drop the records that were fetched ahead: Spark reads the next ones, or none have come."""
+        """Drop the records that were fetched ahead, because Spark reads the next batch."""
         self._reader.release()
 
     def _withhold_records_when_fenced(self) -> None:

@@ -42,7 +42,7 @@ class SmallBatches:
 
     def _read(self, lane: Lane, batch: Batch) -> list[KafkaRecord] | None:
         now = time.monotonic()
-        offsets = sum(one.size for one in batch.ranges)
+        offsets = batch.max_records
         is_large = offsets * self._record_bytes > MAX_BYTES and now < self._measured_at + _PAUSE_SECONDS
         if offsets > MAX_OFFSETS or is_large or now < self._left_to_spark_until:
             lane.release_records()

@@ -172,7 +172,7 @@ def test_what_is_late_is_no_news():
 
 
 def test_the_size_of_a_record_has_its_key_and_headers():
-    """In bytes; what is absent has none."""
+    """The size is in bytes. An absent key, value or header value counts as 0."""
     place = "orders", 0, 7, 0, 0
     assert KafkaRecord(None, None, *place, None).size == 0
     assert KafkaRecord(b"key", b"value", *place, [("ü", b"abc"), ("b", None)]).size == 3 + 5 + 5 + 1

@@ -72,20 +72,19 @@ def test_a_filter_is_no_work_of_the_optimizer(batch_of, warm_spark, capsys):
 
 
 def produce_header(servers, topic, name):
-    """Produce a record with a header whose name is these bytes, which Python's client cannot."""
+    """Produce a record with a header of any name, in bytes: Python's client takes only text."""
     [library] = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka-*.so*")
     kafka = ctypes.CDLL(str(library))
     kafka.rd_kafka_conf_new.restype = kafka.rd_kafka_new.restype = ctypes.c_void_p
     config = ctypes.c_void_p(kafka.rd_kafka_conf_new())
     assert kafka.rd_kafka_conf_set(config, b"bootstrap.servers", servers.encode(), None, 0) == 0
     producer = ctypes.c_void_p(kafka.rd_kafka_new(0, config, None, 0))
-    size, end = ctypes.c_size_t(1), 0
-    to, header = (
-        (1, topic.encode(), 3, 3),
-        (9, name, b"h", size),
-    )  # types of rd_kafka_vtype_t and their values
+    size = ctypes.c_size_t(1)
+    # Each argument follows its type, a number of rd_kafka_vtype_t
+    place = 1, topic.encode(), 3, 3  # topic and partition
+    content = 4, b"v", size, 9, name, b"h", size, 0  # value, header, end
     try:
-        assert kafka.rd_kafka_producev(producer, *to, 4, b"v", size, *header, end) == 0
+        assert kafka.rd_kafka_producev(producer, *place, *content) == 0
         assert kafka.rd_kafka_flush(producer, round(1000 * SECONDS)) == 0
     finally:
         kafka.rd_kafka_destroy(producer)
@@ -125,8 +124,8 @@ def group(services, produce, rows, warm_spark, monkeypatch):
     return found
 
 
-def test_a_plan_that_has_the_records_too_often_is_left_to_spark(group, monkeypatch):
-    """Each part of a transform that refers to the batch brings its records."""
+def test_a_plan_that_is_too_large_is_left_to_spark(group, monkeypatch):
+    """A transform may refer to the batch many times, each time with its records; here a literal is long."""
     monkeypatch.setattr(local_records, "MAX_PLAN_BYTES", 20_000)
     group.grow_to(20)
     assert group.live() is None
