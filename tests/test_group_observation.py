@@ -28,7 +28,7 @@ from kafka_liveness_dagster.kafka.group_description import (
     GroupDescription,
     MemberDescription,
 )
-from kafka_liveness_dagster.runs.tags import FENCED_TAG, PARTITION_TAG, lane_tags
+from kafka_liveness_dagster.runs.tags import CAUSE_CRASH_LAG, CAUSE_TAG, FENCED_TAG, PARTITION_TAG, lane_tags
 from kafka_liveness_dagster.sensor.asset_events import group_observations
 from kafka_liveness_dagster.sensor.dead_runs import OrphanedRuns, free_pool_slots
 from kafka_liveness_dagster.sensor.observation import GroupObservation
@@ -211,6 +211,7 @@ def test_live_runs_that_fail_in_a_row_are_requested_at_longer_intervals(cluster,
 
 def catch_up(cluster, instance, *keys):
     requests = REQUESTS.catch_up_run(instance, observe(cluster, instance), lambda: keys, time.time(), ())
+    assert {request.tags[CAUSE_TAG] for request in requests} <= {CAUSE_CRASH_LAG}
     return [request.partition_key for request in requests]
 
 

@@ -19,6 +19,7 @@ from kafka_liveness_dagster.lanes.runs import (
     _requested_ranges,
     _skipped_message,
 )
+from kafka_liveness_dagster.runs.tags import CAUSE_CRASH_LAG, CAUSE_TAG
 
 DONE, MISSING, REPLAY = "p3:orders:0-70", "p3:orders:70-120@2", "p3:orders:120-190@replay-20261122T100000Z"
 BACKFILL = "dagster/backfill"
@@ -61,10 +62,10 @@ def context(asset, monkeypatch):
     ("tags", "again"),
     [
         ({}, [DONE, REPLAY]),
-        ({SENSOR: "another_group"}, [DONE, REPLAY]),
-        ({SENSOR: "orders_sensor"}, [REPLAY]),
+        ({SENSOR: "users_sensor"}, [DONE, REPLAY]),
+        ({SENSOR: "groups_sensor", CAUSE_TAG: CAUSE_CRASH_LAG}, [REPLAY]),
     ],
-    ids=["by hand", "another sensor", "the sensor of the group"],
+    ids=["by hand", "the user's sensor", "a group sensor"],
 )
 def test_materialized_partitions_and_replays_are_replayed(asset, context, tags, again):
     """The sensor requests missing partitions.

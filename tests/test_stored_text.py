@@ -176,6 +176,7 @@ def test_the_tags_of_runs():
     assert tags.lane_tags("etl", "live") == {"kafka_liveness/group": "etl", "kafka_liveness/lane": "live"}
     assert tags.lane_tags("etl", "catch-up")["kafka_liveness/lane"] == "catch-up"
     assert (tags.CAUSE_TAG, tags.CAUSE_LAG) == ("kafka_liveness/started_because", "lag")
+    assert tags.CAUSE_CRASH_LAG == "crash lag"
     assert (tags.WAITS_TAG, tags.STEP_TAG) == ("kafka_liveness/waiting_for", "kafka_liveness/step")
     assert tags.MAX_BATCH_SECONDS == "kafka_liveness/max_batch_seconds"
     hidden = {

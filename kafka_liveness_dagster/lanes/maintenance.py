@@ -78,7 +78,7 @@ def run_maintenance(asset: KafkaAssetSettings, context: dg.OpExecutionContext) -
     metadata = {**_before_and_after(before, after, work.conflicts), **deleted}
     storage = storage_of(context)
     storage.store_event(
-        dg.AssetObservation(asset.name, description="maintained", metadata=metadata),
+        dg.AssetObservation(asset.key, description="maintained", metadata=metadata),
         "the observation of the maintenance",
     )
     storage.flush("the maintenance of the table is done, and both lanes are not affected")

@@ -380,10 +380,11 @@ def _ranges_to_reprocess(
 ) -> list[OffsetRange]:
     """Return the ranges to process completely, done or not: replays, and partitions materialized again.
 
-    For a run of the sensor these are only replays: if another run has materialized a partition since, nothing
-    is left to do. For a run that also materializes the live asset they are only replays not done yet.
+    For a run of a group sensor, of this group or shared, these are only replays: if another run has
+    materialized a partition since, nothing is left to do. For a run that also materializes the live asset they
+    are only replays not done yet.
     """
-    by_sensor = context.run.tags.get("dagster/sensor_name") == f"{asset.identifier}_sensor"
+    by_sensor = CAUSE_TAG in context.run.tags
     ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)
     done = (
         set[str]()
@@ -542,10 +543,10 @@ def _emit_unchanged(asset: KafkaAssetSettings, windows: Windows, context: dg.Ass
             storage.store_event(event, f"the materialization of {key}")
         raise IncompleteWindowError(
             f"Windows not marked complete ({len(others):,}): {join_some(others)}. Nothing was "
-            "processed, and windows that are marked complete stay so. The sensor "
-            f"{asset.identifier}_sensor marks a window once all its records are in {asset.target}, and "
-            "none before the group's first record. Fix: none is needed; *windows* in the events of the "
-            "topic's asset shows what the next window waits for"
+            f"processed, and windows that are marked complete stay so. The sensor of group {asset.group_id} "
+            f"marks a window once all its records are in {asset.target}, and none before the group's first "
+            "record. Fix: none is needed; *windows* in the events of the topic's asset shows what the next "
+            "window waits for"
         )
     for key, metadata in known.items():
         storage.add_metadata(key, metadata, DATA_STATE_AT_START)

@@ -33,7 +33,8 @@ MAX_BATCH_SECONDS = "kafka_liveness/max_batch_seconds"
 GROUP_TAG = "kafka_liveness/group"
 LANE_TAG = "kafka_liveness/lane"
 CAUSE_TAG = "kafka_liveness/started_because"  # the cause as text
-CAUSE_LAG = "lag"  # the cause of a run that was not started because a member left
+CAUSE_LAG = "lag"  # the cause of a live run that was not started because a member left
+CAUSE_CRASH_LAG = "crash lag"  # the cause of a catch-up run
 WAITS_TAG = "kafka_liveness/waiting_for"
 # The key of the lane's step. Not hidden: a re-execution of selected steps in the UI loses hidden tags
 STEP_TAG = "kafka_liveness/step"

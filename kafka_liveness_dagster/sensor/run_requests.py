@@ -25,6 +25,7 @@ from kafka_liveness_dagster.core.orphaned_runs import (
 from kafka_liveness_dagster.core.run_ids import short_run_id
 from kafka_liveness_dagster.metadata import describe_departures
 from kafka_liveness_dagster.runs.tags import (
+    CAUSE_CRASH_LAG,
     CAUSE_LAG,
     CAUSE_RUN_TAG,
     CAUSE_TAG,
@@ -189,9 +190,8 @@ class RunRequests:
         # A partition that fails every time must not block the younger ones
         failed = Counter(record.dagster_run.tags.get(PARTITION_TAG) for record in _failed_in_a_row(records))
         oldest = min(pending, key=lambda key: failed[key])
-        return [
-            dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags={**tags, **NO_RETRIES})
-        ]
+        tags |= {CAUSE_TAG: CAUSE_CRASH_LAG, **NO_RETRIES}
+        return [dg.RunRequest(job_name=self.crash_lag_job_name, partition_key=oldest, tags=tags)]
 
     def _count_in_progress(
         self,

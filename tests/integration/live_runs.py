@@ -45,7 +45,8 @@ class LiveRuns:
         """A live run; the run and what it said, with a line for each batch."""
         asset = kl.kafka_asset(**self.settings)(transform)
         resources = dg.Definitions(resources={"kafka": self.kafka, "spark": self.spark})
-        job = dg.Definitions.merge(asset.definitions, resources, self.beside).resolve_job_def("orders_job")
+        defs = dg.Definitions.merge(asset.definitions, resources, self.beside)
+        job = defs.resolve_job_def(f"{asset.settings.identifier}_job")
         with dg.DagsterInstance.local_temp(overrides={"telemetry": {"enabled": False}}) as instance:
             instance.get_runs()  # makes its tables, for those who ask meanwhile
             self.instance = instance

@@ -198,6 +198,7 @@ def test_deleted_rows_are_gone_from_the_files(spark, table, ledger):
 
 def test_a_table_that_forbids_deletion_keeps_its_snapshots_and_files(live, table, spark):
     """With ``gc.enabled=false``, as Nessie sets it, expiry and orphan files are skipped; the run succeeds."""
+    live.settings["key_prefix"] = "lake"
     live.run(lambda batch: batch.select("topic", "partition", "offset"))
     spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('gc.enabled'='false')")
     before, rows = TableMaintenance(spark, IcebergTable(table)).statistics(), held(spark, table)
@@ -234,13 +235,15 @@ def test_snapshots_are_kept_as_long_as_the_table_says(spark, table, ledger):
 
 def run_job(instance, asset, resources):
     """One run of the maintenance job; what it showed on the table's asset."""
-    job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def("orders_maintenance_job")
+    name = f"{asset.settings.identifier}_maintenance_job"
+    job = dg.Definitions.merge(asset.definitions, resources).resolve_job_def(name)
     run = job.execute_in_process(instance=instance, raise_on_error=False)
     [shown] = [
         event.asset_observation_data.asset_observation
         for event in run.all_events
         if event.is_asset_observation
     ]
+    assert shown.asset_key == asset.live.key
     return run, {name: one.value for name, one in shown.metadata.items()}
 
 

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 import kafka_liveness_dagster as kl
 from kafka_liveness_dagster.cli.main import main
+from kafka_liveness_dagster.runs.tags import CAUSE_CRASH_LAG, CAUSE_TAG
 from tests.integration.group_with_table import GroupWithTable, written_rows
 
 MENDED = "concat('mended ', cast(value AS string))"
@@ -63,7 +64,8 @@ def test_the_sensor_wants_nothing_again(world):
     world.crash_and_resume_at_120()
     assert world.catch_up((70, 120)) is None
     world.value = MENDED
-    assert world.catch_up((70, 120), tags={"dagster/sensor_name": f"{world.name}_sensor"}) is None
+    tags = {CAUSE_TAG: CAUSE_CRASH_LAG, "dagster/sensor_name": "groups_sensor"}
+    assert world.catch_up((70, 120), tags=tags) is None
     assert mended(world) == []
     assert state(world, f"p0:{world.topic}:70-120") == "processed before this run"
 
