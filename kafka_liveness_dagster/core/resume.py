@@ -25,7 +25,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     fits_commit_metadata,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fencing import RETRY_REASONS
+from kafka_liveness_dagster.core.fencing import RETRY_OUTCOME
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
 from kafka_liveness_dagster.core.partition_state import (
     check_identity,
@@ -71,7 +71,7 @@ class ResumePolicy:
         'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to...'
         """
         if not self.enable_parallel_rebalance:
-            return RETRY_REASONS
+            return RETRY_OUTCOME
         becomes = "with enable_parallel_rebalance the batch becomes crash lag, pending"
         return f"{becomes}: the live lane skips ahead to the log end{self._crash_lag_condition}"
 

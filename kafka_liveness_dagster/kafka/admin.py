@@ -62,7 +62,7 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self._known_coordinators: set[TopicPartition] = set()
+        self._known_partitions: set[TopicPartition] = set()
         self._responded_at = -1.0
         self._admin, self._error_listener = admin_client(settings)
 
@@ -102,7 +102,7 @@ class Cluster:
             for topic in topics
             for partition in sorted(known[topic].partitions)
         ]
-        self._known_coordinators.update(found)
+        self._known_partitions.update(found)
         return found
 
     def _missing_topic(self, topic: str, known: Mapping[str, Any]) -> TopicNotFoundError:
@@ -151,10 +151,10 @@ class Cluster:
         """Return the log bounds of each partition, or the error of its leader."""
         if not (partitions := list(partitions)):
             return {}
-        if not self._known_coordinators.issuperset(partitions):
+        if not self._known_partitions.issuperset(partitions):
             self._metadata()  # else the client refuses partitions added after it first read their topic
         # Removed until the response: the client's leader epochs may predate a broker's restart
-        self._known_coordinators.difference_update(partitions)
+        self._known_partitions.difference_update(partitions)
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
         level = IsolationLevel.READ_COMMITTED  # both requests are sent before the first response
         asked = [
@@ -173,7 +173,7 @@ class Cluster:
                 found[tp] = error
                 continue
             found[tp] = start, end
-            self._known_coordinators.add(tp)
+            self._known_partitions.add(tp)
             self._responded_at = time.monotonic()
         return found
 
