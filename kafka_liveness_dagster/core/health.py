@@ -387,8 +387,8 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     numbers = {"dead_letters": pending.offset_count}
     if not pending.offset_count:
         return Verdict(Severity.FINE, "no dead letter is pending", numbers)
-    more = pending.offset_count - len(pending.first_offset)
-    named = ", ".join(map(str, pending.first_offset)) + (f" and {more:,} more" if more else "")
+    more = pending.offset_count - len(pending.first_offsets)
+    named = ", ".join(map(str, pending.first_offsets)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if pending.offset_count > 1 else "dead letter is"
     remedy = "Fix: correct the transform and materialize their partitions, or run `kafka-liveness write-off`"
     sentence = (

@@ -23,7 +23,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import escape
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
-from kafka_liveness_dagster.kafka.clients import admin_client, close_clients, commit_reader, new_commit_reader
+from kafka_liveness_dagster.kafka.clients import admin_client, close_readers, commit_reader, new_commit_reader
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.group_description import (
     CommittedOffset,
@@ -338,7 +338,7 @@ class Cluster:
         self._admin.poll(0)  # calls the error listener, which then explains this error
         named = self._error_listener.to_package_error(error, doing)
         if isinstance(named, BrokerUnreachableError):
-            close_clients(self.settings)
+            close_readers(self.settings)
         return named
 
 
