@@ -1,4 +1,4 @@
-"""Decide which members left a group and why, from two snapshots of the group.
+"""Decide which members left a group and why, from one snapshot of the group.
 
 The same snapshot always gives the same answer, so a repeated sensor tick changes nothing. Reads neither Kafka
 nor Dagster.
