@@ -195,7 +195,7 @@ def services() -> Iterator[Services]:
             for_the_start.setenv("KAFKA_LIVENESS_SPARK_CONF", str(home / "spark.conf"))
             found = embedded.ensure_services(spark_cores=SPARK_SLOTS)
         yield found
-        clients.close_clients()  # which would look for their broker while others still test
+        clients.close_readers()  # which would look for their broker while others still test
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ _JUDGES = {
     "contradictions",
     "find_contradictions",
     "refused_settings",
-    "unknown_setting_error",
+    "unknown_setting_message",
     "_sentence",
     "_sink_contradictions",
     "_unused_settings",

@@ -322,7 +322,7 @@ class KafkaAsset:
             return cast("dg.AssetsDefinition", dg.asset(**self._shared_arguments(), **its_own)(run))
 
     def _shared_arguments(self) -> dict[str, Any]:
-        """Return the arguments that are the same for both assets."""
+        """Return the arguments that are the same for all three assets."""
         given = self.settings.arguments
         alike = given.keys() - LIVE_ASSET_ONLY - JOB_ARGUMENTS
         # The run budget is asset metadata, because the runs of a backfill have no op tags

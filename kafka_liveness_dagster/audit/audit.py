@@ -135,7 +135,7 @@ class GroupAudit:
         return TableLedger(IcebergTable(target), self.session)
 
     def _commits(self) -> dict[TopicPartition, PartitionState]:
-        """Return the state of each partition that one of both commit logs names."""
+        """Return the states of all partitions of the given topics, or of the topics in the commit logs."""
         asked = self.cluster.partitions(self.topics or None)
         live, catch_up = (
             self.cluster.commits(name, asked) for name in (self.group_id, self.group_id + CATCH_UP_SUFFIX)

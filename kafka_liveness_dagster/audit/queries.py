@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.spark.table.table import IcebergTable
 
 
-_MAX_RUNS = 64
+_MAX_STRETCHES = 64
 """The stretches into which each partition's log is divided. A finding names its stretch."""
 _COMPARISON_QUERY = """
 WITH held AS (
@@ -137,7 +137,7 @@ def _comparison_query(
         records=_read_offsets(session, scopes, kafka_options),
         scope=session.createDataFrame(rows_of_scope, columns),
         spans=session.createDataFrame(spans, "topic string, partition int, start long, end long"),
-        stretches=_MAX_RUNS,
+        stretches=_MAX_STRETCHES,
     )
 
 
@@ -154,7 +154,7 @@ def _read_offsets(
 
 def _bucket_size(scope: ComparisonScope) -> int:
     reached = max(scope.committed, scope.topic_offsets.end, *(span.end for span in scope.done), scope.start)
-    return max(1, -(-(reached - scope.start) // _MAX_RUNS))
+    return max(1, -(-(reached - scope.start) // _MAX_STRETCHES))
 
 
 def _row_comparison(found: Iterable[Row], scope: ComparisonScope) -> RowComparison:

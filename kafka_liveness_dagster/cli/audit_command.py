@@ -199,7 +199,7 @@ def certificate_as_text(found: GroupCertificate) -> Group:
     sentences = [
         Text(f"{p.topic_partition}: {p.verdict}", "" if p.is_certified else "red") for p in found.partitions
     ]
-    history = [Text(line, "dim") for line in _history_json(found)]
+    history = [Text(line, "dim") for line in _history_lines(found)]
     return Group(
         table, *history, *sentences, Text(found.verdict, "bold green" if found.is_certified else "bold red")
     )
@@ -232,7 +232,7 @@ def _rows_json(found: RowComparison) -> dict[str, Any]:
     return {"rows": found.rows, "compacted": found.compacted, **named}
 
 
-def _history_json(found: GroupCertificate) -> Iterator[str]:
+def _history_lines(found: GroupCertificate) -> Iterator[str]:
     if not found.is_table and not any(p.state.ledger_entry is not None for p in found.partitions):
         yield f"the rows go to the sink {found.target}, which was not read: both commit logs were"
         return

@@ -110,7 +110,7 @@ def status(
     with errors_as_exit_codes(reads_only=True):
         cluster = Cluster(kafka_settings(bootstrap_servers, command_config))
         with lazy_session(spark) as session:
-            ledger = _read_ledger(table, session) if table else None
+            ledger = _table_ledger(table, session) if table else None
             read = functools.partial(group_status.group_status, cluster, group, topics, ledger=ledger)
             read_report = functools.partial(status_output.StatusReport.read, cluster, read)
             if watch is not None:
@@ -187,12 +187,12 @@ def write_off(
     from kafka_liveness_dagster.cli import forgive as by_hand  # noqa: PLC0415  `--help` must not wait for it
 
     kafka = kafka_settings(bootstrap_servers, command_config)
-    audit = by_hand.DagsterRecord.find(group, asset)
-    asked = by_hand.validate(kafka, group, ranges, reason=reason, record=audit)
-    show_lines((*asked.lines(), audit.describe(asked)), as_json=as_json)
+    record = by_hand.DagsterRecord.find(group, asset)
+    asked = by_hand.validate(kafka, group, ranges, reason=reason, record=record)
+    show_lines((*asked.lines(), record.describe(asked)), as_json=as_json)
     if not yes:
         click.confirm(asked.question, abort=True, err=as_json)
-    by_hand.write_off(kafka, asked, audit)
+    by_hand.write_off(kafka, asked, record)
     click.echo(json.dumps(asked.as_json()) if as_json else asked.outcome)
 
 
@@ -409,7 +409,7 @@ def replay(
         click.echo(f"  {key}")
 
 
-def _read_ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
+def _table_ledger(table: str, session: Callable[[], SparkSession]) -> TableLedger:
     from kafka_liveness_dagster.spark.table.ledger import TableLedger  # noqa: PLC0415  only where there is a table
     from kafka_liveness_dagster.spark.table.table import IcebergTable  # noqa: PLC0415
 

@@ -300,11 +300,11 @@ def _partitions_table(found: GroupStatus, runs: GroupRuns) -> _StatusTable:
         table.add(
             str(seen.topic_partition),
             f"{seen.log_start}-{seen.log_end}",
-            _or_dash(seen.committed),
+            _offset_text(seen.committed),
             f"{state} {metadata.run_id}" if metadata else _without_owner_state(p),
             f"{seen.lag:,}",
             f"{seen.pending_offsets:,}",
-            _or_dash(p.committed),
+            _offset_text(p.committed),
             _join(p.catch_up_log.done),
             style="dim" if metadata and metadata.owner_state is OwnerState.PAUSED else "",
         )
@@ -363,5 +363,5 @@ def _join(items: Sequence[object]) -> str:
     return ", ".join(map(str, items))
 
 
-def _or_dash(offset: int | None) -> str:
+def _offset_text(offset: int | None) -> str:
     return "none" if offset is None else str(offset)

@@ -62,7 +62,7 @@ class PendingDeadLetters(NamedTuple):
     """The pending dead letters: their number, the first of them, and its error."""
 
     offset_count: int = 0
-    first_offset: tuple[OffsetRange, ...] = ()
+    first_offsets: tuple[OffsetRange, ...] = ()
     reason: str = ""
 
 

@@ -77,19 +77,19 @@ class BatchSizer:
     max_bytes: int | None = None
     _: KW_ONLY
     retry_alone: bool = field(default=False, init=False)
-    _last_succeeded: int = field(init=False)
+    _offset_bound: int = field(init=False)
     _record_bytes: float = field(default=LARGEST_RECORD_BYTES, init=False)
     _suspect_offset: OffsetRange | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._last_succeeded = min(self.ceiling, INITIAL_OFFSETS) if self.auto else self.ceiling
+        self._offset_bound = min(self.ceiling, INITIAL_OFFSETS) if self.auto else self.ceiling
 
     @property
     def bound(self) -> int:
         """The largest number of offsets in the next batch."""
         if self.max_bytes is None:
-            return self._last_succeeded
-        return max(1, min(self._last_succeeded, int(self.max_bytes / self._record_bytes)))
+            return self._offset_bound
+        return max(1, min(self._offset_bound, int(self.max_bytes / self._record_bytes)))
 
     def record_success(self, batch: Batch, seconds: float, record_bytes: float | None = None) -> None:
         """Record the time of a committed batch; the next one may be larger, up to the ceiling.
@@ -109,7 +109,7 @@ class BatchSizer:
             # A larger size counts at once, a smaller one step by step, so that no batch becomes too large
             self._record_bytes = max(1.0, record_bytes, (was + record_bytes) / 2)
         if not self.auto:
-            self._last_succeeded = min(self.ceiling, 2 * self._last_succeeded)
+            self._offset_bound = min(self.ceiling, 2 * self._offset_bound)
             return
         # The fixed cost of a batch makes each offset of a small batch look slow, so this estimate is too low
         shorter = batch.deadline_seconds / 2 / max(seconds, _CLOCK_RESOLUTION_SECONDS)
@@ -117,8 +117,8 @@ class BatchSizer:
         full = batch.max_records >= self.bound
         late = seconds > batch.deadline_seconds / 2
         if full or late or wanted > self.bound:  # a lack of data must not lower the bound
-            largest = int(max(_MAX_GROWTH * self._last_succeeded, batch.max_records * math.sqrt(shorter)))
-            self._last_succeeded = max(1, min(self.ceiling, wanted, largest))
+            largest = int(max(_MAX_GROWTH * self._offset_bound, batch.max_records * math.sqrt(shorter)))
+            self._offset_bound = max(1, min(self.ceiling, wanted, largest))
 
     def record_timeout(self, batch: Batch, *, alone: bool = True) -> OffsetRange | None:
         """Halve the next batch after one that exceeded its deadline.
@@ -131,7 +131,7 @@ class BatchSizer:
             alone: whether no other batch was in flight that could have slowed it down.
         """
         self.retry_alone = True
-        self._last_succeeded = max(1, batch.max_records // 2)
+        self._offset_bound = max(1, batch.max_records // 2)
         before, self._suspect_offset = (
             self._suspect_offset,
             batch.ranges[0] if batch.max_records == 1 else None,

@@ -287,7 +287,9 @@ def committed_offset(first: int | None, pending: tuple[Span, ...]) -> int | None
     return pending[0].start if pending else first
 
 
-def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[int] = ()) -> Span | None:
+def pending_before(
+    offset: int, pending: tuple[Span, ...], start_offsets: Collection[int] = ()
+) -> Span | None:
     """Return the pending offsets that a commit of ``offset`` records as done (KIP-333).
 
     None unless ``offset`` lies inside a range. The live lane continues at the end of a pending range, so a
@@ -297,12 +299,12 @@ def pending_before(offset: int, pending: tuple[Span, ...], position: Collection[
     Args:
         offset: the committed offset.
         pending: the pending ranges.
-        position: offsets at which the live lane of this process began.
+        start_offsets: offsets at which the live lane of this process began.
     """
     owing = next((span for span in pending if span.start < offset < span.end), None)
-    if owing is None or offset in position:
+    if owing is None or offset in start_offsets:
         return None
-    return Span(max(owing.start, *(start for start in position if start < offset), 0), offset)
+    return Span(max(owing.start, *(start for start in start_offsets if start < offset), 0), offset)
 
 
 def fits_commit_metadata(

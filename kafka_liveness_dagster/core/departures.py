@@ -1,4 +1,4 @@
-"""Decide which members left a group and why, from two snapshots of the group.
+"""Decide which members left a group and why, from one snapshot of the group.
 
 The same snapshot always gives the same answer, so a repeated sensor tick changes nothing. Reads neither Kafka
 nor Dagster.
@@ -97,7 +97,7 @@ class Run:
             self.fate in (RunFate.IN_PROGRESS, RunFate.CANCELING) and self.process is not ProcessStatus.GONE
         )
 
-    def has_instance_id(self, group_instance_id: str) -> bool:
+    def took_over(self, group_instance_id: str) -> bool:
         """Return whether the run took over this membership from a dead run.
 
         A run that has not started has only inherited the tag of the run that it repeats.
@@ -296,7 +296,7 @@ class GroupSnapshot:
         heirs = [
             name
             for name, run in self.runs.items()
-            if member.group_instance_id and run.has_instance_id(member.group_instance_id)
+            if member.group_instance_id and run.took_over(member.group_instance_id)
         ]
         first = self.runs.get(member.name)
         marks = [self._owner_states[tp] for tp in member.partitions if tp in self._owner_states]

@@ -106,7 +106,7 @@ _RULES = {
 }
 REJOINING_LEAVES = frozenset(rule.leave for rule in _RULES.values() if rule.may_rejoin and rule.leave)
 """Leaves after which the run joins again with its next poll."""
-RETRY_REASONS = "the batch is retried with the next poll, or by the next owner of its partitions"
+RETRY_OUTCOME = "the batch is retried with the next poll, or by the next owner of its partitions"
 """The outcome of a batch that its member could not commit, if no live lane skips ahead."""
 
 

@@ -102,13 +102,13 @@ def group_alive(
     lag = total_lag(group.partitions)
     ours = group.size - len(set(foreign))
     failed = _failure_of_last_run(group, dead)
-    waits = Severity.WARNING if ours or not lag else Severity.ERROR
+    ghost_severity = Severity.WARNING if ours or not lag else Severity.ERROR
     gone = ", ".join(f"run {run} {reason.value}" for run, reason in runs.away.items())
     rules = (
         # Rule 1: report a ghost run first, even while other members work
         (
             ghosts,
-            waits,
+            ghost_severity,
             f"run {join_some(ghosts)} in progress, but no member of the group; lag {lag:,}",
             _ORPHANED_RUN,
         ),
@@ -138,8 +138,8 @@ def group_alive(
         (failed, Severity.WARNING, f"nothing to read{failed}", ""),
         (True, Severity.FINE, "nothing to read, no member needed", ""),
     )
-    gravity, sentence = next(
-        (gravity, sentence + remedy) for holds, gravity, sentence, remedy in rules if holds
+    severity, sentence = next(
+        (severity, sentence + remedy) for holds, severity, sentence, remedy in rules if holds
     )
     numbers = {
         "members": ours,
@@ -147,7 +147,7 @@ def group_alive(
         "runs_in_progress": len(runs.in_progress),
         "lag": lag,
     }
-    return Verdict(gravity, sentence, {**numbers, "ghosts": len(ghosts)})
+    return Verdict(severity, sentence, {**numbers, "ghosts": len(ghosts)})
 
 
 @dataclass(frozen=True)
@@ -387,8 +387,8 @@ def dead_letters_waiting(pending: PendingDeadLetters, unavailable_reason: str) -
     numbers = {"dead_letters": pending.offset_count}
     if not pending.offset_count:
         return Verdict(Severity.FINE, "no dead letter is pending", numbers)
-    more = pending.offset_count - len(pending.first_offset)
-    named = ", ".join(map(str, pending.first_offset)) + (f" and {more:,} more" if more else "")
+    more = pending.offset_count - len(pending.first_offsets)
+    named = ", ".join(map(str, pending.first_offsets)) + (f" and {more:,} more" if more else "")
     are = "dead letters are" if pending.offset_count > 1 else "dead letter is"
     remedy = "Fix: correct the transform and materialize their partitions, or run `kafka-liveness write-off`"
     sentence = (
@@ -444,8 +444,8 @@ def with_open_transactions(lag: Verdict, open_transactions: Sequence[OpenTransac
     hanging = sorted((one for one in open_transactions if one.is_hanging), key=lambda one: -one.offsets)
     if not hanging:
         return Verdict(lag.severity, lag.message, numbers)
-    gravity = lag.severity if lag.severity is Severity.ERROR else Severity.WARNING
-    return Verdict(gravity, f"{lag.message}. {join_some(hanging)}. {_REMEDY}", numbers)
+    severity = lag.severity if lag.severity is Severity.ERROR else Severity.WARNING
+    return Verdict(severity, f"{lag.message}. {join_some(hanging)}. {_REMEDY}", numbers)
 
 
 def health_probe(
@@ -470,7 +470,7 @@ def health_probe(
     return [
         _readers_verdict(partitions, members, allow_no_member=allow_no_member),
         with_open_transactions(lag_below(partitions, max_lag), open_transactions),
-        _is_caught_up(partitions, max_pending),
+        _pending_verdict(partitions, max_pending),
         retention(partitions, INITIAL_OFFSETS),
     ]
 
@@ -498,7 +498,7 @@ def _readers_verdict(
     return Verdict(Severity.ERROR, f"the group has {waiting}, and no member. {remedy}")
 
 
-def _is_caught_up(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
+def _pending_verdict(partitions: Sequence[PartitionSnapshot], max_pending: int | None) -> Verdict:
     pending = sum(seen.pending_offsets for seen in partitions)
     if max_pending is None or pending <= max_pending:
         return Verdict(Severity.FINE, f"pending offsets: {pending:,}")

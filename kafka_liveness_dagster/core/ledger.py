@@ -130,7 +130,7 @@ MAX_PARTS = 1_100_000
 """
 _COMPRESSED = "z:"
 _SPAN = re.compile(r"(?<=[:,!?])([0-9]+)-([0-9]+)")
-_GAP_AND_SIZE = re.compile(r"(?<=[:,!?])([0-9]+)\+([0-9]+)")
+_START_AND_SIZE = re.compile(r"(?<=[:,!?])([0-9]+)\+([0-9]+)")
 _OTHERS_UNKNOWN = "?"
 _TOPIC = re.compile(
     "(?P<topic>[a-zA-Z0-9._-]+)/(?P<topic_id>[a-zA-Z0-9_-]*)(?:/(?P<groups>[a-zA-Z0-9._~%/-]+))?"
@@ -162,9 +162,9 @@ def encode_entries(entries: LedgerEntries, *, complete: bool = True) -> str:
         groups = sorted(frozenset[str]().union(*(entries[tp].groups for tp in known)))
         writers = "/".join(quote(group, safe="") for group in groups)
         words.append(f"{topic}/{topic_id}/{writers}" if writers else f"{topic}/{topic_id}")
-        words += [f"{tp.partition}{_decode_entry(entries[tp])}" for tp in known]
+        words += [f"{tp.partition}{_encode_entry(entries[tp])}" for tp in known]
     text = " ".join(words)
-    return text if len(text) <= COMPRESS_ABOVE_CHARS else _encode_sizes(text)
+    return text if len(text) <= COMPRESS_ABOVE_CHARS else _compress(text)
 
 
 def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
@@ -202,7 +202,7 @@ def decode_entries(text: str) -> dict[TopicPartition, LedgerEntry]:
     return entries
 
 
-def _decode_entry(entry: LedgerEntry) -> str:
+def _encode_entry(entry: LedgerEntry) -> str:
     is_all_unknown = entry.unknown == ALL_OFFSETS
     start = "?" if is_all_unknown else ""
     start += "" if entry.first_offset is None else f"@{entry.first_offset}"
@@ -220,7 +220,7 @@ def names_all_partitions(text: str) -> bool:
     return not decompress(text).startswith(_OTHERS_UNKNOWN)
 
 
-def _encode_sizes(text: str) -> str:
+def _compress(text: str) -> str:
     """Encode spans by their sizes, which are alike in a batch: the compressed text is a third shorter."""
     sizes = _SPAN.sub(lambda span: f"{span[1]}+{int(span[2]) - int(span[1])}", text)
     return _COMPRESSED + base64.b64encode(zlib.compress(sizes.encode(), 9)).decode()
@@ -245,7 +245,7 @@ def decompress(text: str) -> str:
         # Cut off, too long, or followed by something else
         if not unpacking.eof or unpacking.unused_data or not _is_within_limits(words):
             raise _unknown_format(text)
-        return _GAP_AND_SIZE.sub(lambda span: f"{span[1]}-{int(span[1]) + int(span[2])}", words)
+        return _START_AND_SIZE.sub(lambda span: f"{span[1]}-{int(span[1]) + int(span[2])}", words)
     except (ValueError, zlib.error):  # no base64, no UTF-8, or more digits than Python reads
         raise _unknown_format(text) from None
 

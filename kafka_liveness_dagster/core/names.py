@@ -171,7 +171,7 @@ def _is_topic(text: str) -> bool:
     return _TOPIC.fullmatch(text) is not None and text not in (".", "..")
 
 
-def _is_pending_topic(text: str) -> bool:
+def _is_crash_lag_topic(text: str) -> bool:
     return _is_topic(text) and PARTITION_RANGE_SEPARATOR not in text
 
 
@@ -229,10 +229,10 @@ TOPIC = NameRule(
     "or '..'",
     _is_topic,
 )
-PENDING_TOPIC = NameRule(
-    f"{TOPIC.description}; and without '...', which Dagster reads as a range of partitions, so crash "
-    "lag of this topic could not be one",
-    _is_pending_topic,
+CRASH_LAG_TOPIC = NameRule(
+    f"{TOPIC.description}; and without '...', which Dagster reads as a range of partitions, so its "
+    "crash lag could not be a single partition",
+    _is_crash_lag_topic,
 )
 GROUP_ID = NameRule(
     f"{_ID}, not ending in {CATCH_UP_SUFFIX!r}, which names the catch-up commit log", _is_group_id

@@ -7,7 +7,7 @@ no record lists it as pending. Reads no log or table, and decides nothing: ``cor
 >>> done = CatchUpCommitMetadata(origin=GroupOrigin(0), target="t")
 >>> rows = LedgerEntry((Span(0, 70),))
 >>> erased = PartitionState(120, None, 0, log_end=120, catch_up_log=done, ledger_entry=rows)
->>> erased.missing_rows(120)  # a stranger's commit at 120 has replaced what said that 70-120 is owed
+>>> erased.missing_rows(120)  # an external commit at 120 has replaced the record that 70-120 is pending
 (Span(start=70, end=120),)
 """
 

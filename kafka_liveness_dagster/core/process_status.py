@@ -22,7 +22,7 @@ from enum import Enum
 HEARTBEAT_SECONDS = 30.0
 """Interval of a run's heartbeats."""
 _VERSION = "1"
-_NO_PROCESS = "-"
+_NOT_SET = "-"
 _ENDED = "ended"
 _SERVER_LEAD_SECONDS = 30.0
 
@@ -144,7 +144,7 @@ class HeartbeatTag:
         if self.has_ended:
             beat = _ENDED
         elif self.heartbeat_at is None:
-            beat = _NO_PROCESS
+            beat = _NOT_SET
         else:
             beat = self.heartbeat_at
         if self.process is None:
@@ -152,7 +152,7 @@ class HeartbeatTag:
         at = self.process.namespace
         where = (
             f"{self.process.pid} {self.process.start_ticks} {at.boot_id} {at.namespaces} "
-            f"{at.machine_id or _NO_PROCESS}"
+            f"{at.machine_id or _NOT_SET}"
         )
         return f"{_VERSION} {self.short_run_id} {beat} {where}"
 
@@ -174,6 +174,6 @@ def _decode_process(words: list[str]) -> Process | None:
     match words:
         case [pid, began, boot, cell, machine] if pid.isdecimal() and began.isdecimal():
             return Process(
-                ProcessNamespace(boot, cell, "" if machine == _NO_PROCESS else machine), int(pid), int(began)
+                ProcessNamespace(boot, cell, "" if machine == _NOT_SET else machine), int(pid), int(began)
             )
     return None

@@ -25,7 +25,7 @@ from kafka_liveness_dagster.core.commit_metadata import (
     fits_commit_metadata,
 )
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fencing import RETRY_REASONS
+from kafka_liveness_dagster.core.fencing import RETRY_OUTCOME
 from kafka_liveness_dagster.core.offsets import Span, difference, intersection, size, union
 from kafka_liveness_dagster.core.partition_state import (
     check_identity,
@@ -71,7 +71,7 @@ class ResumePolicy:
         'with enable_parallel_rebalance the batch becomes crash lag, pending: the live lane skips ahead to...'
         """
         if not self.enable_parallel_rebalance:
-            return RETRY_REASONS
+            return RETRY_OUTCOME
         becomes = "with enable_parallel_rebalance the batch becomes crash lag, pending"
         return f"{becomes}: the live lane skips ahead to the log end{self._crash_lag_condition}"
 
@@ -198,8 +198,8 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     )
     origin = _origin(state, start)
     again = _ranges_to_reprocess(state, start)
-    landed = _written_uncommitted(state, again)
-    lost = difference(lost, landed)
+    written_uncommitted = _written_uncommitted(state, again)
+    lost = difference(lost, written_uncommitted)
     # Rule 2: offsets below the start that no record closes are pending again, or the table has lost rows
     missing = difference(state.missing_rows(start), lost)
     if missing and state.proves_loss and policy.on_missing_rows == "raise":
@@ -215,7 +215,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
         pending = intersection(pending, (Span(0, back),))
         overflow = Span(back, start)
         second = replace(second.reopen((overflow,)), written_off=second.written_off)
-        expired = intersection(landed, (Span(0, state.log_start),))
+        expired = intersection(written_uncommitted, (Span(0, state.log_start),))
         found = ResumeDecision(
             back,
             pending,
@@ -229,7 +229,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
     pending = union((*pending, *missing))
     # Only expired offsets keep the rows that a dead run wrote; the others are reprocessed, unless the live
     # lane skips them
-    expired = intersection(landed, (Span(0, start),))
+    expired = intersection(written_uncommitted, (Span(0, start),))
     found = ResumeDecision(
         start,
         pending,
@@ -240,7 +240,7 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
         written_uncommitted=expired,
     )
     lag = Span(start, state.log_end)
-    left = difference((lag,), landed)
+    left = difference((lag,), written_uncommitted)
     # Rule 3: a paused partition stays paused, whatever happened to its owner
     if state.is_paused:
         return replace(found, paused=True)
@@ -255,7 +255,12 @@ def _decide_resume(tp: TopicPartition, state: PartitionState, policy: ResumePoli
         return replace(found, overflow=lag)
     # Rule 7: the live lane skips to the log end, and the lag becomes pending
     return replace(
-        found, position=lag.end, pending=jumped, skipped=lag, crash_lag=left, written_uncommitted=landed
+        found,
+        position=lag.end,
+        pending=jumped,
+        skipped=lag,
+        crash_lag=left,
+        written_uncommitted=written_uncommitted,
     )
 
 

@@ -49,7 +49,7 @@ _MERGE_PROPERTIES = {  # where batches are merged: see ``spark.table.commits``
 _MAX_INFERRED = f"{_METRICS}.max-inferred-column-defaults"
 _MAX_INFERRED_DEFAULT = 100
 _MODES_WITHOUT_BOUNDS = ("none", "counts")
-_MODES_WITH_BOUNDS = ("parquet", "orc")
+_FORMATS_WITH_BOUNDS = ("parquet", "orc")
 
 
 class RefusedProperty(NamedTuple):
@@ -87,7 +87,7 @@ def refused_properties(
         columns: the table's columns in their order; None if they are not known yet. Then defaults count as
             sufficient.
     """
-    if (kind := properties.get("write.format.default", "parquet")).lower() not in _MODES_WITH_BOUNDS:
+    if (kind := properties.get("write.format.default", "parquet")).lower() not in _FORMATS_WITH_BOUNDS:
         yield RefusedProperty(
             f"write.format.default={kind}",
             "its files have no column bounds, which Iceberg needs to find the files of a batch",

@@ -80,7 +80,9 @@ def judge_window(
     if not has_records(partitions, ends):
         return JudgedWindow(WindowStatus.BEFORE)
     if any(
-        not _was_observed(one, begins[one.topic_partition], is_of_our_time=started_in_group_lifetime)
+        not _was_observed(
+            one, begins[one.topic_partition], started_in_group_lifetime=started_in_group_lifetime
+        )
         for one in partitions
     ):
         return JudgedWindow(WindowStatus.UNKNOWN)
@@ -124,7 +126,7 @@ def _first_offset(one: PartitionSnapshot) -> int | None:
     return 0 if one.log_start == 0 else None
 
 
-def _was_observed(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: bool) -> bool:
+def _was_observed(one: PartitionSnapshot, begin: int | None, *, started_in_group_lifetime: bool) -> bool:
     """Return whether the group had all records that this partition ever had in the window."""
     first = one.log_end if begin is None else begin
     floor = _first_offset(one) or 0
@@ -132,7 +134,7 @@ def _was_observed(one: PartitionSnapshot, begin: int | None, *, is_of_our_time: 
     if first < floor:
         return False
     # Rule 2: without an older record, records of the window may have expired before they were observed
-    return first > max(floor, one.log_start) or floor == 0 == one.log_start or is_of_our_time
+    return first > max(floor, one.log_start) or floor == 0 == one.log_start or started_in_group_lifetime
 
 
 def _with_expired_before(one: PartitionSnapshot, span: Span) -> Span:

@@ -164,7 +164,7 @@ class _CatalogProbe:
 
     def history(self) -> CheckResult:
         """Read the offsets back from the table alone."""
-        return self._offsets_of("the table's history has each offset")
+        return self._check_offsets("the table's history has each offset")
 
     def expiry(self) -> CheckResult:
         """Expire snapshots, then read the offsets again."""
@@ -174,7 +174,7 @@ class _CatalogProbe:
         before = work.statistics().snapshots
         work.expire(time.time() + 1, max_age=0.0, max_snapshots=1)
         after = work.statistics().snapshots
-        return self._offsets_of(f"snapshots {before} → {after}; the ledger still has each offset")
+        return self._check_offsets(f"snapshots {before} → {after}; the ledger still has each offset")
 
     def drop(self, *, with_namespace: bool) -> CheckResult:
         """Drop the table with its files, and the namespace if the probe created it."""
@@ -246,7 +246,7 @@ class _CatalogProbe:
             f"the table has {rows[0]} rows of {rows[1]} offsets instead of {end}", "use another catalog"
         )
 
-    def _offsets_of(self, told: str) -> CheckResult:
+    def _check_offsets(self, told: str) -> CheckResult:
         with suppress(PySparkException):
             self.table.refresh(self.session)
         tp = TopicPartition(_TOPIC, 0)

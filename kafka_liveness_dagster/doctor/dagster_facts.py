@@ -86,7 +86,7 @@ def check_dagster(
             INSTANCE,
             {
                 **settings,
-                **_find_group_sensors(location),
+                **_groups_fact(location),
                 "daemon seconds": _daemon_age_seconds(seen),
                 "embedded": is_embedded,
             },
@@ -158,12 +158,12 @@ def _group_sensor(
         sensor.name,
         is_on={"RUNNING": True, "STOPPED": False}.get(one.status, in_code),
         interval_seconds=max(DAEMON_SECONDS, sensor.minimum_interval_seconds or 0),
-        ticks_kept_seconds=median(steps) if len(steps) >= _MIN_STEPS else None,
+        tick_period_seconds=median(steps) if len(steps) >= _MIN_STEPS else None,
         idle_seconds=max(0.0, time.time() - ticks[-1]) if ticks else None,
     )
 
 
-def _find_group_sensors(location: _CodeLocation | Unavailable) -> dict[str, Any]:
+def _groups_fact(location: _CodeLocation | Unavailable) -> dict[str, Any]:
     return {"groups": location if isinstance(location, Unavailable) else location.groups}
 
 
@@ -221,7 +221,7 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
 
     def read() -> _InstanceState:
         with dg.DagsterInstance.from_config(str(home)) as instance:
-            return _sensor_states(instance, sensors)
+            return _instance_state(instance, sensors)
 
     reading = run_in_daemon_thread(read, "kafka-liveness-instance")  # given up if the database hangs
     wait([reading], _STORAGE_SECONDS)
@@ -233,7 +233,7 @@ def _read_instance(settings: Mapping[str, Any], sensors: Sequence[str]) -> _Inst
         return Unavailable(f"the instance's storage failed: {error!r:.200}")
 
 
-def _sensor_states(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:
+def _instance_state(instance: dg.DagsterInstance, sensors: Sequence[str]) -> _InstanceState:
     """Return the state of each sensor. Of several with one name, the one that ticked last counts.
 
     An instance has several states of a sensor after its code location was renamed.

@@ -50,7 +50,7 @@ class GroupSensorFacts:
     Attributes:
         is_on: whether it is switched on.
         interval_seconds: the configured period, at least the period of the daemon's loop.
-        ticks_kept_seconds: the median period of its latest ticks; None with too few ticks.
+        tick_period_seconds: the median period of its latest ticks; None with too few ticks.
         idle_seconds: seconds since its newest tick; None if it never ticked.
     """
 
@@ -59,7 +59,7 @@ class GroupSensorFacts:
     is_on: bool
     _: KW_ONLY
     interval_seconds: float
-    ticks_kept_seconds: float | None = None
+    tick_period_seconds: float | None = None
     idle_seconds: float | None = None
 
 
@@ -258,16 +258,16 @@ def _period(groups: Sequence[GroupSensorFacts]) -> CheckResult:
                 f"{format_duration(one.interval_seconds)}",
                 advice,
             )
-    if late := [one for one in on if (one.ticks_kept_seconds or 0.0) > _LATE_PERIODS * one.interval_seconds]:
-        return WARN(join_some([_judge_ticks(one) for one in late]), advice)
-    return OK(join_some([_judge_ticks(one) for one in on]) or "no group sensor is on")
+    if late := [one for one in on if (one.tick_period_seconds or 0.0) > _LATE_PERIODS * one.interval_seconds]:
+        return WARN(join_some([_describe_ticks(one) for one in late]), advice)
+    return OK(join_some([_describe_ticks(one) for one in on]) or "no group sensor is on")
 
 
-def _judge_ticks(one: GroupSensorFacts) -> str:
-    if one.ticks_kept_seconds is None:
+def _describe_ticks(one: GroupSensorFacts) -> str:
+    if one.tick_period_seconds is None:
         return f"{one.name} ticked {format_duration(one.idle_seconds or 0.0)} ago"
     interval = format_duration(one.interval_seconds)
-    return f"{one.name} ticks every {format_duration(one.ticks_kept_seconds)}; its interval is {interval}"
+    return f"{one.name} ticks every {format_duration(one.tick_period_seconds)}; its interval is {interval}"
 
 
 INSTANCE = (

@@ -26,7 +26,7 @@ def check_machine() -> Iterator[Finding]:
     checks: dict[str, Callable[[], CheckResult]] = {
         "java": lambda: OK(str(jars.find_java())),
         "jars": _check_jars,
-        "catalog": lambda: _check_state_file(state.home_folder()),
+        "catalog": lambda: _check_catalog(state.home_folder()),
     }
     for name, check in checks.items():
         try:
@@ -53,7 +53,7 @@ def _check_jars() -> CheckResult:
     )
 
 
-def _check_state_file(home: Path) -> CheckResult:
+def _check_catalog(home: Path) -> CheckResult:
     file = home / state.CATALOG_FILE
     if not file.exists() or file.stat().st_size == 0:
         return OK(f"{file} is created with the first table")

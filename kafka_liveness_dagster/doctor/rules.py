@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A placeholder for facts that could not be read: the reason, and the fix."""
+    """A placeholder for facts that could not be read, with the reason."""
 
     reason: str
 

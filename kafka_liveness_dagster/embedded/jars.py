@@ -110,7 +110,7 @@ RELEASED = _HERE / "SHA256SUMS"
 """The SHA-256 of each jar for each pyspark."""
 _LAST_LINES = 15
 _CHECKSUMS_FILE = "SHA256SUMS"
-PROVIDED_BY_SPARK = {
+TESTED_VERSIONS = {
     "4.0.4": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.0.5": {"connector": "4.0.4", "iceberg": "1.11.0", "avro": "4.0.2"},
     "4.1.3": {"connector": "4.1.3", "iceberg": "1.12.0", "avro": "4.1.1"},
@@ -150,7 +150,7 @@ def connector_version(pyspark: str) -> str | None:
 
     None for a pyspark that was not tested.
     """
-    return PROVIDED_BY_SPARK.get(pyspark, {}).get("connector")
+    return TESTED_VERSIONS.get(pyspark, {}).get("connector")
 
 
 def check_pyspark() -> str:
@@ -160,11 +160,11 @@ def check_pyspark() -> str:
         JarsError: the embedded Spark has no jars for this version.
     """
     found = version("pyspark")
-    if found not in PROVIDED_BY_SPARK:
-        known = " or ".join(PROVIDED_BY_SPARK)
+    if found not in TESTED_VERSIONS:
+        known = " or ".join(TESTED_VERSIONS)
         raise JarsError(
             f"The embedded Spark has jars for pyspark {known}, but {found} is installed. Fix: pip install "
-            f"'pyspark[connect]=={max(PROVIDED_BY_SPARK)}', or use your own Spark Connect server "
+            f"'pyspark[connect]=={max(TESTED_VERSIONS)}', or use your own Spark Connect server "
             "(SparkConnectResource(remote=…)) with the Kafka connector and the Iceberg runtime of its own "
             "version"
         )
@@ -240,17 +240,17 @@ def ivy_settings() -> Path:
 def _downloaded_checksums(folder: Path) -> dict[str, str]:
     """Return the checksums of a download by file name; empty if the folder is not complete."""
     try:
-        return _read_lines(folder / _CHECKSUMS_FILE)
+        return _read_checksums(folder / _CHECKSUMS_FILE)
     except OSError:
         return {}
 
 
 def _expected_checksums(name: str, downloaded: Mapping[str, str]) -> Mapping[str, str]:
     """Return the release's checksums; a name that tests added has only those of its download."""
-    return _read_lines(RELEASED) if name in NAMES else downloaded
+    return _read_checksums(RELEASED) if name in NAMES else downloaded
 
 
-def _read_lines(file: Path) -> dict[str, str]:
+def _read_checksums(file: Path) -> dict[str, str]:
     lines = (line.partition("  ") for line in file.read_text(encoding="utf-8").splitlines())
     return {jar: checksum for checksum, _, jar in lines}
 
@@ -259,19 +259,19 @@ def _checksum(jar: Path) -> str:
     return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
-def _coordinates(name: str) -> bytes:
+def _ivy_file(name: str) -> bytes:
     """Return the Ivy file of a name; for Spark with the versions of the installed pyspark."""
     module = MODULES[name].read_text(encoding="utf-8")
     if name == "spark":
         pyspark = check_pyspark()
-        for place, found in {"spark": pyspark.rpartition(".")[0], **PROVIDED_BY_SPARK[pyspark]}.items():
+        for place, found in {"spark": pyspark.rpartition(".")[0], **TESTED_VERSIONS[pyspark]}.items():
             module = module.replace(f"@{place}@", found)
     return module.encode()
 
 
 def _jars_folder(name: str, root: Path) -> Path:
     """Return the folder of a name's jars. Its name has a hash of the Ivy file, so versions never mix."""
-    return root / f"{name}-{hashlib.sha256(_coordinates(name)).hexdigest()[:8]}"
+    return root / f"{name}-{hashlib.sha256(_ivy_file(name)).hexdigest()[:8]}"
 
 
 def _download(name: str, root: Path, show: Callable[[str], None]) -> Path:
@@ -315,7 +315,7 @@ def _scratch_folder(name: str, root: Path) -> Iterator[Path]:
 def _run_ivy(name: str, scratch: Path, log: Path, show: Callable[[str], None]) -> bool:
     """Run Ivy and write its output to ``log``; return whether it failed."""
     show(f"downloading the {name} jars")
-    (scratch / "ivy.xml").write_bytes(_coordinates(name))
+    (scratch / "ivy.xml").write_bytes(_ivy_file(name))
     with (
         log.open("w") as lines,
         subprocess.Popen(

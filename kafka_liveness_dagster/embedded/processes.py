@@ -138,10 +138,10 @@ def end_processes(processes: Iterable[psutil.Process]) -> None:
         one for process in processes for one in (*_descendants(process), process) if one.pid not in asking
     ]
     for process in everyone:
-        _signal_each(process.terminate)
+        _send_signal(process.terminate)
     _, alive = psutil.wait_procs(everyone, timeout=_GRACE_SECONDS)
     for process in alive:
-        _signal_each(process.kill)
+        _send_signal(process.kill)
     psutil.wait_procs(alive, timeout=_KILLED_SECONDS)
 
 
@@ -183,6 +183,6 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _signal_each(send: Callable[[], None]) -> None:
+def _send_signal(send: Callable[[], None]) -> None:
     with suppress(psutil.NoSuchProcess):
         send()

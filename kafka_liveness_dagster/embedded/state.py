@@ -57,7 +57,7 @@ class StartedService:
     token: str = ""
 
     def __repr__(self) -> str:
-        return f"Started(port={self.port}, pid={self.pid}, ready={self.ready})"
+        return f"StartedService(port={self.port}, pid={self.pid}, ready={self.ready})"
 
 
 def home_folder(home: Path | None = None) -> Path:
@@ -107,7 +107,7 @@ def check_home(home: Path) -> None:
     """
     if not home.is_dir():
         return
-    _check_owner(home, [name for name in _NAMES if os.path.lexists(home / name)])
+    _require_state_folder(home, [name for name in _NAMES if os.path.lexists(home / name)])
     if home.stat().st_mode & stat.S_IWOTH:
         raise InvalidSettingError(
             f"{home} is a folder in which every user of this machine may write, and so could change what "
@@ -123,11 +123,11 @@ def remove_home(home: Path) -> None:
         InvalidSettingError: the folder has content and is no state folder.
     """
     if home.is_dir():
-        _check_owner(home, sorted(path.name for path in home.iterdir()))
+        _require_state_folder(home, sorted(path.name for path in home.iterdir()))
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _check_owner(home: Path, names: list[str]) -> None:
+def _require_state_folder(home: Path, names: list[str]) -> None:
     if names and not (home / LOCK).exists() and not read_state(home):
         raise InvalidSettingError(
             f"{home} holds {', '.join(names[:3])}, which this package did not create. Nothing in the folder "

@@ -23,7 +23,7 @@ from kafka_liveness_dagster.core.errors import KafkaLivenessError
 from kafka_liveness_dagster.core.names import escape
 from kafka_liveness_dagster.core.offsets import TopicPartition
 from kafka_liveness_dagster.core.timeouts import BrokerLimits, ConsumerGroupConfig
-from kafka_liveness_dagster.kafka.clients import admin_client, close_clients, commit_reader, new_commit_reader
+from kafka_liveness_dagster.kafka.clients import admin_client, close_readers, commit_reader, new_commit_reader
 from kafka_liveness_dagster.kafka.errors import BrokerUnreachableError, KafkaRefusedError, TopicNotFoundError
 from kafka_liveness_dagster.kafka.group_description import (
     CommittedOffset,
@@ -62,7 +62,7 @@ class Cluster:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.settings = settings
-        self._known_coordinators: set[TopicPartition] = set()
+        self._known_partitions: set[TopicPartition] = set()
         self._responded_at = -1.0
         self._admin, self._error_listener = admin_client(settings)
 
@@ -102,7 +102,7 @@ class Cluster:
             for topic in topics
             for partition in sorted(known[topic].partitions)
         ]
-        self._known_coordinators.update(found)
+        self._known_partitions.update(found)
         return found
 
     def _missing_topic(self, topic: str, known: Mapping[str, Any]) -> TopicNotFoundError:
@@ -151,10 +151,10 @@ class Cluster:
         """Return the log bounds of each partition, or the error of its leader."""
         if not (partitions := list(partitions)):
             return {}
-        if not self._known_coordinators.issuperset(partitions):
+        if not self._known_partitions.issuperset(partitions):
             self._metadata()  # else the client refuses partitions added after it first read their topic
         # Removed until the response: the client's leader epochs may predate a broker's restart
-        self._known_coordinators.difference_update(partitions)
+        self._known_partitions.difference_update(partitions)
         every = [{KafkaTopicPartition(*tp): spec for tp in partitions} for spec in _OFFSET_SPECS]
         level = IsolationLevel.READ_COMMITTED  # both requests are sent before the first response
         asked = [
@@ -173,7 +173,7 @@ class Cluster:
                 found[tp] = error
                 continue
             found[tp] = start, end
-            self._known_coordinators.add(tp)
+            self._known_partitions.add(tp)
             self._responded_at = time.monotonic()
         return found
 
@@ -338,7 +338,7 @@ class Cluster:
         self._admin.poll(0)  # calls the error listener, which then explains this error
         named = self._error_listener.to_package_error(error, doing)
         if isinstance(named, BrokerUnreachableError):
-            close_clients(self.settings)
+            close_readers(self.settings)
         return named
 
 

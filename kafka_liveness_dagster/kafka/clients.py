@@ -99,7 +99,7 @@ def new_commit_reader(group_id: str, settings: KafkaSettings) -> Consumer:
     return create_client(Consumer, settings.committer_config(group_id, "kafka-liveness/reader"))
 
 
-def close_clients(settings: KafkaSettings | None = None) -> None:
+def close_readers(settings: KafkaSettings | None = None) -> None:
     """Close the readers of this cluster, or of all: each searches its coordinator all the time.
 
     If a broker is unavailable, they retry so often that 60 of them took half a processor.
@@ -116,7 +116,7 @@ def close_clients(settings: KafkaSettings | None = None) -> None:
 def _cached_client(
     cache: dict[_Key, tuple[int, _Cached]],
     key: _Key,
-    trusted: int,
+    fingerprint: int,
     create: Callable[[], _Cached],
     max_clients: int,
 ) -> _Cached:
@@ -124,10 +124,10 @@ def _cached_client(
     gone = []
     with _lock:
         found = cache.pop(key, None)
-        if found is not None and found[0] != trusted:
+        if found is not None and found[0] != fingerprint:
             gone.append(found)
             found = None
-        cache[key] = found = found or (trusted, create())
+        cache[key] = found = found or (fingerprint, create())
         if len(cache) > max_clients:
             gone.append(cache.pop(next(iter(cache))))
     _close_in_background(gone)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_liveness_dagster.core.errors import KafkaLivenessError
-from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
+from kafka_liveness_dagster.core.fencing import RETRY_OUTCOME, FenceReason
 from kafka_liveness_dagster.core.names import display
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _LOGIN = KafkaError._AUTHENTICATION  # noqa: SLF001
 a session. A broker refuses that in the first second of a session, and a token that is about to expire makes
 sessions that short. The next read-only request shows whether the login is refused for good: its client gets
 the reason."""
-_COORDINATOR_MOVING = {
+_LEADER_OR_COORDINATOR_MOVING = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     # ListOffsets after a broker's restart: the client still has the leader epoch from before it
     KafkaError.FENCED_LEADER_EPOCH,
@@ -82,7 +82,7 @@ class FencedError(CommitRefusedError):
         reason: reason of the fence; if ``reason.may_rejoin``, the next poll joins as a new member.
     """
 
-    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRY_REASONS) -> None:
+    def __init__(self, reason: FenceReason, detail: str = "", outcome: str = RETRY_OUTCOME) -> None:
         """Build the message from the reason and the outcome of the batch.
 
         The next owner resumes released partitions in order.
@@ -91,7 +91,7 @@ class FencedError(CommitRefusedError):
         remedy = f". {reason.remedy}" if reason.remedy else ""
         super().__init__(
             f"{reason.value}{f' ({detail})' if detail else ''}; nothing was committed, and "
-            f"{RETRY_REASONS if reason.releases_partitions else outcome}{remedy}"
+            f"{RETRY_OUTCOME if reason.releases_partitions else outcome}{remedy}"
         )
 
 
@@ -178,7 +178,7 @@ def to_package_error(
             f"{cause.str()}): its connection was logging in again. Fix: none is needed, unless the broker "
             "now refuses the login."
         )
-    if cause.code() in _COORDINATOR_MOVING or cause.retriable():
+    if cause.code() in _LEADER_OR_COORDINATOR_MOVING or cause.retriable():
         return BrokerUnreachableError(
             f"Kafka at {bootstrap_servers} could not answer while {operation} ({cause.name()}: "
             f"{cause.str()}): a leader or a coordinator is moving. Fix: none is needed, unless a broker "
@@ -189,7 +189,7 @@ def to_package_error(
 
 
 class ErrorListener:
-    """Collects the errors that a client reports in addition to its responses.
+    """Keeps the last error that a client reports in addition to its responses.
 
     librdkafka reports a refused login only there, and retries indefinitely.
 

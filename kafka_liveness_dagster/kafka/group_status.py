@@ -237,7 +237,7 @@ def _partition_status(
 
 
 def _run_ids(
-    member: MemberDescription, short_run_ids: Mapping[TopicPartition, LiveCommitMetadata | None]
+    member: MemberDescription, metadata_of: Mapping[TopicPartition, LiveCommitMetadata | None]
 ) -> tuple[str, ...]:
     """Return the runs of a member, from its client id or from its commits.
 
@@ -246,7 +246,7 @@ def _run_ids(
     """
     run = run_id_of_client(member.client_id)
     if member.group_instance_id is not None:
-        found = (short_run_ids.get(tp) for tp in member.partitions)
+        found = (metadata_of.get(tp) for tp in member.partitions)
         runs = {
             metadata.run_id
             for metadata in found

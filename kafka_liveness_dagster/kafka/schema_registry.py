@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
     from kafka_liveness_dagster.kafka.schema_registry_settings import RegistrySettings
 
-_SCHEMA_TYPES = "serialized"  # Protobuf as a descriptor; a registry without this form returns the .proto file
+_SCHEMA_FORMAT = (
+    "serialized"  # Protobuf as a descriptor; a registry without this form returns the .proto file
+)
 _NOT_FOUND_CODES = {40401: "subject", 40402: "version", 40403: "schema"}  # the codes of the registry's API
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
 _NOT_FOUND = 404
-_CHECK_ADDRESS = "Nothing of the batch was written or committed"
+_NOTHING_WRITTEN = "Nothing of the batch was written or committed"
 
 
 class RegistryUnreachableError(KafkaLivenessError, ConnectionError):
@@ -74,7 +76,7 @@ class SchemaRegistry:
             RegistryUnreachableError, AccessRefusedError, SchemaUnusableError: see these classes.
         """
         found: Schema = self._request(
-            lambda: self._client.get_schema(number, fmt=_SCHEMA_TYPES),
+            lambda: self._client.get_schema(number, fmt=_SCHEMA_FORMAT),
             f"schema {number}, used by {where}",
         )
         return self._require_usable(number, found)
@@ -88,18 +90,18 @@ class SchemaRegistry:
         """
         self._client.clear_latest_caches()  # else the client keeps a version for its whole life
         found: RegisteredSchema = self._request(
-            lambda: self._client.get_latest_version(subject, fmt=_SCHEMA_TYPES), f"subject {subject!r}"
+            lambda: self._client.get_latest_version(subject, fmt=_SCHEMA_FORMAT), f"subject {subject!r}"
         )
         return self._require_usable(found.schema_id or 0, found.schema)
 
     def _require_usable(self, number: int, schema: Schema) -> SchemaWithId:
         if not schema.schema_str:
-            raise RegistryUnreachableError(self._not_a_registry_error("a response without a schema"))
+            raise RegistryUnreachableError(self._not_a_registry_message("a response without a schema"))
         if schema.references:
             named = ", ".join(str(one.name) for one in schema.references)
             raise SchemaUnusableError(
                 f"schema {number} of {self._url} refers to others ({named}), which decode() does not "
-                f"follow. {_CHECK_ADDRESS}. Fix: register it as one schema, or decode the column by "
+                f"follow. {_NOTHING_WRITTEN}. Fix: register it as one schema, or decode the column by "
                 "your own function"
             )
         return SchemaWithId(number, schema.schema_type or "AVRO", schema.schema_str)
@@ -116,45 +118,45 @@ class SchemaRegistry:
             if _is_certificate_error(error):
                 raise AccessRefusedError(
                     f"the certificate of the schema registry at {self._url} was refused ({told}). "
-                    f"{_CHECK_ADDRESS}. Fix: set ssl_ca_location to the PEM file of the authority that "
+                    f"{_NOTHING_WRITTEN}. Fix: set ssl_ca_location to the PEM file of the authority that "
                     "signed it, and use the host of the certificate in url"
                 ) from None
             if isinstance(error, (ValueError, KeyError, TypeError, AttributeError)):
                 raise RegistryUnreachableError(
-                    self._not_a_registry_error("no JSON of a schema registry")
+                    self._not_a_registry_message("no JSON of a schema registry")
                 ) from None
             raise RegistryUnreachableError(
                 f"no schema registry answered at {self._url} in {RETRY_SETTINGS['max.retries'] + 1} "
                 f"attempts of {RETRY_SETTINGS['timeout']} s ({told}), asked for {what}. "
-                f"{_CHECK_ADDRESS}. Fix: start it, or correct url"
+                f"{_NOTHING_WRITTEN}. Fix: start it, or correct url"
             ) from None
 
     def _request_error(self, status: int, code: int, what: str) -> KafkaLivenessError:
         if status in (_UNAUTHORIZED, _FORBIDDEN):
             return AccessRefusedError(
                 f"the schema registry at {self._url} refused the login (HTTP {status}), asked for "
-                f"{what}. {_CHECK_ADDRESS}. Fix: correct username and password, or let that user read "
+                f"{what}. {_NOTHING_WRITTEN}. Fix: correct username and password, or let that user read "
                 "the subject"
             )
         if status == _NOT_FOUND and code in _NOT_FOUND_CODES:
             return SchemaNotFoundError(
                 f"the schema registry at {self._url} has no {what} (HTTP {status}, code {code}). "
-                f"{_CHECK_ADDRESS}. Fix: correct the subject, correct url if the producers use another "
+                f"{_NOTHING_WRITTEN}. Fix: correct the subject, correct url if the producers use another "
                 "registry, or register it again"
             )
         if status == _NOT_FOUND:
             return RegistryUnreachableError(
-                self._not_a_registry_error(f"HTTP {status} and no code of a schema registry")
+                self._not_a_registry_message(f"HTTP {status} and no code of a schema registry")
             )
         return RegistryUnreachableError(
             f"the schema registry at {self._url} answered with HTTP {status} (code {code}), asked for "
-            f"{what}. {_CHECK_ADDRESS}; the batch is retried. Fix: read the log of the registry"
+            f"{what}. {_NOTHING_WRITTEN}; the batch is retried. Fix: read the log of the registry"
         )
 
-    def _not_a_registry_error(self, answered: str) -> str:
+    def _not_a_registry_message(self, answered: str) -> str:
         return (
             f"the server at {self._url} is no schema registry: it answered with {answered}. "
-            f"{_CHECK_ADDRESS}. Fix: set url to the address where Confluent's API begins: "
+            f"{_NOTHING_WRITTEN}. Fix: set url to the address where Confluent's API begins: "
             "http://host:8081 for Confluent and Karapace, http://host:8080/apis/ccompat/v7 for Apicurio"
         )
 

@@ -36,7 +36,7 @@ _OIDC_REQUEST_MS = "10000"
 Without it, a token server that accepts a connection and never responds holds a Spark task.
 """
 _OIDC_METHOD = "sasl.oauthbearer.method"
-_TOKEN_PROTOCOLS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
+_TOKEN_SETTINGS = {_OIDC_METHOD: "oidc", "https.ca.location": "probe"}
 """librdkafka's settings for OAUTHBEARER. Without ``probe``, curl in confluent-kafka's wheel for Linux looks
 for the authorities in Red Hat's location. On Debian it then trusts no token server (seen with 2.16.1)."""
 HOST_NAME_CHECKS = {"https": "https", "none": ""}  # librdkafka's names, and the JVM's
@@ -45,7 +45,7 @@ _PKCS8 = re.compile(
     r"-----BEGIN (ENCRYPTED )?PRIVATE KEY-----.+?-----END (ENCRYPTED )?PRIVATE KEY-----", re.DOTALL
 )
 _ABOUT_SECURITY = ("sasl.", "ssl.", "ssl_", "security.", "https.", "enable.ssl.", "enable.sasl.")
-_PASSWORD = ("sasl_username", "sasl_password")
+_PASSWORD_LOGIN = ("sasl_username", "sasl_password")
 _TOKEN_LOGIN = (
     "sasl_oauthbearer_client_id",
     "sasl_oauthbearer_client_secret",
@@ -88,7 +88,7 @@ class Security:
     https_ca_location: str | None = None
 
     def __post_init__(self) -> None:
-        if wrong := list(contradictions({name: getattr(self, name) for name in SETTING_NAMES})):
+        if wrong := list(contradictions({name: getattr(self, name) for name in SETTING_DEFAULTS})):
             raise InvalidSettingError("\n".join(wrong))
         _ = self.certificates_fingerprint  # reads the files, so a bad file is refused here
 
@@ -120,13 +120,13 @@ class Security:
 
     def client_config(self) -> dict[str, str]:
         """Return librdkafka's settings: those that were set, and those that OAUTHBEARER requires."""
-        given = {name: getattr(self, name) for name in SETTING_NAMES}
+        given = {name: getattr(self, name) for name in SETTING_DEFAULTS}
         told = {
             name.replace("_", "."): value
             for name, value in given.items()
-            if value and value != SETTING_NAMES[name]
+            if value and value != SETTING_DEFAULTS[name]
         }
-        return {**_TOKEN_PROTOCOLS, **told} if self.uses_tokens else told
+        return {**_TOKEN_SETTINGS, **told} if self.uses_tokens else told
 
     def spark_options(self) -> dict[str, str]:
         """Return the options of Spark's Kafka source, with the files' content for remote executors."""
@@ -159,7 +159,7 @@ class Security:
         if self.ssl_key_password:
             options["ssl.key.password"] = self.ssl_key_password
         check = self.ssl_endpoint_identification_algorithm
-        if check != SETTING_NAMES["ssl_endpoint_identification_algorithm"]:
+        if check != SETTING_DEFAULTS["ssl_endpoint_identification_algorithm"]:
             options["ssl.endpoint.identification.algorithm"] = HOST_NAME_CHECKS[check]
         return {f"kafka.{name}": value for name, value in options.items()}
 
@@ -185,7 +185,7 @@ class Security:
         return found
 
 
-SETTING_NAMES = {one.name: one.default for one in fields(Security)}
+SETTING_DEFAULTS = {one.name: one.default for one in fields(Security)}
 
 
 def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = ()) -> Iterator[str]:
@@ -195,7 +195,7 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
         given: each field and its value.
         unknown: fields that are set from an environment variable, so that only a run has their content.
     """
-    for name in SETTING_NAMES:
+    for name in SETTING_DEFAULTS:
         if not VALUE.matches(given[name] or ""):
             yield f"{name} is refused: wanted {VALUE.description}"
     protocol = given["security_protocol"] or ""
@@ -209,8 +209,8 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
         yield from _find_token_contradictions(protocol, {n: v for n, v in given.items() if n not in unknown})
     unused = [
         name
-        for name in SETTING_NAMES
-        if name.startswith("ssl_") and given[name] not in ("", SETTING_NAMES[name])
+        for name in SETTING_DEFAULTS
+        if name.startswith("ssl_") and given[name] not in ("", SETTING_DEFAULTS[name])
     ]
     if unused and not protocol.endswith("SSL"):
         yield (
@@ -224,7 +224,7 @@ def contradictions(given: Mapping[str, str | None], unknown: Collection[str] = (
 
 def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -> Iterator[str]:
     mechanism = given["sasl_mechanism"]
-    every = ("sasl_mechanism", *_PASSWORD, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
+    every = ("sasl_mechanism", *_PASSWORD_LOGIN, *_TOKEN_LOGIN, *_TOKEN_OPTIONS)
     if not protocol.startswith("SASL_"):
         if unused := [name for name in every if given[name]]:
             yield (
@@ -232,14 +232,14 @@ def _find_login_contradictions(protocol: str, given: Mapping[str, str | None]) -
                 "SASL_SSL, or to SASL_PLAINTEXT where the network is trusted"
             )
         return
-    needed = _TOKEN_LOGIN if mechanism == _TOKEN_MECHANISM else _PASSWORD
+    needed = _TOKEN_LOGIN if mechanism == _TOKEN_MECHANISM else _PASSWORD_LOGIN
     if missing := [name for name in ("sasl_mechanism", *needed) if not given[name]]:
         yield f"security_protocol is {protocol}, but {' and '.join(missing)} is missing or empty: set it"
     if mechanism and mechanism not in MECHANISMS:
         known = ", ".join(MECHANISMS)
         yield f"sasl_mechanism is {mechanism!r}: wanted {known}; Spark supports no other"
     elif mechanism:
-        others = _PASSWORD if mechanism == _TOKEN_MECHANISM else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
+        others = _PASSWORD_LOGIN if mechanism == _TOKEN_MECHANISM else (*_TOKEN_LOGIN, *_TOKEN_OPTIONS)
         if unused := [name for name in others if given[name]]:
             yield f"{' and '.join(unused)} would not be used: sasl_mechanism is {mechanism}"
 
@@ -277,12 +277,12 @@ def take_from_properties(properties: dict[str, str]) -> Security:
     ``properties``, and are checked or refused later.
     """
     if properties.get("sasl.mechanism") == _TOKEN_MECHANISM:
-        for name, value in _TOKEN_PROTOCOLS.items():
+        for name, value in _TOKEN_SETTINGS.items():
             if properties.get(name) == value:
                 del properties[name]
     found = {
         name: properties.pop(dotted)
-        for name in SETTING_NAMES
+        for name in SETTING_DEFAULTS
         if (dotted := name.replace("_", ".")) in properties
     }
     return Security(**found)
@@ -298,9 +298,11 @@ def replacement_for(setting: str) -> str:
     name = {"sasl.mechanisms": "sasl_mechanism", _OIDC_METHOD: "sasl_mechanism"}.get(
         setting, setting.replace(".", "_")
     )
-    if name in SETTING_NAMES:
+    if name in SETTING_DEFAULTS:
         return f"it would not reach Spark, which reads the records: set {name}, which reaches both"
-    return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(SETTING_NAMES)
+    return "it would not reach Spark, which reads the records. What reaches both: " + ", ".join(
+        SETTING_DEFAULTS
+    )
 
 
 def _quote_jaas(value: str | None) -> str:

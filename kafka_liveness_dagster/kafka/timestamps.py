@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MAX_MEASURED_PARTITIONS = 10
 READ_TIMEOUT_SECONDS = 2.0  # limit of reading a few records; the result is of those that came in time
-_MAX_PARTITIONS = 100  # messages in one response
+_MAX_MESSAGES = 100  # messages in one response
 _MAX_FAILED_READS = 5  # each takes READ_TIMEOUT_SECONDS
 
 
@@ -168,7 +168,7 @@ def _first_records(
     while unheard and (left := give_up_at - time.monotonic()) > 0:
         heard: set[TopicPartition] = set()
         # One message a partition is enough: for more than there are, the client waits for the whole time
-        for message in client.consume(min(len(unheard), _MAX_PARTITIONS), min(left, 0.1)):
+        for message in client.consume(min(len(unheard), _MAX_MESSAGES), min(left, 0.1)):
             at = TopicPartition(message.topic(), message.partition())
             if message.error() is None and message.offset() < offsets.get(at, 0):
                 continue  # fetched for the assignment before this one

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kafka_liveness_dagster.kafka.settings import KafkaSettings
 
 EMBEDDED_PARTITIONS = 4
-_EMBEDDED_TOPIC_CONFIG = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+_OWN_TOPIC_CONFIG = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
 _LINGER_MS = 20
 _DELIVERY_SECONDS = 30.0  # limit for the broker's acknowledgment of sent records
 
@@ -116,7 +116,7 @@ def topic_config(settings: KafkaSettings, topic: str) -> dict[str, str]:
         found = admin.describe_configs([asked], request_timeout=REQUEST_SECONDS)[asked].result()
     except KafkaException as error:
         raise heard.to_package_error(error, f"reading the config of topic {topic}") from error
-    return {name: one.value for name, one in sorted(found.items()) if one.source == _EMBEDDED_TOPIC_CONFIG}
+    return {name: one.value for name, one in sorted(found.items()) if one.source == _OWN_TOPIC_CONFIG}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class RecordProducer:
     settings: KafkaSettings
     topic: str
     written: Counter[TopicPartition] = field(default_factory=Counter)
-    _refused_error: list[KafkaError] = field(default_factory=list)
+    _refusals: list[KafkaError] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # Fails at once; without this check a producer waits for minutes for a missing topic
@@ -198,16 +198,12 @@ class RecordProducer:
         if error is None:
             self.written[TopicPartition(message.topic(), message.partition())] += 1
         else:
-            self._refused_error.append(error)
+            self._refusals.append(error)
 
     def _raise_if_refused(self) -> None:
-        if self._refused_error:
+        if self._refusals:
             raise self._not_produced_error(
-                str(
-                    self._error_listener.to_package_error(
-                        self._refused_error[0], f"producing to {self.topic}"
-                    )
-                )
+                str(self._error_listener.to_package_error(self._refusals[0], f"producing to {self.topic}"))
             )
 
     def _not_produced_error(self, why: str) -> NotProducedError:

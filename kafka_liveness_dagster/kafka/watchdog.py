@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kafka_liveness_dagster.concurrency import start_daemon_thread
 from kafka_liveness_dagster.core.errors import summary_line
 from kafka_liveness_dagster.core.fencing import (
-    RETRY_REASONS,
+    RETRY_OUTCOME,
     FenceReason,
     FenceReport,
     ProcessObservation,
@@ -53,7 +53,7 @@ class Fence:
         self._stale_message = stale_message
         self._has_started = has_started
         self.epoch = 0
-        self._epoch_error = FenceReason.POLL_TIMEOUT
+        self._epoch_reason = FenceReason.POLL_TIMEOUT
 
     def check(self) -> None:
         """Raise if this process may not commit any more; call it before any long work.
@@ -70,16 +70,16 @@ class Fence:
             FencedError: the fence is up, or was up since the batch was planned.
         """
         self.check()
-        self.check_epoch(batch)
+        self._check_epoch(batch)
 
-    def check_epoch(self, batch: Batch) -> None:
+    def _check_epoch(self, batch: Batch) -> None:
         """Raise if the fence was up since the batch was planned, whether it is up now or not.
 
         Raises:
             FencedError: the batch is of a former epoch.
         """
         if not self._is_current(batch):
-            raise FencedError(self._epoch_error, self._stale_message, self._watchdog.outcome)
+            raise FencedError(self._epoch_reason, self._stale_message, self._watchdog.outcome)
 
     def is_batch_current(self, batch: Batch) -> bool:
         """Return whether a batch belongs to the current membership; False while the fence is up."""
@@ -115,7 +115,7 @@ class Fence:
         """Begin an epoch: batches planned before it may not be committed, batches planned from now on may."""
         self.epoch = self.epoch + 1
         self._has_started = True
-        self._epoch_error = why
+        self._epoch_reason = why
 
     def _is_current(self, batch: Batch) -> bool:
         return self._has_started and batch.membership_epoch == self.epoch
@@ -165,7 +165,7 @@ class Watchdog:
         run_context: RunContext,
         leave: Leave,
         serve: Callable[[], None] | None = None,
-        outcome: str = RETRY_REASONS,
+        outcome: str = RETRY_OUTCOME,
     ) -> None:
         self.outcome = outcome
         self._timer = timer

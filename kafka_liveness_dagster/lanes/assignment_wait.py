@@ -1,6 +1,6 @@
 """Decide whether a live run without partitions will still get some, or may end.
 
-A member that joins during long batches of others joins first, and gets its partitions later. Never commits.
+A member that joins while others process long batches gets its partitions only when those end. Never commits.
 """
 
 from __future__ import annotations

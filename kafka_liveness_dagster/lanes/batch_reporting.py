@@ -218,10 +218,10 @@ class BatchMetrics:
         """Record a committed batch, without the partitions that a new owner writes again."""
         of_lane = {GROUP: self.group_id, LANE: self.lane}
         written = outcome.written
-        record(PROCESS_DURATION, seconds, {**of_lane, **_record_operation("process", "process")})
+        record(PROCESS_DURATION, seconds, {**of_lane, **_operation_labels("process", "process")})
         took = one.phases.seconds()
         for name, kind in _BROKER_OPERATIONS.items():
-            record(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_record_operation(name, kind)})
+            record(CLIENT_DURATION, took.get(name, 0.0), {**of_lane, **_operation_labels(name, kind)})
         for name in took.keys() & set(_OWN_OPERATIONS):
             record(PHASE_DURATION, took[name], {**of_lane, PHASE: name})
         self.record_processed(
@@ -248,7 +248,7 @@ class BatchMetrics:
     def _end_trace(self, one: InFlightWrite, failed: BaseException | None = None) -> None:
         topics = {part.topic for part in one.batch.ranges}
         attributes: dict[str, str | int] = {
-            **_record_operation("process", "process"),
+            **_operation_labels("process", "process"),
             GROUP: self.group_id,
             LANE: self.lane,
             **({TOPIC: topics.pop()} if len(topics) == 1 else {}),
@@ -259,5 +259,5 @@ class BatchMetrics:
         record_trace(f"process {attributes.get(TOPIC, self.group_id)}", one.phases, attributes, failed=failed)
 
 
-def _record_operation(name: str, kind: str) -> dict[str, str]:
+def _operation_labels(name: str, kind: str) -> dict[str, str]:
     return {SYSTEM: "kafka", OPERATION: name, OPERATION_TYPE: kind}

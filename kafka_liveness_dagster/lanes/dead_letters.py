@@ -48,7 +48,6 @@ class WriteOutcome(NamedTuple):
         Args:
             handed_over: partitions that another member has now; it processes all of their batch again.
         """
-        # Pending, or with former rows
         outcome = (
             "Recorded as a dead letter; the other records are processed; the record is",
             "Recorded as dead letters; the other records are processed; the records are",
@@ -148,7 +147,7 @@ def find_failing_offsets(
 ) -> dict[OffsetRange, str]:
     """Return the offsets that fail alone, with their errors.
 
-    None if the batch also fails without records, or only as a whole.
+    Empty if the batch also fails without records, or only as a whole.
     """
     from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError  # noqa: PLC0415
 

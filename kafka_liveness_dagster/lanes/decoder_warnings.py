@@ -22,9 +22,9 @@ class DecoderWarnings:
 
         The plan of later batches is not read: with Python functions in it that takes milliseconds.
         """
-        from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoders  # noqa: PLC0415 - pyspark stays lazy
+        from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoder_warnings  # noqa: PLC0415 - pyspark stays lazy
 
         if not self._is_done:
             self._is_done = True
-            for warning in lax_decoders(rows):
+            for warning in lax_decoder_warnings(rows):
                 log.warning("%s", warning)

@@ -69,7 +69,7 @@ class InFlightWrite:
         try:
             with self.job, self.phases("transform"):
                 execute = self.write.prepare()
-        except Exception as error:  # noqa: BLE001 - raised by finish, when all before it has landed
+        except Exception as error:  # noqa: BLE001 - raised by finish, when all batches before it are finished
             self._rows.set_exception(error)
             return
         work = partial(self._execute, execute)
@@ -117,7 +117,7 @@ class InFlightWrite:
         try:
             with self.job, self.phases("write"):
                 rows = execute()
-        except BaseException as error:  # noqa: BLE001 - raised where it lands
+        except BaseException as error:  # noqa: BLE001 - raised when the batch is finished
             self._rows.set_exception(error)
         else:
             self._rows.set_result(rows)
@@ -163,7 +163,7 @@ class InFlightWrites(deque[InFlightWrite]):
         try:
             while self and self[0].wait_until_written(check_deadline):
                 commit()
-        except Exception as error:  # noqa: BLE001 - raised again where the run lands it
+        except Exception as error:  # noqa: BLE001 - raised again when the run finishes the batch
             log.debug("Not committed before its partitions were revoked: %s", error)
 
     def abandon(self, epoch: int | None = None) -> None:

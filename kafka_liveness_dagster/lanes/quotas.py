@@ -58,7 +58,7 @@ class ThrottlingWatch:
         self._in_flight = in_flight
         self._log = log
         self._labels = {GROUP: group_id, LANE: lane}
-        self._seconds_by_partition: tuple[str, float] | None = None
+        self._delayed_batch: tuple[str, float] | None = None
         self._stop_event = threading.Event()
 
     def __enter__(self) -> Self:
@@ -70,7 +70,7 @@ class ThrottlingWatch:
 
     def describe_for(self, batch: object) -> str:
         """Return a sentence about a batch that was too slow; empty if no quota was found to delay it."""
-        found = self._seconds_by_partition
+        found = self._delayed_batch
         if found is None or found[0] != str(batch):
             return ""
         return f"The broker throttles this login: a quota delayed a fetch by {found[1]:,.2f} s. {_REMEDY}"
@@ -85,7 +85,7 @@ class ThrottlingWatch:
             delay = self._throttle_seconds(oldest.batch.ranges[0].topic_partition)
             if not delay:
                 continue
-            self._seconds_by_partition = str(oldest.batch), delay
+            self._delayed_batch = str(oldest.batch), delay
             record(THROTTLE_TIME, delay, self._labels)
             if logged_at is None or time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()

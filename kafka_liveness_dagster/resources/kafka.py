@@ -163,9 +163,9 @@ class SecuredKafkaResource(ResourceWithSecrets):
         Raises:
             InvalidSettingError: settings contradict each other, or a file lacks its certificate or key.
         """
-        from kafka_liveness_dagster.kafka.security import SETTING_NAMES, Security  # noqa: PLC0415 - only where it is used
+        from kafka_liveness_dagster.kafka.security import SETTING_DEFAULTS, Security  # noqa: PLC0415 - only where it is used
 
-        return Security(**{name: resolve_env_vars(getattr(self, name)) for name in SETTING_NAMES})
+        return Security(**{name: resolve_env_vars(getattr(self, name)) for name in SETTING_DEFAULTS})
 
 
 _log = logging.getLogger(__name__)

@@ -56,7 +56,7 @@ _warned: set[str] = set()  # ids of warned runs, because an op may create severa
 
 
 def run_context_of(context: Context, *, away_seconds: float | None = None) -> RunContext:
-    """Return the link by which a consumer's watchdog follows its run.
+    """Return the run context by which a consumer's watchdog follows its run.
 
     Logs once if only this package enforces the run's time limit.
 

@@ -30,7 +30,8 @@ NEEDED_SECONDS = 120.0
 """Longest wait of a run for a response that it depends on."""
 SETTLE_SECONDS = 600.0
 """Longest wait of a run at its end for a failing storage: a person may have to free space first."""
-_WAIT_LOGGED_SECONDS = 2.0  # a caller's wait to log: SQLite waits up to 30 s for a lock, a connection longer
+_MAX_CALLER_WAIT_SECONDS = 2.0
+"""Longest wait of a caller for its call: SQLite waits up to 30 s for a lock, a connection longer."""
 RETRY_PAUSE_SECONDS = 1.0
 """Pause before a failed call of the storage is retried."""
 _LONGEST_PAUSE_SECONDS = 8.0
@@ -227,7 +228,7 @@ class RunStorage:
                 return one.future
             if start_daemon_thread(self._store_waiting, "kafka-liveness-storage"):
                 self._condition.wait_for(
-                    lambda: one.future.done() or self._failed_at is not None, _WAIT_LOGGED_SECONDS
+                    lambda: one.future.done() or self._failed_at is not None, _MAX_CALLER_WAIT_SECONDS
                 )
             else:  # without a thread the caller stores it, and gets the storage's error
                 self._queue.clear()

@@ -25,7 +25,7 @@ from kafka_liveness_dagster.kafka.security import (
     HOST_NAME_CHECKS,
     MECHANISMS,
     PROTOCOLS,
-    SETTING_NAMES,
+    SETTING_DEFAULTS,
     contradictions,
 )
 from kafka_liveness_dagster.kafka.settings import refused_settings
@@ -276,7 +276,7 @@ class KafkaResourceSettings(ValidatedSettings):
     def contradictions(self) -> Iterator[str]:
         """Yield an error for each contradiction. The value of a variable is known only in a run."""
         yield from refused_settings(self.extra)
-        given = {name: getattr(self, name) for name in SETTING_NAMES}
+        given = {name: getattr(self, name) for name in SETTING_DEFAULTS}
         variables = {name for name, value in given.items() if isinstance(value, dg.EnvVar)}
         if not variables & {"security_protocol", "sasl_mechanism", "ssl_endpoint_identification_algorithm"}:
             yield from contradictions(given, variables)

@@ -212,7 +212,7 @@ Remote = Annotated[str, text_type(names.REMOTE, EMBEDDED, or_variable=True)]
 Registry = Annotated[str, text_type(names.REGISTRY, or_variable=True)]
 Url = Annotated[str, text_type(names.URL, or_variable=True)]
 Topic = Annotated[str, text_type(names.TOPIC)]
-OwedTopic = Annotated[str, text_type(names.PENDING_TOPIC)]
+OwedTopic = Annotated[str, text_type(names.CRASH_LAG_TOPIC)]
 Topics = Annotated[
     tuple[Topic, ...],
     BeforeValidator(_collection_of("a topic, or a list of topics")),

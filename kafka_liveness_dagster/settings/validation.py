@@ -95,7 +95,7 @@ class ValidatedSettings(BaseModel):
         Raises:
             InvalidSettingError: with each unknown name.
         """
-        if found := [unknown_setting_error(name, known, whose) for name in given if name not in known]:
+        if found := [unknown_setting_message(name, known, whose) for name in given if name not in known]:
             raise InvalidSettingError("\n".join(found))
 
     @classmethod
@@ -209,8 +209,8 @@ def settings_error(
     return InvalidSettingError("\n".join(_sentences(error, fields, whose)))
 
 
-def unknown_setting_error(name: object, known: Iterable[str], whose: str) -> str:
-    """Return the error for an unknown setting, with a setting of a similar name if there is one."""
+def unknown_setting_message(name: object, known: Iterable[str], whose: str) -> str:
+    """Return the message for an unknown setting, with a setting of a similar name if there is one."""
     near = difflib.get_close_matches(str(name), known, n=1)
     return f"{display(name)} is no setting of {whose}{f': did you mean {near[0]}?' if near else ''}"
 
@@ -225,12 +225,12 @@ def _sentence(detail: Any, fields: Mapping[str, FieldInfo], whose: str, section:
     if detail["type"] == "value_error":  # raised by a check of several settings
         return str(detail["ctx"]["error"])
     if not detail["loc"]:  # the name is no valid text: half of a character
-        return unknown_setting_error(detail["input"], fields, f"{section} of {whose}" if section else whose)
+        return unknown_setting_message(detail["input"], fields, f"{section} of {whose}" if section else whose)
     name, *inside = detail["loc"]
     if detail["type"] == "missing":
         return f"{name} of {whose} is missing"
     if detail["type"] in ("extra_forbidden", "invalid_key"):
-        return unknown_setting_error(name, fields, f"{section} of {whose}" if section else whose)
+        return unknown_setting_message(name, fields, f"{section} of {whose}" if section else whose)
     setting = "".join(
         (f"{section}." * bool(section), str(name), *(f"[{p!r}]" for p in inside if p != "[key]"))
     )

@@ -47,7 +47,7 @@ def ranges_condition(ranges: Iterable[OffsetRange], table: str = "") -> str:
     at = f"{table}." if table else ""
     return " OR ".join(
         f"({at}`topic` = '{topic}' AND ({' OR '.join(_span_condition(part, at) for part in parts)}))"
-        for topic, parts in groupby(limit_for_sql(ranges), key=lambda part: part.topic)
+        for topic, parts in groupby(merged_and_checked(ranges), key=lambda part: part.topic)
     )
 
 
@@ -56,7 +56,7 @@ def _span_condition(part: OffsetRange, at: str) -> str:
     return f"{at}`partition` = {part.partition} AND {offset} >= {part.start} AND {offset} < {part.end}"
 
 
-def limit_for_sql(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+def merged_and_checked(ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
     """Return the same offsets as the fewest ranges; raises as ``ranges_condition`` does."""
     parts = merge_ranges(ranges)
     wrong = [part.topic for part in parts if not _TOPIC.fullmatch(part.topic)]

@@ -9,7 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from kafka_liveness_dagster.spark.ranges import limit_for_sql, one_per_partition
+from kafka_liveness_dagster.spark.ranges import merged_and_checked, one_per_partition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ def require_rows_in_ranges(frame: DataFrame, ranges: Sequence[OffsetRange]) -> D
     keys = ", ".join(f"coalesce(string(`{name}`), 'null')" for name in ("topic", "partition", "offset"))
     where = f"concat_ws(':', {keys})"
     return frame.where(
-        f"CASE WHEN {ranges_condition(ranges)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}', "
-        f"{where})) AS boolean) END"
+        f"CASE WHEN {array_bounds_condition(ranges)} THEN true "
+        f"ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}', {where})) AS boolean) END"
     )
 
 
-def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
+def array_bounds_condition(ranges: Sequence[OffsetRange]) -> str:
     """Return the SQL condition that a row's offset is in one of these ranges.
 
     The condition is null for a partition without a range. It takes the bounds from arrays by the partition.
@@ -47,13 +47,13 @@ def ranges_condition(ranges: Sequence[OffsetRange]) -> str:
     Spark generates other code for an array without one.
 
     >>> from kafka_liveness_dagster.core.offsets import OffsetRange
-    >>> print(ranges_condition([OffsetRange("t", 0, 7, 12)]))
+    >>> print(array_bounds_condition([OffsetRange("t", 0, 7, 12)]))
     (`topic` = 't' AND `offset` >= get(array(7L, NULL), `partition`) AND `offset` < get(array(12L, NULL), ...
     """
     return " OR ".join(
         f"(`topic` = '{topic}' AND `offset` >= get({_bounds_array(starts)}, `partition`) "
         f"AND `offset` < get({_bounds_array(ends)}, `partition`))"
-        for layer in one_per_partition(limit_for_sql(ranges))
+        for layer in one_per_partition(merged_and_checked(ranges))
         for topic, starts, ends in _group_by_topic(layer)
     )
 

@@ -18,7 +18,7 @@ from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.lanes.dead_letters import DeadLetterHandler, find_failing_offsets
 from kafka_liveness_dagster.settings.groups import Batching
 from kafka_liveness_dagster.settings.transform import signature_of
-from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoders
+from kafka_liveness_dagster.spark.decode.lax_mode import lax_decoder_warnings
 from kafka_liveness_dagster.spark.errors import SparkFailedError, TransformError
 from kafka_liveness_dagster.spark.ranges import ranges_condition
 from kafka_liveness_dagster.spark.row_guard import require_rows_in_ranges
@@ -130,7 +130,7 @@ def run(
         options={},
         passthrough_errors=(dg.Failure, dg.RetryRequested),  # as in a run, which they end
         records=frame_of(all_records, include_headers=asset is not None and asset.include_headers),
-        on_rows=lambda rows: decoders.update(lax_decoders(rows)),
+        on_rows=lambda rows: decoders.update(lax_decoder_warnings(rows)),
     )
     name = _TABLE if asset is None else asset.target
     if asset is not None and asset.sink is not None:

@@ -50,12 +50,12 @@ def test_a_broker_that_is_away_is_not_besieged(away, monkeypatch):
 def test_no_more_readers_are_kept_than_a_process_can_bear(away, monkeypatch):
     """The longest unused goes first; one that is asked for again is the same."""
     monkeypatch.setattr(clients, "MAX_OPEN_READERS", 2)
-    clients.close_clients()  # those of other tests
+    clients.close_readers()  # those of other tests
     first, second = clients.commit_reader("a", away), clients.commit_reader("b", away)
     assert clients.commit_reader("a", away) is first
     clients.commit_reader("c", away)
     assert clients.commit_reader("a", away) is first
     assert clients.commit_reader("b", away) is not second
-    clients.close_clients(away)
+    clients.close_readers(away)
     assert clients.commit_reader("a", away) is not first
-    clients.close_clients()
+    clients.close_readers()

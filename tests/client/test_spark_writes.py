@@ -18,7 +18,7 @@ from kafka_liveness_dagster.spark.errors import (
     TableSchemaError,
     WriteConflictError,
 )
-from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, ranges_condition
+from kafka_liveness_dagster.spark.row_guard import OUTSIDE_BATCH, array_bounds_condition
 from kafka_liveness_dagster.spark.source import read_ranges
 from kafka_liveness_dagster.spark.table import write as table_write
 from kafka_liveness_dagster.spark.table.commits import Merge
@@ -121,7 +121,7 @@ def test_a_row_outside_of_the_batch_fails_the_write(server, session, table):
     write_table(session, table, BATCH, frame_of(session))
     [plan] = server.executed_with(OVERWRITE)
     assert (
-        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        f"CASE WHEN {array_bounds_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
         in plan
     )
 
@@ -132,7 +132,7 @@ def test_a_row_outside_of_the_batch_fails_the_write_of_a_new_table(server, sessi
     write_table(session, TABLE, BATCH, frame_of(session))
     [plan] = server.executed_with("mode: MODE_CREATE")
     assert (
-        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        f"CASE WHEN {array_bounds_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
         in plan
     )
 
@@ -385,7 +385,7 @@ def test_a_sink_is_given_rows_of_the_batch_alone(server, session):
     sink.replace_rows(lambda replacement: len(replacement.rows.collect()), BATCH, frame_of(session))
     [plan] = server.executed
     assert (
-        f"CASE WHEN {ranges_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
+        f"CASE WHEN {array_bounds_condition(BATCH)} THEN true ELSE CAST(raise_error(concat('{OUTSIDE_BATCH}'"
         in plan
     )
 

@@ -99,7 +99,7 @@ INSTANCE = (
     },
 )
 ON = GroupSensorFacts(
-    "orders-etl", "orders_sensor", True, interval_seconds=5.0, ticks_kept_seconds=5.2, idle_seconds=1.0
+    "orders-etl", "orders_sensor", True, interval_seconds=5.0, tick_period_seconds=5.2, idle_seconds=1.0
 )
 OFF = GroupSensorFacts("clicks-etl", "clicks_sensor", False, interval_seconds=5.0)
 LOCATION = dagster_rules.LOCATION, {"executor": "in_process", "sensors": (ON,)}
@@ -193,13 +193,13 @@ def test_what_is_well_is_told_without_advice(of):
         (LOCATION, {"executor": "multiprocess"}, "executor", WARN, "in_process_executor"),
         (LOCATION, {"sensors": (ON, OFF)}, "sensors", Outcome.FAIL, "off: clicks_sensor (clicks-etl)"),
         (LOCATION, {"sensors": ()}, "sensors", WARN, "no group sensor"),
-        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=12.0),)}, "period", WARN,
+        (LOCATION, {"sensors": (replace(ON, tick_period_seconds=12.0),)}, "period", WARN,
             "orders_sensor ticks every 12 s; its interval is 5 s"),
-        (LOCATION, {"sensors": (replace(ON, interval_seconds=60.0, ticks_kept_seconds=150.0),)}, "period",
+        (LOCATION, {"sensors": (replace(ON, interval_seconds=60.0, tick_period_seconds=150.0),)}, "period",
             WARN, "every 2 min 30 s; its interval is 1 min"),
         (LOCATION, {"sensors": (replace(ON, idle_seconds=600.0),)}, "period", Outcome.FAIL,
             "orders_sensor ticked 10 min ago"),
-        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None, idle_seconds=None),)}, "period", WARN,
+        (LOCATION, {"sensors": (replace(ON, tick_period_seconds=None, idle_seconds=None),)}, "period", WARN,
             "never ticked"),
     ],
 )  # fmt: skip
@@ -226,7 +226,7 @@ def test_one_thing_that_is_not_well(of, changed, check, outcome, words):
         (TOPIC, {"ahead seconds": None}, "clock", "no record"),
         (TOPIC, {"message.timestamp.type": "LogAppendTime"}, "clock",
             "how far the broker's clock is behind"),
-        (LOCATION, {"sensors": (replace(ON, ticks_kept_seconds=None),)}, "period",
+        (LOCATION, {"sensors": (replace(ON, tick_period_seconds=None),)}, "period",
             "orders_sensor ticked 1 s ago"),
         (LOCATION, {"sensors": ()}, "period", "no group sensor is on"),
         (SERVER, {"iceberg jar": None}, "iceberg", "Iceberg 1.12.0"),

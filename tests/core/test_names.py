@@ -35,7 +35,7 @@ from kafka_liveness_dagster.core.names import display
             id="topic",
         ),
         pytest.param(
-            names.PENDING_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"
+            names.CRASH_LAG_TOPIC, ["a..b", "a.b.c"], ["a...b", "a....b", "."], id="topic that may be owed"
         ),
         pytest.param(
             names.TABLE,

@@ -17,8 +17,10 @@ def partition(committed=100, log_end=100, tp=ORDERS, **facts):
     return PartitionSnapshot(tp, committed, None, log_end=log_end, **{"origin": 0, **facts})
 
 
-def judge(one, begin, end, *, is_of_our_time=False):
-    return judge_window([one], {ORDERS: begin}, {ORDERS: end}, started_in_group_lifetime=is_of_our_time)
+def judge(one, begin, end, *, started_in_group_lifetime=False):
+    return judge_window(
+        [one], {ORDERS: begin}, {ORDERS: end}, started_in_group_lifetime=started_in_group_lifetime
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def test_what_it_waits_for(one, end, waits_for):
 
 
 @pytest.mark.parametrize(
-    ("one", "begin", "is_of_our_time", "known"),
+    ("one", "begin", "started_in_group_lifetime", "known"),
     [
         pytest.param(partition(), 0, False, True, id="from the topic's first offset on"),
         pytest.param(partition(origin=40), 40, False, False, id="may have begun before the group"),
@@ -84,8 +86,8 @@ def test_what_it_waits_for(one, end, waits_for):
         pytest.param(partition(origin=10, log_start=50), 51, False, True, id="something older is left"),
     ],
 )
-def test_what_is_known_of_its_beginning(one, begin, is_of_our_time, known):
-    found = judge(one, begin, 100, is_of_our_time=is_of_our_time)
+def test_what_is_known_of_its_beginning(one, begin, started_in_group_lifetime, known):
+    found = judge(one, begin, 100, started_in_group_lifetime=started_in_group_lifetime)
     assert found.status is (WindowStatus.COMPLETE if known else WindowStatus.UNKNOWN)
 
 
@@ -120,7 +122,7 @@ def test_a_window_before_the_first_record_is_not_judged(several, ends, is_before
     ],
 )
 def test_which_windows_are_empty(one, begin, is_empty):
-    found = judge(one, begin, 60, is_of_our_time=True)
+    found = judge(one, begin, 60, started_in_group_lifetime=True)
     assert (found.status, found.is_empty) == (WindowStatus.COMPLETE, is_empty)
 
 
@@ -139,11 +141,13 @@ def test_what_it_tells():
 def test_what_expired_unprocessed_may_have_been_of_it():
     """It was told as lost, or forgiven, and no timestamp says any more of when it was."""
     one = partition(log_start=50, written_off=(Span(20, 50),))
-    assert judge(one, 50, 60, is_of_our_time=True).written_off == 30
-    assert judge(one, 55, 60, is_of_our_time=True).written_off == 0, "something older than the window is left"
+    assert judge(one, 50, 60, started_in_group_lifetime=True).written_off == 30
+    assert judge(one, 55, 60, started_in_group_lifetime=True).written_off == 0, (
+        "something older than the window is left"
+    )
     assert (
         judge(
-            partition(log_start=100, written_off=(Span(20, 50),)), None, 100, is_of_our_time=True
+            partition(log_start=100, written_off=(Span(20, 50),)), None, 100, started_in_group_lifetime=True
         ).written_off
         == 30
     )

@@ -143,10 +143,10 @@ def test_the_jars_are_those_of_the_installed_pyspark(repository, monkeypatch):
     For one that nobody has tried, what to install is said.
     """
     here = jars.resolve_jars("spark")
-    beside = jars.PROVIDED_BY_SPARK[metadata.version("pyspark")]
+    beside = jars.TESTED_VERSIONS[metadata.version("pyspark")]
     assert f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar" in names(here)
     monkeypatch.setattr(
-        jars, "PROVIDED_BY_SPARK", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
+        jars, "TESTED_VERSIONS", {"4.1.9": {"connector": "4.1.8", "iceberg": "1.9.9", "avro": "4.1.7"}}
     )
     with pytest.raises(
         JarsError,
@@ -212,11 +212,11 @@ def test_a_jar_with_another_checksum_is_never_taken(repository, tmp_path, local)
 
 def test_the_release_has_the_checksum_of_each_jar():
     """Of each pyspark. The file is the SHA256SUMS of all folders of jars: ``LC_ALL=C sort -uk2``."""
-    released = jars._read_lines(jars.RELEASED)
+    released = jars._read_checksums(jars.RELEASED)
     for name in jars.NAMES:
         folder = jars.resolve_jars(name)
         assert {jar.name for jar in folder.glob("*.jar")} <= released.keys()
-    for pyspark, beside in jars.PROVIDED_BY_SPARK.items():
+    for pyspark, beside in jars.TESTED_VERSIONS.items():
         line = pyspark.rpartition(".")[0]
         assert {
             f"spark-sql-kafka-0-10_2.13-{beside['connector']}.jar",
@@ -293,7 +293,7 @@ def test_the_page_has_what_goes_with_each_pyspark():
     lines = re.findall(r"^\| (\d\S*) \| (\d\S*) ?[^|]*\| (\d\S*) \| (\d\S*) \|$", page, re.MULTILINE)
     assert {
         line[0]: dict(zip(("connector", "iceberg", "avro"), line[1:], strict=True)) for line in lines
-    } == jars.PROVIDED_BY_SPARK
+    } == jars.TESTED_VERSIONS
 
 
 def test_the_list_of_components_has_the_group_of_each_jar():

@@ -15,7 +15,7 @@ import kafka_liveness_dagster as kl
 from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
 from kafka_liveness_dagster.kafka.admin import Cluster
-from kafka_liveness_dagster.kafka.clients import close_clients
+from kafka_liveness_dagster.kafka.clients import close_readers
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.sensor import shared
 from kafka_liveness_dagster.sensor.observation import GroupObservation
@@ -319,7 +319,7 @@ def test_groups_that_wait_cost_no_thread_and_no_connection(services, make_topic,
     """Thirty as few as three."""
     topic, found = make_topic(2), {}
     for count in (3, 30):
-        close_clients()
+        close_readers()
         worlds = [KafkaGroup(services, topic, produce) for _ in range(count)]
         with dg.DagsterInstance.ephemeral() as instance:
             desk = Desk(worlds, instance, clock)

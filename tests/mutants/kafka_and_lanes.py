@@ -678,8 +678,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="a quarantined offset is planned a second time",
         file="kafka/catch_up/consumer.py",
-        old="        self._plan_batch((*self.quarantined, *self.bad_offsets))\n",
-        new="        self._plan_batch(self.bad_offsets)\n",
+        old="        self._mark_planned((*self.quarantined, *self.bad_offsets))\n",
+        new="        self._mark_planned(self.bad_offsets)\n",
         killed_by=f"{_CATCH_UP}a_quarantined_offset_is_not_planned_a_second_time",
         invariant="a quarantined offset is left out",
     ),
@@ -710,7 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="an open batch is planned twice",
         file="kafka/catch_up/consumer.py",
-        old="        self._plan_batch(ranges)\n        deadline_seconds",
+        old="        self._mark_planned(ranges)\n        deadline_seconds",
         new="        deadline_seconds",
         killed_by=f"{_CATCH_UP}a_batch_ahead_of_one_that_is_open_does_not_end_the_lane",
         invariant="assert Batch(",

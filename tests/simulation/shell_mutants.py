@@ -220,7 +220,7 @@ SHELL_MUTANTS = [
         "the catch-up commit log covers nothing",
         first_seed=200,
     ),
-    SimulatedMutant(Fence, "check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 540),
+    SimulatedMutant(Fence, "_check_epoch", any_batch, "SparkCancelledError", BACK_SOON, 540),
     SimulatedMutant(Member, "commit", commit_what_was_given_up, "given up", HANDOVERS),
     SimulatedMutant(
         Member, "commit", know_an_ownership_by_its_partition, "out of order", HANDOVERS, first_seed=200

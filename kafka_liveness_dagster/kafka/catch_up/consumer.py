@@ -255,7 +255,7 @@ class CatchUpConsumer(BatchConsumer):
                 return None
             self._reset_plan()
             return self._next(max_records, ahead=False)
-        self._plan_batch(ranges)
+        self._mark_planned(ranges)
         deadline_seconds = self._timer.remaining_ms(now_ms()) / 1000
         planning_seconds = (now_ms() - began_ms) / 1000
         every = sum(span.size for spans in pending.values() for span in spans)
@@ -279,7 +279,7 @@ class CatchUpConsumer(BatchConsumer):
     def quarantine(self, poison: OffsetRange) -> None:
         """Leave out an offset that stops this lane; it stays pending for another run."""
         self.quarantined.append(poison)
-        self._plan_batch((poison,))
+        self._mark_planned((poison,))
 
     def replan(self) -> None:
         """Plan unrecorded ranges again with the next poll, which reads log bounds and topic id again."""
@@ -435,8 +435,8 @@ class CatchUpConsumer(BatchConsumer):
         """Reset the plan, so that outstanding ranges are planned again."""
         self._planned.clear()
         self._rotation.reset()
-        self._plan_batch((*self.quarantined, *self.bad_offsets))
+        self._mark_planned((*self.quarantined, *self.bad_offsets))
 
-    def _plan_batch(self, ranges: Iterable[OffsetRange]) -> None:
+    def _mark_planned(self, ranges: Iterable[OffsetRange]) -> None:
         for r in ranges:
             self._planned[r.topic_partition] = union((*self._planned.get(r.topic_partition, ()), r.span))

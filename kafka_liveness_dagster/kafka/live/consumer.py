@@ -139,7 +139,7 @@ class GroupView:
             TableMismatchError: the group's commits are about another table.
             RowsMissingError: the table has lost rows that this process wrote.
         """
-        seen = self._processed_offset(topic, partition)
+        seen = self._partition_snapshot(topic, partition)
         return committed_offset(seen.committed, seen.pending)
 
     def pending(self, topic: str, partition: int) -> tuple[OffsetRange, ...]:
@@ -149,7 +149,8 @@ class GroupView:
         sources are those of ``committed``.
         """
         return tuple(
-            OffsetRange(topic, partition, *span) for span in self._processed_offset(topic, partition).pending
+            OffsetRange(topic, partition, *span)
+            for span in self._partition_snapshot(topic, partition).pending
         )
 
     def beginning_offsets(self, topic: str, partition: int) -> int:
@@ -221,7 +222,7 @@ class GroupView:
             or self._run_context.catch_up_runs(group_id) > 0
         )
 
-    def _processed_offset(self, topic: str, partition: int) -> PartitionSnapshot:
+    def _partition_snapshot(self, topic: str, partition: int) -> PartitionSnapshot:
         tp = TopicPartition(topic, partition)
         settings = self._settings
         return PartitionSnapshot.from_state(

@@ -100,7 +100,7 @@ class LiveCommitLog:
             BrokerUnreachableError: no response came. The membership has ended; its client is abandoned.
         """
         texts = {
-            tp: (offset, self._encode_metadata(owned, owner_state).encode())
+            tp: (offset, self._commit_metadata(owned, owner_state).encode())
             for tp, (offset, owned) in positions.items()
         }
         in_callback = self._state.allowed.commit is CommitAction.IN_CALLBACK
@@ -131,7 +131,7 @@ class LiveCommitLog:
         except BrokerUnreachableError as silence:
             self._log.warning("Could not mark %d partitions as released: %s", len(ours), silence)
 
-    def _encode_metadata(self, owned: OwnedPartition, owner_state: OwnerState) -> LiveCommitMetadata:
+    def _commit_metadata(self, owned: OwnedPartition, owner_state: OwnerState) -> LiveCommitMetadata:
         return LiveCommitMetadata(
             OwnerState.PAUSED if owned.is_paused else owner_state,
             self._run,
@@ -170,8 +170,8 @@ class Member:
         self._is_static = live.group_instance_id is not None
         replaced = FenceReason.REPLACED if self._is_static else FenceReason.PARTITIONS_LOST
         self._reason_if_replaced = replaced if self._is_static or live.claimed_instance_id else None
-        self._recent_poll_seconds = 2 * timeouts.session_timeout_ms / 1000
-        self._unverified_since = -math.inf
+        self._recent_outage_seconds = 2 * timeouts.session_timeout_ms / 1000
+        self._brokers_down_at = -math.inf
         self._log = run_context.log
         self._throttle_logged_at = -math.inf
         heard = {"error_cb": self._on_error, "throttle_cb": self._on_throttle}
@@ -232,7 +232,7 @@ class Member:
         ended = self._state.fenced_by
         if (
             ended is FenceReason.PARTITIONS_LOST
-            and time.monotonic() - self._unverified_since < self._recent_poll_seconds
+            and time.monotonic() - self._brokers_down_at < self._recent_outage_seconds
         ):
             return FenceReason.BROKERS_UNAVAILABLE
         return ended
@@ -368,7 +368,7 @@ class Member:
         connections are open.
         """
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - librdkafka's own codes begin with _
-            self._unverified_since = time.monotonic()
+            self._brokers_down_at = time.monotonic()
 
     def _on_throttle(self, event: ThrottleEvent) -> None:
         """Caller: the client's ``poll``, for each response that a quota delayed.

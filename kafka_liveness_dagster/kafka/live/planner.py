@@ -132,7 +132,7 @@ class ResumeReport:
         """Record and log the resume decisions of these partitions."""
         self.pending.update({tp: resumed.pending for tp, resumed in settled.items()})
         self.group_start_positions.update(
-            {tp: self._warn_of_start(tp, resumed) for tp, resumed in settled.items()}
+            {tp: self._start_positions(tp, resumed) for tp, resumed in settled.items()}
         )
         self.add_lost({tp: resumed.lost for tp, resumed in settled.items()}, log)
         forgotten = _offset_ranges({tp: resumed.forgotten_pending for tp, resumed in settled.items()})
@@ -155,7 +155,7 @@ class ResumeReport:
         if lost:
             log.error(LOST_LINE, join_some(lost), sum(found.size for found in lost))
 
-    def _warn_of_start(self, tp: TopicPartition, resumed: ResumeDecision) -> frozenset[int]:
+    def _start_positions(self, tp: TopicPartition, resumed: ResumeDecision) -> frozenset[int]:
         before = self.group_start_positions.get(tp, ())
         inside = {start for start in before if any(span.start < start < span.end for span in resumed.pending)}
         return frozenset({*inside, resumed.position})

@@ -22,7 +22,7 @@ from uuid import uuid4
 from kafka_liveness_dagster.core.batch_planning import Batch
 from kafka_liveness_dagster.core.commit_metadata import pending_before
 from kafka_liveness_dagster.core.errors import summary_line
-from kafka_liveness_dagster.core.fencing import RETRY_REASONS, FenceReason
+from kafka_liveness_dagster.core.fencing import RETRY_OUTCOME, FenceReason
 from kafka_liveness_dagster.core.offsets import OffsetRange, Span
 from kafka_liveness_dagster.core.run_ids import instance_id_for_run, run_id_of_instance
 from kafka_liveness_dagster.kafka.catch_up.commit_log import no_room_error
@@ -66,7 +66,7 @@ class GroupSession:
         join: Callable[[], LivePlanner],
         *,
         answers_while_busy: bool,
-        outcome: str = RETRY_REASONS,
+        outcome: str = RETRY_OUTCOME,
     ) -> None:
         self.planner: LivePlanner | None = None
         serve = self.answer_rebalance if answers_while_busy else None

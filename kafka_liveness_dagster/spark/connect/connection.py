@@ -84,7 +84,7 @@ class SparkConnection(
         self._is_closed = False
         self._pending_calls = 0
         self._pending_since = 0.0
-        self._silent_since = False
+        self._has_given_up = False
         self._sums_receivers: WeakValueDictionary[str, SumsReceiver] = WeakValueDictionary()
         # True after this process ended the session by itself, or a transform or sink called `spark.stop()`
         self.is_released = False
@@ -125,7 +125,7 @@ class SparkConnection(
 
         Calls that no work depends on, such as an interrupt, and computation in Python do not count.
         """
-        return self._pending_calls > 0 or self._silent_since
+        return self._pending_calls > 0 or self._has_given_up
 
     def check(self) -> None:
         """Raise if the connection was closed by ``abort``.
@@ -173,7 +173,7 @@ class SparkConnection(
             message: description of the block, for the error.
         """
         give_up_at = time.monotonic() + seconds
-        return self._watchdog_thread(lambda: give_up_at - time.monotonic(), message)
+        return self._abort_when_due(lambda: give_up_at - time.monotonic(), message)
 
     def abort_if_silent(self, seconds: float, message: str) -> AbstractContextManager[None]:
         """Close the connection if a call is pending and Spark sends nothing for so long.
@@ -186,11 +186,11 @@ class SparkConnection(
         """
         with self._lock:
             # A call that gRPC gave up before this block is not pending any more
-            self._silent_since = self._silent_since and self._pending_calls > 0
-        return self._watchdog_thread(lambda: seconds - self.silent_seconds, message)
+            self._has_given_up = self._has_given_up and self._pending_calls > 0
+        return self._abort_when_due(lambda: seconds - self.silent_seconds, message)
 
     @contextmanager
-    def _watchdog_thread(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
+    def _abort_when_due(self, left_seconds: Callable[[], float], what: str) -> Iterator[None]:
         ended = threading.Event()
 
         def watch() -> None:
@@ -280,8 +280,8 @@ class SparkConnection(
         """Record a response, or that gRPC gave up waiting; PySpark may then retry the call."""
         self.check()
         with self._lock:
-            self._silent_since = isinstance(error, grpc.RpcError) and error.code() in _NO_RESPONSE
-            if not self._silent_since:
+            self._has_given_up = isinstance(error, grpc.RpcError) and error.code() in _NO_RESPONSE
+            if not self._has_given_up:
                 self._pending_since = time.monotonic()
 
 

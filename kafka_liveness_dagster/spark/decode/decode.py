@@ -253,7 +253,7 @@ def decode_column(
             f"the reader's is {reader.id}, of {reader.schema_type}. Nothing was written. Fix: decode each "
             "kind from its own part of the batch, selected with where(…)."
         )
-    value = _column_bytes(column)
+    value = _quoted_column(column)
     found = F.when(value.isNull(), F.lit(None))
     for ids, read in _readings_by_id(column, writer_schemas, reader, message=message):
         found = found.when(_is_framed(column) & _schema_id(column).isin(ids), read)
@@ -280,7 +280,7 @@ def _readings_by_id(
     The reader's own id is included: without records the column would otherwise have no type.
     """
     schemas: Mapping[int, SchemaWithId] = {one.id: one for one in (*written_by, reader)}
-    value = _column_bytes(column)
+    value = _quoted_column(column)
     payload = F.substring(value, _FRAME_BYTES + 1, 2**31 - 1)
     if reader.schema_type == "AVRO":
         for one in schemas.values():
@@ -297,17 +297,17 @@ def _readings_by_id(
         )
 
 
-def _column_bytes(column: str) -> Column:
+def _quoted_column(column: str) -> Column:
     return F.col("`" + column.replace("`", "``") + "`")
 
 
 def _is_framed(column: str) -> Column:
-    value = _column_bytes(column)
+    value = _quoted_column(column)
     return (F.octet_length(value) >= _FRAME_BYTES) & (F.hex(F.substring(value, 1, 1)) == "00")
 
 
 def _schema_id(column: str) -> Column:
-    return F.conv(F.hex(F.substring(_column_bytes(column), 2, _FRAME_BYTES - 1)), 16, 10).cast("long")
+    return F.conv(F.hex(F.substring(_quoted_column(column), 2, _FRAME_BYTES - 1)), 16, 10).cast("long")
 
 
 def _record_location(batch: DataFrame) -> Column:

@@ -24,7 +24,7 @@ _IS_CHOSEN = re.compile(r"\b(?:mode|columnNameOfCorruptRecord)['\"]|\b_corrupt_r
 _OPTIONS = ("mode", "columnnameofcorruptrecord")
 
 
-def lax_decoders(rows: DataFrame) -> list[str]:
+def lax_decoder_warnings(rows: DataFrame) -> list[str]:
     """Return a warning for each decoder in the plan of these rows that has no mode; often none.
 
     A view, and rows that the transform collected before, hide the calls behind them.

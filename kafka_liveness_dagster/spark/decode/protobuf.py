@@ -139,11 +139,13 @@ def _compile(schema: SchemaWithId) -> FileDescriptorSet:
                 "registry, or reduce the load on this machine."
             ) from None
         if protoc.returncode:
-            raise SchemaUnusableError(_compile_error(schema, protoc.stderr.replace(f"{folder}/", "").strip()))
+            raise SchemaUnusableError(
+                _compile_error_message(schema, protoc.stderr.replace(f"{folder}/", "").strip())
+            )
         return FileDescriptorSet.FromString(out.read_bytes())
 
 
-def _compile_error(schema: SchemaWithId, said: str) -> str:
+def _compile_error_message(schema: SchemaWithId, said: str) -> str:
     if "No module named" in said:
         return (
             f"schema {schema.id} is a .proto file, and there is no protoc to compile it. Nothing was "

@@ -107,7 +107,7 @@ class _KeptShape(NamedTuple):
     until: float
 
 
-_checked_at: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # until when, by table
+_checked_until: WeakKeyDictionary[SparkSession, dict[str, float]] = WeakKeyDictionary()  # by table
 _kept_shapes: WeakKeyDictionary[SparkSession, dict[str, _KeptShape]] = WeakKeyDictionary()  # by table
 # Version and text of a session's settings
 _wap_settings: WeakKeyDictionary[SparkSession, tuple[object, str]] = WeakKeyDictionary()
@@ -220,7 +220,7 @@ class IcebergTable:
         _kept_shapes.setdefault(session, {}).pop(self.name, None)
 
     def _check_properties(self, session: SparkSession, shape: TableShape) -> None:
-        checked = _checked_at.setdefault(session, {})
+        checked = _checked_until.setdefault(session, {})
         if time.monotonic() < checked.get(self.name, 0.0):
             return
         bounds = needed_bounds(is_by_kafka_partition=shape.is_by_kafka_partition)

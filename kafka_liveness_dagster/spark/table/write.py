@@ -149,7 +149,7 @@ def write_table(
 
 @dataclass
 class TableWrite:
-    """One ``write`` in two steps.
+    """One ``write_table`` in two steps.
 
     ``prepare`` and ``execute_with_retries`` run in the caller's thread, the rest in any thread. So one thread
     calls the transform, batch after batch, while Spark works on the batch before.
@@ -186,7 +186,10 @@ class TableWrite:
         return raise_it
 
     def execute_with_retries(self, execute: Callable[[], int]) -> WriteResult:
-        """Execute the write, and retry while other writers commit first; raises the errors of ``write``."""
+        """Execute the write, and retry while other writers commit first.
+
+        Raises the errors of ``write_table``.
+        """
         started = time.monotonic()
         problem = RefusedCommit(RetryReason.OTHER_WRITER, "")
         for attempt in range(1, self.max_attempts + 1):
