@@ -29,12 +29,13 @@ from kafka_liveness_dagster.sensor.run_requests import EventHook
 LOG = logging.getLogger(__name__)
 CRASH = MemberLeft("0badcafe", LeaveReason.CRASHED, ())
 JOIN = MemberJoined("0000beef", ())
+JOBS = ["orders_job", "page", "other"]
 LATER = GroupCursor(started_at=1_795_000_000, event_count=7)
 
 
 def keys(events, cursor=LATER, hook=lambda _: dg.RunRequest()):
     """The run keys of what a hook wants."""
-    requests, _ = EventHook("orders_sensor", hook, "page").call(events, cursor, LOG)
+    requests, _ = EventHook("orders_sensor", hook, "page", JOBS).call(events, cursor, LOG)
     return [request.run_key for request in requests]
 
 
@@ -49,12 +50,25 @@ def test_a_group_is_looked_at_in_each_round_of_dagsters_daemon():
 def test_a_request_gets_a_run_key_and_a_job():
     """Both are the event's unless the hook gives its own."""
     own = dg.RunRequest(run_key="mine", job_name="other", tags={"a": "b"})
-    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page").call(
+    requests, failed = EventHook("orders_sensor", lambda _: [dg.RunRequest(), own], "page", JOBS).call(
         [CRASH], LATER, LOG
     )
     assert [request.job_name for request in requests] == ["page", "other"]
     assert requests[0].run_key.startswith("orders_sensor ")
     assert (requests[1].run_key, requests[1].tags, failed) == ("mine", {"a": "b"}, [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "jobs", "why"),
+    [
+        (dg.RunRequest(job_name="typo"), JOBS, "a RunRequest for job 'typo': wanted one of orders_job, page"),
+        (dg.RunRequest(), JOBS, "a RunRequest without a job_name: wanted one of orders_job, page, other"),
+    ],
+)
+def test_a_job_that_the_sensor_does_not_have_is_refused(request_, jobs, why):
+    """Dagster would refuse the whole tick, and store nothing of it."""
+    requests, [failed] = EventHook("orders_sensor", lambda _: request_, None, jobs).call([CRASH], LATER, LOG)
+    assert (requests, why in failed, "No run was requested for: " in failed) == ([], True, True)
 
 
 def test_a_repeated_tick_asks_for_the_same():
@@ -81,11 +95,11 @@ def test_a_hook_that_fails_is_seen_and_stops_nothing(caplog):
             raise ZeroDivisionError
         return dg.RunRequest()
 
-    requests, failed = EventHook("orders_sensor", hook, "page").call([CRASH, JOIN], LATER, LOG)
+    requests, failed = EventHook("orders_sensor", hook, "page", JOBS).call([CRASH, JOIN], LATER, LOG)
     assert len(requests) == 1
     assert failed == [f"on_event failed with ZeroDivisionError. No run was requested for: {CRASH}"]
     assert "ZeroDivisionError" in caplog.text
-    assert EventHook("orders_sensor", None, None).call([CRASH], LATER, LOG) == ([], [])
+    assert EventHook("orders_sensor", None, None, JOBS).call([CRASH], LATER, LOG) == ([], [])
 
 
 def test_the_cursor_is_small_and_keeps_what_it_is_given():
@@ -182,7 +196,8 @@ def test_the_page_shows_a_hook_that_works(example):
     shown = example("alerts")
     asset, done = shown.orders, MemberLeft("0000beef", LeaveReason.GRACEFUL, ())
     settings = asset.settings.sensor
-    requests, failed = EventHook("orders_sensor", settings.on_event, settings.event_jobs[0].name).call(
+    name = settings.event_jobs[0].name
+    requests, failed = EventHook("orders_sensor", settings.on_event, name, [name]).call(
         [CRASH, done], LATER, LOG
     )
     assert ([request.job_name for request in requests], failed) == (["page_someone"], [])

@@ -245,6 +245,7 @@ class Pipeline:
                         in_flight, lane, counter, lines=lines, on_skipped=on_skipped
                     )
                 sizer.record_success(one.batch, seconds, one.mean_bytes)
+                self.small_batches.last_seconds = seconds
 
             lane.on_fence(lambda: in_flight.cancel_fenced(lane.is_batch_current))
             lane.on_recovered(self._recover)
@@ -259,6 +260,8 @@ class Pipeline:
                     if not fenced.reason.may_rejoin:
                         raise
                     timed_out = fenced.reason is FenceReason.POLL_TIMEOUT
+                    if timed_out:
+                        self.small_batches.last_seconds = batch.deadline_seconds
                     if timed_out and (poison := sizer.record_timeout(batch, alone=alone)) is not None:
                         on_skipped(
                             poison, self._skip_slow_record(poison, batch, lane, fenced=fenced), SLOW_RECORD
@@ -393,6 +396,7 @@ class Pipeline:
             batch.ranges,
             on_rows=partial(self.decoder_warnings.log_once, log),
             read_in_run=self.small_batches.read(lane, batch),
+            is_slow=self.small_batches.are_slow,
         )
         session = frame.session
         job = SparkJob(session, *progress_listeners(batch, lane, log, liveness=self.liveness))
@@ -430,6 +434,7 @@ class Pipeline:
         *,
         on_rows: Callable[[DataFrame], None] = lambda _: None,
         read_in_run: Callable[[], Sequence[KafkaRecord] | None] = lambda: None,
+        is_slow: bool = False,
     ) -> TransformedBatch:
         from kafka_liveness_dagster.spark.transform import TransformedBatch  # noqa: PLC0415 - pyspark stays lazy
 
@@ -446,4 +451,5 @@ class Pipeline:
             measures_oldest=self.late_records is not None,
             on_rows=on_rows,
             read_in_run=read_in_run,
+            is_slow=is_slow,
         )

@@ -380,9 +380,9 @@ def _ranges_to_reprocess(
 ) -> list[OffsetRange]:
     """Return the ranges to process completely, done or not: replays, and partitions materialized again.
 
-    For a run of a group sensor, of this group or shared, these are only replays: if another run has
-    materialized a partition since, nothing is left to do. For a run that also materializes the live asset they
-    are only replays not done yet.
+    For a run of the group's sensor, which may be shared, these are only replays. What another run has
+    materialized since needs no second pass. For a run that also materializes the live asset they are only
+    replays not done yet.
     """
     by_sensor = CAUSE_TAG in context.run.tags
     ask = partial(context.instance.get_materialized_partitions, asset.crash_lag_key)

@@ -22,6 +22,7 @@ MAX_OFFSETS = 5_000
 MAX_BYTES = 2 * 2**20
 """Each request for the plan has the records: two analyses and one execution of a batch."""
 MAX_SECONDS = 2.0
+_SLOW_SECONDS = 1.0
 _PAUSE_SECONDS = 60.0  # after a batch that the run could not read
 
 
@@ -29,12 +30,21 @@ class SmallBatches:
     """The small batches of one run.
 
     For a minute batches are assumed to have records of the same size as the last one that the run read.
+
+    Attributes:
+        last_seconds: time that the last batch of the run took, of any size.
     """
 
     def __init__(self) -> None:
+        self.last_seconds = 0.0
         self._record_bytes = 0.0
         self._measured_at = 0.0
         self._left_to_spark_until = 0.0
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether one task is too few for a batch: its transform may be slow, and more cores would help."""
+        return self.last_seconds > _SLOW_SECONDS
 
     def read(self, lane: Lane, batch: Batch) -> Callable[[], list[KafkaRecord] | None]:
         """Return a function that reads the records of a batch, once; None if Spark has to read them."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Literal
 import dagster as dg
 
 from kafka_liveness_dagster.core.departures import RunFate
+from kafka_liveness_dagster.core.errors import InvalidSettingError
 from kafka_liveness_dagster.core.events import event_identity
-from kafka_liveness_dagster.core.names import format_count
+from kafka_liveness_dagster.core.names import display, format_count
 from kafka_liveness_dagster.core.orphaned_runs import (
     MAX_BACKOFF_SECONDS,
     restart_delay_seconds,
@@ -55,11 +56,14 @@ class EventHook:
     Attributes:
         sensor_name: name at the begin of every run key, because two sensors may see the same event.
         job_name: job of requests that name none.
+        job_names: jobs that the callback may request. Dagster refuses others only after the tick, which would
+            then be lost, in a shared sensor for all groups.
     """
 
     sensor_name: str
     callback: Hook | None
     job_name: str | None
+    job_names: Collection[str]
 
     def call(
         self, events: Sequence[GroupEvent], cursor: GroupCursor, log: logging.Logger
@@ -77,18 +81,27 @@ class EventHook:
                 requests += self._requested(event, key)
             except Exception as error:
                 log.exception("on_event of %s failed. No run was requested for: %s", self.sensor_name, event)
-                failed.append(
-                    f"on_event failed with {type(error).__name__}. No run was requested for: {event}"
-                )
+                why = str(error) if isinstance(error, InvalidSettingError) else type(error).__name__
+                failed.append(f"on_event failed with {why}. No run was requested for: {event}")
         return requests, failed
 
     def _requested(self, event: GroupEvent, key: str) -> list[dg.RunRequest]:
         answer = self.callback(event) if self.callback is not None else None
         several = [answer] if isinstance(answer, dg.RunRequest) else list(answer or ())
         return [
-            one._replace(run_key=one.run_key or f"{key}.{number}", job_name=one.job_name or self.job_name)
+            one._replace(run_key=one.run_key or f"{key}.{number}", job_name=self._requested_job(one))
             for number, one in enumerate(several)
         ]
+
+    def _requested_job(self, request: dg.RunRequest) -> str:
+        name = request.job_name or self.job_name
+        if name is None or name not in self.job_names:
+            what = f"for job {display(name)}" if name else "without a job_name"
+            raise InvalidSettingError(
+                f"a RunRequest {what}: wanted one of {', '.join(self.job_names)}. Fix: add the job to "
+                "event_jobs of kl.Sensor, and name it in the request if there are several"
+            )
+        return name
 
 
 _RECENT_RUNS = 20

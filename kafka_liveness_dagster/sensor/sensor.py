@@ -200,6 +200,8 @@ class GroupSensor:
         ``run_key_prefix`` is the sensor's name, unless the sensor has several groups.
         """
         own = [live_job] if crash_lag_job is None else [live_job, crash_lag_job]
+        jobs = [*own, *sensor.event_jobs]
+        default_jobs = sensor.event_jobs if len(jobs) > 1 else jobs
         return cls(
             name=name,
             group_id=group_id,
@@ -216,7 +218,8 @@ class GroupSensor:
             event_hook=EventHook(
                 run_key_prefix or name,
                 sensor.on_event,
-                sensor.event_jobs[0].name if len(sensor.event_jobs) == 1 else None,
+                default_jobs[0].name if len(default_jobs) == 1 else None,
+                [job.name for job in jobs],
             ),
             checks=checks,
             metrics=GroupMetrics(group_id),
@@ -225,7 +228,7 @@ class GroupSensor:
             else None,
             table=table,
             resources=resources,
-            jobs=[*own, *sensor.event_jobs],
+            jobs=jobs,
         )
 
     @property
@@ -525,7 +528,8 @@ class GroupTick:
     def _observe_group(self) -> None:
         """Read Dagster, then the group.
 
-        Else a range that is materialized in between comes back as a new partition.
+        Else a range that is materialized in between comes back as a new partition. A shared sensor reads
+        Kafka for all groups first, so a group with what looks like a new partition is read once more.
         """
         tells = self._must_reevaluate or self._are_windows_due
         if self._is_due and self._cursor.pending_hash:
@@ -535,6 +539,14 @@ class GroupTick:
         if self._partition_keys is None and is_news:
             self._partition_keys = self._read_partition_keys()
             self._observed = self._read_group(must_read_ledger=tells)
+        elif self._known is not None and self._find_new_keys():
+            self._observed = self._read_group(must_read_ledger=self._is_due or tells)
+
+    def _find_new_keys(self) -> list[str]:
+        known = self._partition_keys
+        if known is None:
+            return []
+        return new_keys(self._observed.pending, known.existing, known.materialized)
 
     def _detect_events(self) -> None:
         sensor = self._sensor
@@ -543,10 +555,7 @@ class GroupTick:
         self._events, self._memory = detect_events(
             cursor.memory, observed.snapshot, self._now, ghost_after_seconds=sensor.ghost_after_seconds
         )
-        known = self._partition_keys
-        self._new_keys = (
-            [] if known is None else new_keys(observed.pending, known.existing, known.materialized)
-        )
+        self._new_keys = self._find_new_keys()
         self._events += [CrashLagFound(key, parse_key(key).size) for key in self._new_keys]
         # Some ranges are no longer forgotten, so the check may pass again
         is_less_forgotten = cursor.forgotten_ranges != self._memory.forgotten_ranges

@@ -36,6 +36,8 @@ _MAX_ERROR_CHARS = 200
 _IN_PROGRESS_SECONDS = 1.0  # age of the runs in progress when a run is requested
 _RECENT_RUNS_SECONDS = 600.0
 MAX_TICKS_SECONDS = 20.0  # of the groups' ticks; Dagster ends a tick after 60 s, and stores nothing of it
+UNFINISHED_PAUSE_SECONDS = 300.0
+"""Time after which a group's tick is repeated that did not end, and so cost the ticks of all groups."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,15 @@ class _Round:
             self._statuses[group_id] = f"its tick failed: {summary_line(error)[:_MAX_ERROR_CHARS]}"
             self._keep_cursor(group_id)
 
+    def leave_out(self, group_id: str) -> None:
+        """Keep the cursor of a group during whose last tick Dagster gave up the sensor."""
+        self._statuses[group_id] = (
+            "its last tick has not ended: an on_event callback may block. It is repeated after "
+            f"{UNFINISHED_PAUSE_SECONDS:.0f} s"
+        )
+        self.context.log.error("Group %s: %s", group_id, self._statuses[group_id])
+        self._keep_cursor(group_id)
+
     def merged(self) -> dg.SensorResult:
         """Return the results of all groups as one."""
         results = self._results
@@ -237,6 +248,7 @@ class SharedSensor:
         self._groups = {one.group_id: one for one in groups}
         self._memory = _Memory()
         self._watch = ExitWatch()
+        self._began_at: dict[str, float] = {}  # ticks that have not ended
 
     def evaluate(
         self, context: dg.SensorEvaluationContext, kafka: KafkaLivenessResource
@@ -246,6 +258,9 @@ class SharedSensor:
         Raises:
             KafkaLivenessError: the tick of every group failed.
         """
+        # Another cursor: Dagster did not store the last one, or another process evaluated the sensor
+        memory = self._memory if context.cursor == self._memory.cursor else _Memory()
+        self._memory = _Memory()  # of a tick that fails
         with (
             storage_errors(SKIP_MESSAGE),
             self._watch.before_observation(context.instance, list(self._groups)),
@@ -253,18 +268,18 @@ class SharedSensor:
             try:
                 topics = {topic: None for group in self._groups.values() for topic in group.topics}
                 kafka.create_missing_topics(list(topics), context.log.info)
-                return self._tick(context, kafka.cluster())
+                return self._tick(context, kafka.cluster(), memory)
             except ServicesDownError as error:
                 self._report_unknown_freshness(context.instance, error)
                 # A person caused it, so it is a skip: a failure would log a page of traceback every 5 s
                 return dg.SkipReason(str(error))
 
-    def _tick(self, context: dg.SensorEvaluationContext, cluster: Cluster) -> dg.SensorResult:
+    def _tick(
+        self, context: dg.SensorEvaluationContext, cluster: Cluster, memory: _Memory
+    ) -> dg.SensorResult:
         from kafka_liveness_dagster.kafka.group_reads import GroupReads  # noqa: PLC0415 - confluent_kafka stays lazy
 
         now = time.monotonic()
-        # Another cursor: Dagster did not store the last one, or another process evaluated the sensor
-        memory = self._memory if context.cursor == self._memory.cursor else _Memory()
         runs = self._read_runs(context.instance, memory.runs)
         try:
             reads = GroupReads(cluster, {one.group_id: one.topics for one in self._groups.values()})
@@ -284,17 +299,28 @@ class SharedSensor:
             in_progress=_RunsInProgress(context.instance, list(self._groups)),
         )
         # Those that got no tick for the longest time first: the others may have to wait for the next tick
-        for group_id in sorted(self._groups, key=memory.ticked_at):
-            if group_id in chosen:
-                this_round.tick(self._groups[group_id])
-            else:
+        for group_id in sorted(self._groups, key=lambda one: (one in self._began_at, memory.ticked_at(one))):
+            if group_id not in chosen:
                 this_round.skip(group_id)
+            elif self._is_unfinished(group_id, now):
+                this_round.leave_out(group_id)
+            else:
+                self._began_at[group_id] = now
+                try:
+                    this_round.tick(self._groups[group_id])
+                finally:
+                    self._began_at.pop(group_id, None)
         if len(this_round.errors) == len(self._groups):
             raise next(iter(this_round.errors.values()))
         result = this_round.merged()
         failed_at = dict.fromkeys(this_round.errors, now)
         self._memory = _Memory(result.cursor, now, runs, memories=this_round.memories, failed_at=failed_at)
         return result
+
+    def _is_unfinished(self, group_id: str, now: float) -> bool:
+        """Return whether Dagster ended the sensor's tick during that of this group, not long ago."""
+        began_at = self._began_at.get(group_id)
+        return began_at is not None and MAX_TICKS_SECONDS <= now - began_at < UNFINISHED_PAUSE_SECONDS
 
     def _choose_and_read(
         self, reads: GroupReads, runs: _Runs, memory: _Memory, now: float
@@ -310,7 +336,9 @@ class SharedSensor:
                 {group_id: one.observed_at for group_id, one in memory.memories.items()}, now, now - memory.at
             )
         )
-        early = [group_id for group_id in self._groups if group_id not in quiet or group_id in observed]
+        # In the order of the ticks: the last ones may have to wait for the next tick
+        by_age = sorted(self._groups, key=memory.ticked_at)
+        early = [group_id for group_id in by_age if group_id not in quiet or group_id in observed]
         at_work = [group_id for group_id in early if runs.in_progress.get(group_id)]
         reads.read_commits(early, at_work)
         reads.read_shared()

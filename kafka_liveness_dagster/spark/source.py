@@ -123,9 +123,12 @@ def core_count(session: SparkSession) -> int:
     return int(found[1]) if found else 1
 
 
-def small_batch_tasks(session: SparkSession, ranges: Sequence[OffsetRange]) -> int:
-    """Return the number of tasks for the records of a small batch: one, or with many ranges all cores."""
-    return 1 if len(ranges) <= RANGES_PER_TASK else _cached_cores(session)
+def small_batch_tasks(session: SparkSession, ranges: Sequence[OffsetRange], *, is_slow: bool) -> int:
+    """Return the number of tasks for the records of a small batch.
+
+    It is one; with many ranges, or with a slow transform, all cores have a task.
+    """
+    return _cached_cores(session) if is_slow or len(ranges) > RANGES_PER_TASK else 1
 
 
 def _task_count(session: SparkSession, total: int) -> int:

@@ -28,7 +28,7 @@ from kafka_liveness_dagster.spark.error_classification import (
     is_data_deleted,
     is_read_failure,
     is_server_error,
-    is_source_options_error,
+    is_transform_error,
     is_timestamp_error,
     summarize,
 )
@@ -74,6 +74,7 @@ class TransformedBatch:
         measures_oldest: whether Spark finds the oldest timestamp while it reads.
         on_rows: called with the rows that a call returns, before Spark computes them.
         read_in_run: returns the records of a small batch, read by the run; None if Spark has to read them.
+        is_slow: whether the last batch was slow, so that a small batch needs all cores.
     """
 
     transform: Callable[[DataFrame], DataFrame]
@@ -86,6 +87,7 @@ class TransformedBatch:
     measures_oldest: bool = False
     on_rows: Callable[[DataFrame], None] = lambda _: None
     read_in_run: Callable[[], Sequence[KafkaRecord] | None] = lambda: None
+    is_slow: bool = False
     _sums: list[RowSums] = field(default_factory=list)
 
     def __call__(self) -> DataFrame:
@@ -149,7 +151,7 @@ class TransformedBatch:
         if not records:
             return None
         with_headers = self.options.get("includeHeaders") == "true"
-        tasks = small_batch_tasks(self.session, self.ranges)
+        tasks = small_batch_tasks(self.session, self.ranges, is_slow=self.is_slow)
         return frame_of(self.session, records, include_headers=with_headers, tasks=tasks)
 
     def _checked_rows(
@@ -180,15 +182,15 @@ class TransformedBatch:
                 raise self._stopped_error() from error
             if isinstance(error, PySparkException):
                 self._raise_if_not_transform(error, batch)  # raised by a query in the transform
-            raise self._source_options_error(
+            raise self._transform_error(
                 f"raised {self.bad_json(error) or _error_name(error)}", _remedy(error, self.transform)
             ) from error
         if not isinstance(rows, DataFrame):
-            raise self._source_options_error(
+            raise self._transform_error(
                 f"returned {_type_name(rows)} instead of a DataFrame", _hint(rows)
             )
         if rows.sparkSession is not self.session:
-            raise self._source_options_error(
+            raise self._transform_error(
                 "returned a DataFrame of another Spark session", "make the DataFrame from the batch"
             )
         return rows
@@ -253,7 +255,7 @@ class TransformedBatch:
 
         Reads the batch again to find the record.
         """
-        if is_source_options_error(error):
+        if is_transform_error(error):
             return self._source_error(error)
         if is_data_deleted(error):
             return self._data_deleted_error(error)
@@ -322,7 +324,7 @@ class TransformedBatch:
         )
 
     def _stopped_error(self) -> TransformError:
-        return self._source_options_error(
+        return self._transform_error(
             "stopped the Spark session of its batch", "leave out `spark.stop()`; the run ends the session"
         )
 
@@ -333,7 +335,7 @@ class TransformedBatch:
             "version, and leave out options of the Kafka resource that it does not have."
         )
 
-    def _source_options_error(self, what: str, remedy: str) -> TransformError:
+    def _transform_error(self, what: str, remedy: str) -> TransformError:
         name = getattr(self.transform, "__qualname__", type(self.transform).__name__)
         return TransformError(
             f"{name} {what} for {join_some(self.ranges, max_items=1)}. Nothing of the batch was written or "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from uuid import uuid4
 
 import dagster as dg
@@ -14,7 +16,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kafka_liveness_dagster as kl
 from benchmarks.left_behind import commit
 from kafka_liveness_dagster.core.idle_groups import SETTLE_SECONDS
+from kafka_liveness_dagster.core.offsets import Span, TopicPartition
 from kafka_liveness_dagster.kafka.admin import Cluster
+from kafka_liveness_dagster.kafka.catch_up.commit_log import CatchUpCommitLog
 from kafka_liveness_dagster.kafka.clients import close_readers
 from kafka_liveness_dagster.runs.tags import lane_tags
 from kafka_liveness_dagster.sensor import shared
@@ -255,6 +259,84 @@ def test_a_group_that_fails_does_not_come_first_again(worlds, instance, clock, m
     first = desk.tick()
     assert f"{worlds[1].group}: its tick waits: those of other groups took" in first.skip_message
     assert [one.job_name for one in desk.tick().run_requests] == ["asset_1_job"]
+
+
+def test_a_request_for_an_unknown_job_loses_no_other_groups_run(worlds, instance, clock):
+    """Dagster would refuse the whole tick, again and again."""
+    worlds[0].crash()
+    worlds[1].grow_to(10)
+    sensor = kl.Sensor(on_event=lambda _: dg.RunRequest(job_name="typo"))
+    desk = Desk(worlds, instance, clock, sensor=sensor)
+    told = desk.tick()
+    assert [one.job_name for one in told.run_requests] == ["asset_0_job", "asset_1_job"]
+    shown = [one.metadata for one in told.asset_events if isinstance(one, dg.AssetObservation)]
+    assert "for job 'typo': wanted one of asset_0_job. Fix: " in str(shown)
+
+
+def test_a_callback_that_blocks_stops_the_other_groups_once(worlds, instance, clock):
+    """Dagster ends the tick and stores nothing of it; the next one leaves the group out."""
+    entered, release = Event(), Event()
+
+    def block(_):
+        entered.set()
+        release.wait(120)
+
+    worlds[0].crash()
+    worlds[1].grow_to(10)
+    desk = Desk(worlds, instance, clock, sensor=kl.Sensor(on_event=block))
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(evaluate, desk.sensor, desk.defs, instance, None, desk.kafka)
+        try:
+            assert entered.wait(60)
+            clock.ahead += 60
+            assert [one.job_name for one in desk.tick().run_requests] == ["asset_1_job"]
+            desk.run(1)
+            assert f"{worlds[0].group}: its last tick has not ended" in desk.tick().skip_message
+        finally:
+            release.set()
+        lost.result()
+    assert [one.job_name for one in desk.tick().run_requests] == ["asset_0_job"]
+
+
+def test_a_failed_tick_lets_no_group_be_skipped(worlds, instance, clock, reads, monkeypatch):
+    """Its checks say that they know nothing, until the group is read again."""
+    desk = Desk(worlds, instance, clock)
+    desk.settle()
+
+    def unreachable(*_):
+        raise kl.BrokerUnreachableError("no broker responds")
+
+    with monkeypatch.context() as away:
+        away.setattr(Cluster, "partitions_of_groups", unreachable)
+        with pytest.raises(kl.BrokerUnreachableError):
+            desk.tick()
+    reads.clear()
+    desk.tick()
+    assert {world.group for world in worlds} <= set(reads)
+
+
+def test_crash_lag_that_is_done_in_mid_tick_is_not_added_again(worlds, instance, clock, monkeypatch):
+    """Its commits were read before it was done, and the partitions after it."""
+    world = worlds[0]
+    world.crash()
+    world.grow_to(120)
+    with world.live() as successor:
+        join(world, successor)
+    desk = Desk(worlds, instance, clock)
+    desk.tick()
+    key, group_states = f"p3:{world.topic}:70-120", Cluster.group_states
+
+    def finish(cluster):
+        log = CatchUpCommitLog(world.kafka.settings(), world.group, "forgive")
+        log.write_off({TopicPartition(world.topic, 3): (Span(70, 120),)})
+        log.close()
+        done = dg.AssetMaterialization(desk.assets[0].settings.crash_lag_key, partition=key)
+        instance.report_runless_asset_event(done)
+        return group_states(cluster)
+
+    monkeypatch.setattr(Cluster, "group_states", finish)  # read after the commits
+    clock.ahead += 61
+    assert not desk.tick().dynamic_partitions_requests
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from pathlib import Path
 
 import confluent_kafka
@@ -143,6 +144,20 @@ def test_a_timestamp_before_1900_is_left_to_spark(batch_of, warm_spark):
     records = consumer.records_within(batch, max_bytes=10_000, seconds=SECONDS)
     old = records[0]._replace(timestamp_ms=-2_208_988_800_001)
     assert local_records.frame_of(warm_spark, [old], include_headers=False, tasks=1) is None
+
+
+def test_a_slow_transform_of_few_records_has_all_cores(group):
+    """The first batch has one task. It was slow, so the next one has a task for each core."""
+    group.grow_to(100)
+    tasks = []
+
+    def between(batch):
+        tasks.append(batch.selectExpr("spark_partition_id()").distinct().count())
+        if len(tasks) == 1:
+            time.sleep(1.1)  # a slow transform
+
+    assert group.live(between, max_poll_records=50) is None
+    assert tasks == [1, source.core_count(group.spark)]
 
 
 def test_spark_reads_large_batches_only(group, monkeypatch):
