@@ -535,12 +535,12 @@ class GroupTick:
         if self._is_due and self._cursor.pending_hash:
             self._partition_keys = self._read_partition_keys()
         self._observed = self._read_group(must_read_ledger=self._is_due or tells)
+        if self._known is not None and self._find_new_keys():
+            self._observed = self._read_group(must_read_ledger=self._is_due or tells)
         is_news = self._observed.pending_hash not in {0, self._cursor.pending_hash}
         if self._partition_keys is None and is_news:
             self._partition_keys = self._read_partition_keys()
             self._observed = self._read_group(must_read_ledger=tells)
-        elif self._known is not None and self._find_new_keys():
-            self._observed = self._read_group(must_read_ledger=self._is_due or tells)
 
     def _find_new_keys(self) -> list[str]:
         known = self._partition_keys

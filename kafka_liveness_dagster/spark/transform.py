@@ -28,7 +28,7 @@ from kafka_liveness_dagster.spark.error_classification import (
     is_data_deleted,
     is_read_failure,
     is_server_error,
-    is_transform_error,
+    is_source_options_error,
     is_timestamp_error,
     summarize,
 )
@@ -186,9 +186,7 @@ class TransformedBatch:
                 f"raised {self.bad_json(error) or _error_name(error)}", _remedy(error, self.transform)
             ) from error
         if not isinstance(rows, DataFrame):
-            raise self._transform_error(
-                f"returned {_type_name(rows)} instead of a DataFrame", _hint(rows)
-            )
+            raise self._transform_error(f"returned {_type_name(rows)} instead of a DataFrame", _hint(rows))
         if rows.sparkSession is not self.session:
             raise self._transform_error(
                 "returned a DataFrame of another Spark session", "make the DataFrame from the batch"
@@ -255,7 +253,7 @@ class TransformedBatch:
 
         Reads the batch again to find the record.
         """
-        if is_transform_error(error):
+        if is_source_options_error(error):
             return self._source_error(error)
         if is_data_deleted(error):
             return self._data_deleted_error(error)
